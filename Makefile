@@ -1,0 +1,74 @@
+# Every verb of the project; 'make help' lists them. Nothing but Python 3.11 or newer must be there.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PROTO_VENV := .cache/protos
+PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
+PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check lint types layers protos protos-check fmt train constraints clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install everything into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name one: make setup PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all]" --group dev
+	@touch $@
+
+demo: $(STAMP) ## corpus, graph, sidecar, model: the same text plainly and sooner
+	$(BIN)/speculant demo
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(STAMP) ## run the tests that take longer
+	$(BIN)/python -m pytest -m slow
+
+check: lint types layers protos-check ## lint, strict types, import contracts, fresh generated code
+
+lint: $(STAMP) ## ruff, dependency declarations
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/deptry shared drafter_server verifier_client
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+layers: $(STAMP) ## import contracts
+	$(BIN)/lint-imports
+
+fmt: $(STAMP) ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(PROTO_VENV)/.installed: constraints-protos.txt
+	$(PYTHON) -m venv $(PROTO_VENV)
+	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r constraints-protos.txt
+	@touch $@
+
+protos: $(PROTO_VENV)/.installed ## generate the wire's code
+	$(PROTOC) --python_out=shared --pyi_out=shared --grpc_python_out=shared $(PROTOS)
+
+protos-check: $(STAMP) $(PROTO_VENV)/.installed ## lint the wire, prove that its generated code is fresh
+	$(BIN)/buf lint
+	@rm -rf .cache/generated && mkdir -p .cache/generated
+	$(PROTOC) --python_out=.cache/generated --pyi_out=.cache/generated --grpc_python_out=.cache/generated $(PROTOS)
+	@for file in $$(cd .cache/generated && find . -name '*_pb2*'); do \
+		cmp .cache/generated/$$file shared/$$file || { echo "stale generated code: run 'make protos'"; exit 1; }; done
+
+train: $(STAMP) ## train the demo model again (about an hour on two cores)
+	$(BIN)/python -m speculant_verifier.demo.train
+
+constraints: $(STAMP) ## write what is installed to constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' | grep -E '^[A-Za-z0-9._-]+==' > constraints.txt
+
+clean: ## remove what the verbs made
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,97 @@
+"""Speculative decoding with an n-gram graph as the drafter: the public Python API.
+
+Names that need no torch are imported as they are used; those of the verifier come from the other half of the
+distribution and need its extra. Both are resolved late, so ``import speculant_graph`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from speculant_graph.extras import missing_extra
+from speculant_graph.log import silence
+
+if TYPE_CHECKING:
+    from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
+    from speculant_graph.config import (
+        ClientConfig,
+        DraftConfig,
+        GenerationConfig,
+        GraphConfig,
+        ServerConfig,
+        VerifierConfig,
+    )
+    from speculant_graph.draft.generator import DraftGenerator
+    from speculant_graph.errors import SpeculantError
+    from speculant_graph.graph.builder import GraphBuilder
+    from speculant_graph.graph.ngrams import NgramGraph
+    from speculant_graph.types import Draft, Drafter, Proposal
+    from speculant_verifier.decoder import SpeculativeDecoder
+    from speculant_verifier.results import GenerationResult, StepEvent
+
+_HOMES = {
+    "ClientConfig": "speculant_graph.config",
+    "Draft": "speculant_graph.types",
+    "DraftConfig": "speculant_graph.config",
+    "DraftGenerator": "speculant_graph.draft.generator",
+    "Drafter": "speculant_graph.types",
+    "DrafterClient": "speculant_graph.client",
+    "GenerationConfig": "speculant_graph.config",
+    "GenerationResult": "speculant_verifier.results",
+    "GraphBuilder": "speculant_graph.graph.builder",
+    "GraphConfig": "speculant_graph.config",
+    "LocalDrafter": "speculant_graph.client",
+    "NgramGraph": "speculant_graph.graph.ngrams",
+    "NullDrafter": "speculant_graph.client",
+    "Proposal": "speculant_graph.types",
+    "ServerConfig": "speculant_graph.config",
+    "SpeculantError": "speculant_graph.errors",
+    "SpeculativeDecoder": "speculant_verifier.decoder",
+    "StepEvent": "speculant_verifier.results",
+    "VerifierConfig": "speculant_graph.config",
+}
+
+__all__ = [
+    "ClientConfig",
+    "Draft",
+    "DraftConfig",
+    "DraftGenerator",
+    "Drafter",
+    "DrafterClient",
+    "GenerationConfig",
+    "GenerationResult",
+    "GraphBuilder",
+    "GraphConfig",
+    "LocalDrafter",
+    "NgramGraph",
+    "NullDrafter",
+    "Proposal",
+    "ServerConfig",
+    "SpeculantError",
+    "SpeculativeDecoder",
+    "StepEvent",
+    "VerifierConfig",
+]
+
+silence()
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    try:
+        value: object = getattr(importlib.import_module(_HOMES[name]), name)
+    except ImportError as error:
+        explained = missing_extra(error)
+        if explained is None:
+            raise
+        raise ImportError(f"{name} needs more than the base installation: {explained}") from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, resolved or not."""
+    return sorted({*globals(), *__all__})

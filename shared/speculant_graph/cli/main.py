@@ -1,0 +1,80 @@
+"""``speculant``: finds the command, turns errors into one line, and imports nothing it does not need.
+
+The table is one of the project's two upward references (the other is the package's public names): commands of the
+two halves are named here as text and imported when they run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from speculant_graph.errors import ConfigError, SpeculantError
+from speculant_graph.extras import missing_extra
+
+COMMANDS = {
+    "build": ("speculant_graph.cli.build", "count a corpus into a graph file"),
+    "inspect": ("speculant_graph.cli.inspect", "show what a graph holds and what it would draft"),
+    "drafter": ("speculant_drafter.cli", "serve a graph as the drafter sidecar"),
+    "generate": ("speculant_verifier.cli", "continue a prompt with a model and drafts"),
+    "demo": ("speculant_verifier.demo.command", "run all of it on this machine and compare with plain decoding"),
+}
+"""Command -> (module with ``run(arguments) -> exit status``, what it does)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns:
+        The exit status: 0 success, 1 the command failed, 2 it was asked for something wrong, 130 interrupted.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_help())
+        return 0
+    if given[0] in ("-V", "--version"):
+        from speculant_graph.version import VERSION
+
+        sys.stdout.write(f"speculant-graph {VERSION}\n")
+        return 0
+    name = given[0]
+    if name not in COMMANDS:
+        return _fail(f"there is no command '{name}'; it may be: {', '.join(COMMANDS)}", 2)
+    try:
+        status: int = importlib.import_module(COMMANDS[name][0]).run(given[1:])
+    except ConfigError as error:
+        return _fail(f"{name}: {error}", 2)
+    except SpeculantError as error:
+        return _fail(f"{name}: {error}", 1)
+    except ImportError as error:
+        explained = missing_extra(error)
+        if explained is None:
+            raise
+        return _fail(f"{name}: {explained}", 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of a pipe left; nothing to tell anyone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _help() -> str:
+    lines = [f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items()]
+    return (
+        "usage: speculant COMMAND [options]\n\nSpeculative decoding from an n-gram graph of your own text.\n\n"
+        "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. Every option "
+        "can also be an environment\nvariable (SPECULANT_GRAPH__MAX_ORDER=4) or stand in speculant.toml "
+        "([graph] max_order = 4).\n"
+    )
+
+
+def _fail(message: str, status: int) -> int:
+    sys.stderr.write(f"speculant: {message}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Every setting of the project, declared once: name, type, default, bounds and meaning.
+
+Flags, environment variables and TOML keys are made from these classes (:mod:`speculant_graph.settings`), and so is
+``--help``. All are frozen and refuse unknown names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from speculant_graph.types import StrategyName
+
+DEFAULT_MODEL = "openai/gpt-oss-20b"
+"""The model the project is made for."""
+
+
+class Config(BaseModel):
+    """Base of all configuration: frozen, strict about names, documented by its attribute docstrings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class GraphConfig(Config):
+    """How a graph is built from text."""
+
+    tokenizer_name: str = DEFAULT_MODEL
+    """Tokenizer: a name on the hub or a folder. It must be the verifier's."""
+    max_order: Annotated[int, Field(ge=1, le=10)] = 5
+    """Longest context in tokens; all orders from 1 up to it are counted."""
+    chunk_size: Annotated[int, Field(ge=1_024)] = 1_000_000
+    """Characters tokenised at a time. Larger is faster and takes more memory; the graph is the same."""
+    hf_token: SecretStr | None = None
+    """Access token for gated tokenizers on the hub."""
+    encoding: str = "utf-8"
+    """Text encoding of the corpus files."""
+
+
+class DraftConfig(Config):
+    """How much is drafted, and how."""
+
+    k: Annotated[int, Field(ge=0, le=1_024)] = 8
+    """Most tokens drafted per step; 0 turns speculation off."""
+    strategy: StrategyName = "greedy"
+    """``greedy``: the most frequent successor of the longest known context. ``sampling``: drawn from its
+    distribution, which is returned as q."""
+    max_candidates: Annotated[int, Field(ge=0)] = 0
+    """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
+
+
+class VerifierConfig(Config):
+    """Which model verifies, and where it runs."""
+
+    model_name: str = DEFAULT_MODEL
+    """Model: a name on the hub or a folder."""
+    tokenizer_name: str | None = None
+    """Tokenizer if it is not the model's own."""
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda``, ``cuda:1``, ..."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number type of the weights; ``auto`` keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
+    max_batch_size: Annotated[int, Field(ge=1)] = 8
+    """Most sequences decoded together; longer lists of prompts are decoded in groups."""
+    hf_token: SecretStr | None = None
+    """Access token for gated models on the hub."""
+
+
+class GenerationConfig(Config):
+    """How tokens are chosen; the names are those of transformers."""
+
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+    """Most new tokens."""
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
+    """0 is greedy."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Keep the most probable tokens that hold this mass."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the request's random stream: the output is a function of prompt, settings and seed alone."""
+    ignore_end_tokens: bool = False
+    """Go on after the model's end token, up to ``max_tokens``."""
+
+
+class ClientConfig(Config):
+    """How a drafter sidecar is reached, and how long it is waited for."""
+
+    address: str = ""
+    """``unix:///path/to.sock`` or ``host:port``; empty: draft in this process."""
+    deadline_ms: Annotated[float, Field(gt=0)] = 20.0
+    """A step whose draft is later than this goes on without one."""
+    open_deadline_ms: Annotated[float, Field(gt=0)] = 500.0
+    """Patience when a session is opened."""
+    failures_before_pause: Annotated[int, Field(ge=1)] = 3
+    """After so many failed steps in a row the drafter is not asked for a while."""
+    pause_ms: Annotated[float, Field(gt=0)] = 100.0
+    """How long it is left alone before the next try."""
+
+
+class ServerConfig(Config):
+    """The drafter sidecar."""
+
+    listen: str = "unix:///tmp/speculant-drafter/drafter.sock"
+    """Address to serve on: ``unix:///path/to.sock`` or ``host:port``."""
+    graph: Path = Path("graph.pkl")
+    """Graph file to serve."""
+    max_message_bytes: Annotated[int, Field(ge=1_024)] = 1 << 20
+    """Largest message taken or sent."""
+    max_sequences: Annotated[int, Field(ge=1)] = 256
+    """Most sequences in one message."""
+    max_nodes: Annotated[int, Field(ge=1)] = 1_024
+    """Most nodes drafted for one sequence in one step; larger budgets are cut to it."""
+    max_sessions: Annotated[int, Field(ge=1)] = 10_000
+    """Most open sessions; beyond it the longest idle one is dropped."""
+    idle_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Sessions without a step for so long are dropped."""
+    grace_s: Annotated[float, Field(ge=0)] = 5.0
+    """Time for running calls to finish after SIGTERM."""

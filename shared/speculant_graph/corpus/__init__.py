@@ -1,0 +1,1 @@
+"""Text to token ids: which files make a corpus, and how they are read and tokenised."""

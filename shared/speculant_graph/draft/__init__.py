@@ -1,0 +1,1 @@
+"""Drafting from a graph."""

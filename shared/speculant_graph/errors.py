@@ -1,0 +1,69 @@
+"""Every error a user of the project can meet, in one tree.
+
+.. code-block:: text
+
+    SpeculantError
+    ├── ConfigError            a setting is wrong, missing or contradicts another
+    ├── CorpusError            text can't be read, or there is none
+    ├── GraphError
+    │   ├── GraphFileError     not a graph file, damaged, or of a version this release can't read
+    │   └── TokenizerMismatchError   graph and model do not share a tokenizer
+    ├── DraftRequestError      a draft request breaks a rule of the wire
+    │   ├── UnknownGraphError       it names a graph that is not served
+    │   ├── DraftLimitError         it is over a limit of the drafter
+    │   └── UnservedRequestError    it asks for what the drafter does not do
+    ├── DrafterUnavailableError      the sidecar does not answer
+    └── GenerationError        one request can't be generated; others go on
+
+Messages are one line and end in what to do about it. Nothing here knows gRPC, torch or the command line.
+"""
+
+from __future__ import annotations
+
+
+class SpeculantError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(SpeculantError):
+    """A setting is wrong, missing or contradicts another."""
+
+
+class CorpusError(SpeculantError):
+    """Text of a corpus can't be read, or there is none."""
+
+
+class GraphError(SpeculantError):
+    """A graph can't be built, loaded or used."""
+
+
+class GraphFileError(GraphError):
+    """A file is not a graph, is damaged, or has a version that this release can't read."""
+
+
+class TokenizerMismatchError(GraphError):
+    """Two sides that exchange token ids do not use the same tokenizer."""
+
+
+class DraftRequestError(SpeculantError):
+    """A draft request breaks a rule of the wire; nothing of it was taken."""
+
+
+class UnknownGraphError(DraftRequestError):
+    """A request names a graph that the drafter does not serve."""
+
+
+class DraftLimitError(DraftRequestError):
+    """A request, or the answer to it, is over a limit of the drafter."""
+
+
+class UnservedRequestError(DraftRequestError):
+    """A request asks for a strategy or an option that the drafter does not serve."""
+
+
+class DrafterUnavailableError(SpeculantError):
+    """The drafter sidecar does not answer."""
+
+
+class GenerationError(SpeculantError):
+    """One request can't be generated; others are not affected."""

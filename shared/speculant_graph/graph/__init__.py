@@ -1,0 +1,1 @@
+"""The n-gram graph: counting, lookup, its file, and its export."""

@@ -1,0 +1,1 @@
+"""The drafter on the wire: messages, errors, channels."""

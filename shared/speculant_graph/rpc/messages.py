@@ -1,0 +1,120 @@
+"""The drafter's wire messages as values of ours: what protobuf carries, without protobuf.
+
+One entry per sequence here; structure of arrays on the wire. Nothing here knows sockets, sessions or graphs.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from speculant_graph.types import EMPTY_DRAFT, Draft, Fingerprint, StrategyName, TokenId
+
+
+class SequenceStatus(enum.IntEnum):
+    """What became of one sequence of a batch; the numbers are those of the wire."""
+
+    OK = 1
+    """Drafted, possibly zero nodes."""
+    SESSION_LOST = 2
+    """The session is unknown: open it again and send all tokens from position 0."""
+    OUT_OF_SYNC = 3
+    """The tokens leave a gap: send again from ``next_position``."""
+    INVALID_TOKEN = 4
+    """A token id is outside the vocabulary; nothing of the sequence was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    """One sequence of a step."""
+
+    token_ids: tuple[TokenId, ...]
+    """Session: the tokens accepted since the last step. Stateless: the last tokens of the sequence."""
+    session_id: int | None = None
+    """None for a stateless sequence."""
+    position: int = 0
+    """Index in the whole sequence of the first of ``token_ids``."""
+    node_budget: int | None = None
+    """Most nodes to draft; 0 only takes the tokens. None, for all sequences or for none: the server's default."""
+    seed: int = 0
+    """Seed of sampling strategies."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How to draft; defaults leave the choice to the server."""
+
+    strategy: StrategyName | None = None
+    """None for the server's default."""
+    max_candidates: int = 0
+    """Cap of q's support; 0 for the server's default."""
+    omit_proposals: bool = False
+    """Leave the distributions q out of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """One step of a batch."""
+
+    sequences: tuple[SequenceRequest, ...]
+    """The batch, in order."""
+    options: StepOptions = field(default_factory=StepOptions)
+    """How to draft."""
+    graph: str = ""
+    """Graph of stateless sequences; empty for the default graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceAnswer:
+    """What became of one sequence."""
+
+    status: SequenceStatus
+    """Whether its tokens were taken."""
+    next_position: int = 0
+    """The position the server expects next; 0 for a stateless sequence."""
+    draft: Draft = EMPTY_DRAFT
+    """The draft; empty unless ``status`` is OK."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """The answer to one step."""
+
+    graph_generation: int
+    """Generation of the graph that answered."""
+    draft_id: int
+    """Names the answer in later feedback; never 0."""
+    sequences: tuple[SequenceAnswer, ...]
+    """One per sequence of the request, in order."""
+    server_time_ns: int = 0
+    """Time spent on the step in the server, nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """Opens a session."""
+
+    session_id: int
+    """Chosen by the client, not 0."""
+    tokenizer_sha256: str = ""
+    """Hex digest of the client's tokenizer; empty: not checked."""
+    tenant: str = ""
+    """Whose session it is; empty for the default tenant."""
+    graph: str = ""
+    """Graph name; empty for the default graph."""
+    idle_timeout_s: float | None = None
+    """Evict after this idle time; None for the server's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer:
+    """Answers :class:`OpenRequest`."""
+
+    graph_generation: int
+    """Generation of the graph the session is pinned to."""
+    tokenizer: Fingerprint
+    """The graph's tokenizer; token ids are below its ``vocabulary_size``."""
+    max_order: int
+    """Longest context of the graph, in tokens."""
+    next_position: int
+    """The position the server expects next: 0 for a new session."""

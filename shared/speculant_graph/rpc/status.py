@@ -1,0 +1,91 @@
+"""Errors of ours to gRPC status codes and back; the only such table.
+
+Towards the wire only messages written by us travel: anything unexpected becomes INTERNAL with a neutral
+sentence, so that no exception text, path or value leaks to a client.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from speculant_graph.errors import (
+    ConfigError,
+    CorpusError,
+    DrafterUnavailableError,
+    DraftLimitError,
+    DraftRequestError,
+    GenerationError,
+    GraphError,
+    GraphFileError,
+    SpeculantError,
+    TokenizerMismatchError,
+    UnknownGraphError,
+    UnservedRequestError,
+)
+
+INTERNAL_MESSAGE = "the drafter failed on this request; its log says why"
+"""All that a client learns of an error that is not its own."""
+
+STATUS_OF_ERROR: dict[type[SpeculantError], grpc.StatusCode] = {
+    SpeculantError: grpc.StatusCode.INTERNAL,
+    ConfigError: grpc.StatusCode.INTERNAL,
+    CorpusError: grpc.StatusCode.INTERNAL,
+    GraphError: grpc.StatusCode.INTERNAL,
+    GraphFileError: grpc.StatusCode.INTERNAL,
+    TokenizerMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
+    DraftRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownGraphError: grpc.StatusCode.NOT_FOUND,
+    DraftLimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnservedRequestError: grpc.StatusCode.UNIMPLEMENTED,
+    DrafterUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    GenerationError: grpc.StatusCode.INTERNAL,
+}
+"""What a server answers; a subclass that is not listed takes its base's code."""
+
+ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
+    grpc.StatusCode.CANCELLED: DrafterUnavailableError,
+    grpc.StatusCode.UNKNOWN: DrafterUnavailableError,
+    grpc.StatusCode.INVALID_ARGUMENT: DraftRequestError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DrafterUnavailableError,
+    grpc.StatusCode.NOT_FOUND: UnknownGraphError,
+    grpc.StatusCode.ALREADY_EXISTS: DraftRequestError,
+    grpc.StatusCode.PERMISSION_DENIED: ConfigError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: DraftLimitError,
+    grpc.StatusCode.FAILED_PRECONDITION: TokenizerMismatchError,
+    grpc.StatusCode.ABORTED: DrafterUnavailableError,
+    grpc.StatusCode.OUT_OF_RANGE: DraftRequestError,
+    grpc.StatusCode.UNIMPLEMENTED: UnservedRequestError,
+    grpc.StatusCode.INTERNAL: DrafterUnavailableError,
+    grpc.StatusCode.UNAVAILABLE: DrafterUnavailableError,
+    grpc.StatusCode.DATA_LOSS: DrafterUnavailableError,
+    grpc.StatusCode.UNAUTHENTICATED: ConfigError,
+}
+"""What a client makes of an answer; every code but OK."""
+
+_CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
+    """Return the status code and the message that a client may see for ``error``."""
+    for base in type(error).__mro__:
+        code = STATUS_OF_ERROR.get(base, grpc.StatusCode.INTERNAL)
+        if code is not grpc.StatusCode.INTERNAL:
+            return code, str(error)
+    return grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE
+
+
+def from_status(code: grpc.StatusCode, details: str | None) -> SpeculantError:
+    """Return the error that a status stands for; its message is one line and begins with the code's name."""
+    reason = " ".join((details or "no details").split())
+    return ERROR_OF_STATUS.get(code, DrafterUnavailableError)(f"{code.name}: {reason}")
+
+
+def status_number(code: grpc.StatusCode) -> int:
+    """Return the ``google.rpc.Code`` number of ``code``, as in ``StepError.code``."""
+    number: int = code.value[0]
+    return number
+
+
+def status_of_number(number: int) -> grpc.StatusCode:
+    """Return the status code of a ``google.rpc.Code`` number; UNKNOWN for one that does not exist."""
+    return _CODE_OF_NUMBER.get(number, grpc.StatusCode.UNKNOWN)

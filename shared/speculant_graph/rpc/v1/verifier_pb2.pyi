@@ -1,0 +1,235 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class VerificationRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERIFICATION_RULE_UNSPECIFIED: _ClassVar[VerificationRule]
+    VERIFICATION_RULE_FOLLOW: _ClassVar[VerificationRule]
+    VERIFICATION_RULE_TOKEN: _ClassVar[VerificationRule]
+    VERIFICATION_RULE_BLOCK: _ClassVar[VerificationRule]
+    VERIFICATION_RULE_NASD: _ClassVar[VerificationRule]
+    VERIFICATION_RULE_TREE_WITHOUT_REPLACEMENT: _ClassVar[VerificationRule]
+    VERIFICATION_RULE_TREE_INDEPENDENT: _ClassVar[VerificationRule]
+    VERIFICATION_RULE_GUMBEL: _ClassVar[VerificationRule]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_ERROR: _ClassVar[FinishReason]
+VERIFICATION_RULE_UNSPECIFIED: VerificationRule
+VERIFICATION_RULE_FOLLOW: VerificationRule
+VERIFICATION_RULE_TOKEN: VerificationRule
+VERIFICATION_RULE_BLOCK: VerificationRule
+VERIFICATION_RULE_NASD: VerificationRule
+VERIFICATION_RULE_TREE_WITHOUT_REPLACEMENT: VerificationRule
+VERIFICATION_RULE_TREE_INDEPENDENT: VerificationRule
+VERIFICATION_RULE_GUMBEL: VerificationRule
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_ERROR: FinishReason
+
+class TokenBias(_message.Message):
+    __slots__ = ("token_id", "bias")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    bias: float
+    def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
+
+class TokenSequence(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SamplingOptions(_message.Message):
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size", "logit_biases", "bad_words", "stop_strings", "stop_token_ids", "ignore_end_tokens", "seed", "num_samples", "num_top_logprobs", "logprobs")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIASES_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_END_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    logit_biases: _containers.RepeatedCompositeFieldContainer[TokenBias]
+    bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
+    stop_strings: _containers.RepeatedScalarFieldContainer[str]
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ignore_end_tokens: bool
+    seed: int
+    num_samples: int
+    num_top_logprobs: int
+    logprobs: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_biases: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_end_tokens: bool = ..., seed: _Optional[int] = ..., num_samples: _Optional[int] = ..., num_top_logprobs: _Optional[int] = ..., logprobs: bool = ...) -> None: ...
+
+class SpeculationOptions(_message.Message):
+    __slots__ = ("rule", "node_budget", "graph", "strategy", "learn", "tenant")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    NODE_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    LEARN_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    rule: VerificationRule
+    node_budget: int
+    graph: str
+    strategy: str
+    learn: bool
+    tenant: str
+    def __init__(self, rule: _Optional[_Union[VerificationRule, str]] = ..., node_budget: _Optional[int] = ..., graph: _Optional[str] = ..., strategy: _Optional[str] = ..., learn: bool = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class Chat(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("request_id", "prompt", "prompt_tokens", "chat", "sampling", "speculation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prompt: str
+    prompt_tokens: TokenSequence
+    chat: Chat
+    sampling: SamplingOptions
+    speculation: SpeculationOptions
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("logprob", "top_token_ids", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("sample", "token_ids", "num_accepted", "text", "logprobs", "finish_reason", "statistics")
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    sample: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_accepted: int
+    text: str
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    finish_reason: FinishReason
+    statistics: GenerationStatistics
+    def __init__(self, sample: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[GenerationStatistics, _Mapping]] = ...) -> None: ...
+
+class GenerationStatistics(_message.Message):
+    __slots__ = ("num_prompt_tokens", "num_tokens", "num_steps", "num_steps_without_drafter", "num_drafted", "num_accepted", "drafted_by_depth", "accepted_by_depth", "time_to_first_token", "total_time", "seed")
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_WITHOUT_DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TIME_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    num_prompt_tokens: int
+    num_tokens: int
+    num_steps: int
+    num_steps_without_drafter: int
+    num_drafted: int
+    num_accepted: int
+    drafted_by_depth: _containers.RepeatedScalarFieldContainer[int]
+    accepted_by_depth: _containers.RepeatedScalarFieldContainer[int]
+    time_to_first_token: _duration_pb2.Duration
+    total_time: _duration_pb2.Duration
+    seed: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_steps_without_drafter: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., drafted_by_depth: _Optional[_Iterable[int]] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("step_id", "prompt_tokens", "draft_tokens", "draft_parents", "candidate_counts", "candidate_tokens", "candidate_probabilities", "sampling", "rule", "tokenizer_sha256", "feedback_width")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
+    FEEDBACK_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
+    draft_tokens: _containers.RepeatedScalarFieldContainer[int]
+    draft_parents: _containers.RepeatedScalarFieldContainer[int]
+    candidate_counts: _containers.RepeatedScalarFieldContainer[int]
+    candidate_tokens: _containers.RepeatedScalarFieldContainer[int]
+    candidate_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    sampling: SamplingOptions
+    rule: VerificationRule
+    tokenizer_sha256: bytes
+    feedback_width: int
+    def __init__(self, step_id: _Optional[int] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., draft_parents: _Optional[_Iterable[int]] = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_tokens: _Optional[_Iterable[int]] = ..., candidate_probabilities: _Optional[_Iterable[float]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., rule: _Optional[_Union[VerificationRule, str]] = ..., tokenizer_sha256: _Optional[bytes] = ..., feedback_width: _Optional[int] = ...) -> None: ...
+
+class VerifyResponse(_message.Message):
+    __slots__ = ("step_id", "accepted_nodes", "token_ids", "finish_reason", "feedback_tokens", "forward_time")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_NODES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    FEEDBACK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_TIME_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    accepted_nodes: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    finish_reason: FinishReason
+    feedback_tokens: _containers.RepeatedScalarFieldContainer[int]
+    forward_time: _duration_pb2.Duration
+    def __init__(self, step_id: _Optional[int] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., feedback_tokens: _Optional[_Iterable[int]] = ..., forward_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,156 @@
+"""One way to set anything: flags > environment > TOML file > defaults, from the classes in :mod:`.config`.
+
+A command declares a :class:`CommandSettings` whose sections are configuration classes. For a field ``max_order`` of
+the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` where no other section has it),
+``SPECULANT_GRAPH__MAX_ORDER``, and ``max_order`` under ``[graph]`` in ``speculant.toml`` (or the file named by
+``--config`` or ``SPECULANT_CONFIG``). One file serves all commands; each reads the sections it knows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from speculant_graph.errors import ConfigError
+
+SECTIONS = ("graph", "draft", "verifier", "generation", "client", "server")
+"""Tables that a TOML file may have."""
+
+CONFIG_VARIABLE = "SPECULANT_CONFIG"
+DEFAULT_FILE = Path("speculant.toml")
+
+
+class CommandSettings(BaseSettings):
+    """Base of every command's settings; its docstring is the head of ``--help``."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SPECULANT_",
+        env_nested_delimiter="__",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        cli_exit_on_error=False,
+        use_attribute_docstrings=True,
+        extra="ignore",
+        frozen=True,
+    )
+
+    config: Path | None = None
+    """TOML file with settings; without it ``speculant.toml`` in this folder, if there is one."""
+
+
+Settings = TypeVar("Settings", bound=CommandSettings)
+
+
+def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) -> Settings:
+    """Read a command's settings from all sources.
+
+    Args:
+        kind: what to read.
+        command: the command's name, for messages.
+        arguments: its command line.
+
+    Raises:
+        ConfigError: any source holds something wrong; one line that names the setting.
+        SystemExit: ``--help`` was asked for.
+    """
+    path = _config_file(arguments)
+
+    class Loaded(kind):  # type: ignore[misc,valid-type]
+        __doc__ = kind.__doc__
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            toml = () if path is None else (TomlConfigSettingsSource(settings_cls, path),)
+            return (init_settings, env_settings, *toml)
+
+    try:
+        loaded: Settings = Loaded(
+            _cli_parse_args=list(arguments),
+            _cli_prog_name=f"speculant {command}",
+            _cli_shortcuts=_shortcuts(kind),
+        )
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from error
+    except SettingsError as error:
+        reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
+        raise ConfigError(f"{reason} (see speculant {command} --help)") from error
+    return loaded
+
+
+def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
+    """Short flags: ``-o`` for output, and a section's field by its own name where only one section has it."""
+    fields = [
+        (section, name.replace("_", "-"))
+        for section, info in kind.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+        for name in info.annotation.model_fields
+    ]
+    taken = Counter(name for _, name in fields) + Counter(name.replace("_", "-") for name in kind.model_fields)
+    short: dict[str, str | list[str]] = {f"{section}.{name}": name for section, name in fields if taken[name] == 1}
+    for section, name in fields:
+        if name == "tokenizer-name":  # what everybody calls it
+            short[f"{section}.{name}"] = [name, "tokenizer"]
+        elif name == "model-name":
+            short[f"{section}.{name}"] = [name, "model"]
+    for name, alias in (("output", "o"), ("json-output", "json")):
+        if name.replace("-", "_") in kind.model_fields:
+            short[name] = alias
+    return short
+
+
+def _config_file(arguments: Sequence[str]) -> Path | None:
+    named = os.environ.get(CONFIG_VARIABLE)
+    for place, argument in enumerate(arguments):
+        if argument == "--config" and place + 1 < len(arguments):
+            named = arguments[place + 1]
+        elif argument.startswith("--config="):
+            named = argument.removeprefix("--config=")
+    path = Path(named) if named else DEFAULT_FILE
+    if not named and not path.is_file():
+        return None
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"can't read the configuration file '{path}': {error}") from error
+    for section in content:
+        if section not in SECTIONS:
+            close = difflib.get_close_matches(section, SECTIONS, n=1)
+            hint = f"did you mean [{close[0]}]?" if close else f"it may have: {', '.join(SECTIONS)}"
+            raise ConfigError(f"'{path}' has an unknown section [{section}]; {hint}")
+    return path
+
+
+def _explain(error: ValidationError) -> str:
+    """Put the first complaint of pydantic into one line that names the setting as a flag."""
+    first: Any = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    flag = "--" + ".".join(location).replace("_", "-")
+    variable = "SPECULANT_" + "__".join(location).upper()
+    if first["type"] == "extra_forbidden":
+        return f"there is no setting '{'.'.join(location)}'; --help lists those there are"
+    value = first.get("input")
+    got = "" if isinstance(value, dict) or value is None else f" (got {value!r})"
+    return f"{flag} (or {variable}): {first['msg'][0].lower()}{first['msg'][1:]}{got}"

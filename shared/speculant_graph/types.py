@@ -1,0 +1,137 @@
+"""The nouns of the project: what a drafter is asked, what it answers, and the interface between.
+
+Frozen values only. Nothing here knows files, sockets or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+TokenId = int
+"""Index into a tokenizer's vocabulary."""
+
+StrategyName = Literal["greedy", "sampling"]
+"""How a draft is made (``docs`` of :class:`~speculant_graph.config.DraftConfig`)."""
+
+DrafterState = Literal["ok", "off", "unavailable"]
+"""Whether the last step was answered: ``off`` means that no drafter was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Identity of a tokenizer: equal digests mean that token ids mean the same text."""
+
+    name: str
+    """Name or folder the tokenizer was loaded from, for messages to people."""
+    sha256: str
+    """Hex digest of vocabulary, merges and special tokens."""
+    vocabulary_size: int
+    """Token ids are below this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The sparse distribution q that one draft token was drawn from."""
+
+    token_ids: NDArray[np.uint32]
+    """Support, shape ``[s]``, ascending."""
+    probabilities: NDArray[np.float32]
+    """Shape ``[s]``, sums to 1 up to float32 rounding; exactly the numbers that were drawn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens: a tree of nodes, of which a chain is the simplest case."""
+
+    token_ids: tuple[TokenId, ...] = ()
+    """One per node."""
+    parents: tuple[int, ...] = ()
+    """One per node: 0 = child of the root (the last known token), j+1 = child of node j; at most its own index."""
+    path_probabilities: tuple[float, ...] = ()
+    """One per node, the estimated probability that the path to it is accepted; empty if the strategy has none."""
+    proposals: tuple[Proposal, ...] = ()
+    """One per node for sampling strategies, else empty."""
+    strategy: StrategyName = "greedy"
+    """What made it."""
+    terminated_early: bool = False
+    """True if it holds fewer nodes than asked for because no known context was left."""
+    draft_id: int = 0
+    """Names the draft in later feedback; 0 if it is not on record."""
+
+    def __len__(self) -> int:
+        """Number of nodes."""
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        """True if every node has at most one child."""
+        return self.parents == tuple(range(len(self.token_ids)))
+
+
+EMPTY_DRAFT = Draft()
+"""No proposal: the verifier goes on alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """What a drafter is told about one sequence for one step."""
+
+    session_id: int
+    """Id of the open session."""
+    token_ids: Sequence[TokenId]
+    """The whole sequence so far, prompt included. Drafters send or read only what they have not seen."""
+    node_budget: int
+    """Most nodes to draft."""
+    seed: int = 0
+    """Seed of sampling strategies: the same seed and position give the same draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterStatistics:
+    """What a drafter did since it was made."""
+
+    steps: int = 0
+    """Steps asked for."""
+    failed_steps: int = 0
+    """Steps that got no answer in time (including those not sent while the drafter was known to be down)."""
+    drafted_nodes: int = 0
+    """Nodes received."""
+    reopened_sessions: int = 0
+    """Sessions opened again after the drafter had lost them."""
+    round_trip_s: tuple[float, ...] = field(default=(), repr=False)
+    """Duration of the most recent answered steps, oldest first."""
+    last_failure: str = ""
+    """The latest failure, for people."""
+
+
+class Drafter(Protocol):
+    """Whatever proposes tokens: a sidecar's client, a graph in this process, or nothing.
+
+    Implementations never raise on the decoding path: a failure is an empty draft and a count in ``statistics``.
+    """
+
+    @property
+    def state(self) -> DrafterState:
+        """Whether the last step was answered."""
+
+    @property
+    def statistics(self) -> DrafterStatistics:
+        """Counts since the drafter was made."""
+
+    def open(self, session_id: int) -> None:
+        """Begin a session for a sequence. Raises only if asked to be strict or if the tokenizers differ."""
+
+    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        """Draft for a batch of sequences, in order; one exchange for all of them."""
+
+    def finish(self, session_id: int) -> None:
+        """End a session and free what it held. Unknown ids are ignored."""
+
+    def close(self) -> None:
+        """Free sockets and threads. The drafter can't be used afterwards."""

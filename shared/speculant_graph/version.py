@@ -1,0 +1,8 @@
+"""The version of the distribution."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+VERSION = version("speculant-graph")
+"""As installed."""

@@ -1,0 +1,34 @@
+"""Fixtures of the whole suite: hypothesis profile, tiny real models, one thread for torch."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A child process of a test must not spin on every core, and transformers must not look for a hub.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+settings.register_profile(
+    "suite", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session")
+def gpt_oss():
+    """A random gpt-oss with a sliding window of 16, as a target model."""
+    from support.tiny_models import tiny_gpt_oss
+
+    return tiny_gpt_oss()
+
+
+@pytest.fixture(scope="session")
+def llama():
+    """A random Llama, as a target model."""
+    from support.tiny_models import tiny_llama
+
+    return tiny_llama()

@@ -1,0 +1,58 @@
+"""A graph file and a sidecar that serves it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import Fingerprint
+from support.sidecar import Sidecar, start_sidecar
+
+VOCABULARY_SIZE = 50
+
+
+@pytest.fixture(scope="session")
+def small_graph() -> NgramGraph:
+    """A graph whose contexts have several successors."""
+    generator = random.Random(7)
+    phrases = [[generator.randrange(VOCABULARY_SIZE) for _ in range(generator.randrange(3, 9))] for _ in range(30)]
+    token_ids = [token_id for _ in range(400) for token_id in generator.choice(phrases)]
+    return build_from_token_ids(token_ids, Fingerprint("tests/alphabet", "ab" * 32, VOCABULARY_SIZE), max_order=4)
+
+
+@pytest.fixture(scope="session")
+def graph_path(small_graph: NgramGraph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of ``small_graph``."""
+    path = tmp_path_factory.mktemp("graph") / "small.pkl"
+    small_graph.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared_sidecar(graph_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """A sidecar for tests that leave it as it is."""
+    sidecar = start_sidecar(graph_path, tmp_path_factory.mktemp("run") / "drafter.sock")
+    yield sidecar
+    sidecar.stop()
+
+
+@pytest.fixture
+def run_sidecar(graph_path: Path, tmp_path: Path) -> Iterator[Callable[..., Sidecar]]:
+    """Start sidecars at one address, and end what is left of them."""
+    started: list[Sidecar] = []
+
+    def run(**settings: object) -> Sidecar:
+        started.append(start_sidecar(graph_path, tmp_path / "drafter.sock", **settings))
+        return started[-1]
+
+    yield run
+    for sidecar in started:
+        if sidecar.process.poll() is None:
+            sidecar.kill()
+        elif sidecar.process.stderr is not None:
+            sidecar.process.stderr.close()

@@ -1,0 +1,74 @@
+"""Real models, small enough for tests: random weights, float32, a byte-level tokenizer."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from speculant_verifier.model import TargetModel
+
+WINDOW = 16
+BOS, EOS = "<|startoftext|>", "<|endoftext|>"
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, then begin and end of text: 258 ids."""
+    vocabulary = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([BOS, EOS])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS)
+
+
+def tiny_gpt_oss(vocabulary_size: int = 258, window: int = WINDOW, seed: int = 0) -> TargetModel:
+    torch.manual_seed(seed)
+    config = GptOssConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=32,
+        intermediate_size=32,
+        head_dim=16,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=4,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=window,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        initializer_range=0.3,
+        eos_token_id=257 if vocabulary_size == 258 else None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    model = GptOssForCausalLM(config)
+    with torch.no_grad():  # sinks and router start at zero or noise; give them something to get wrong
+        for name, parameter in model.named_parameters():
+            if "sinks" in name or "bias" in name:
+                parameter.normal_(std=0.5)
+    return TargetModel(model, byte_tokenizer(), "tiny-gpt-oss")
+
+
+def tiny_llama(seed: int = 0) -> TargetModel:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=258,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        eos_token_id=257,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    return TargetModel(LlamaForCausalLM(config), byte_tokenizer(), "tiny-llama")

@@ -1,0 +1,96 @@
+"""Tokenizers of a corpus and their identity."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_of
+from speculant_graph.errors import ConfigError
+
+
+def test_text_round_trips_without_special_tokens(tokenizer_folder: Path, sample_text: str) -> None:
+    tokenizer = CorpusTokenizer.load(tokenizer_folder)
+    ids = tokenizer.encode(sample_text)
+    assert tokenizer.decode(ids) == sample_text
+    assert tokenizer.encode_batch([sample_text, ""]) == [ids, []]
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (0, 1)
+    assert not {0, 1} & set(ids)
+
+
+def test_special_tokens_in_a_text_are_text(tokenizer_folder: Path) -> None:
+    tokenizer = CorpusTokenizer.load(tokenizer_folder)
+    ids = tokenizer.encode("a<|endoftext|>b")
+    assert tokenizer.eos_id not in ids
+    assert tokenizer.decode(ids) == "a<|endoftext|>b"
+
+
+def test_special_tokens_may_be_missing(plain_tokenizer_folder: Path, tmp_path: Path) -> None:
+    tokenizer = CorpusTokenizer.load(plain_tokenizer_folder)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (None, None)
+    shutil.copy(plain_tokenizer_folder / "tokenizer.json", tmp_path)
+    assert CorpusTokenizer.load(tmp_path).bos_id is None
+
+
+def test_fingerprint_is_that_of_the_text_s_meaning(
+    tokenizer_folder: Path, plain_tokenizer_folder: Path, make_tokenizer: Callable[..., Path]
+) -> None:
+    fingerprint = CorpusTokenizer.load(tokenizer_folder).fingerprint
+    assert fingerprint.name == str(tokenizer_folder)
+    assert fingerprint.vocabulary_size == 320
+    assert len(bytes.fromhex(fingerprint.sha256)) == 32
+    assert CorpusTokenizer.load(plain_tokenizer_folder).fingerprint.sha256 == fingerprint.sha256
+    other = make_tokenizer(vocabulary_size=300)
+    assert CorpusTokenizer.load(other).fingerprint.sha256 != fingerprint.sha256
+    extended = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    extended.add_tokens(["extra"])
+    assert fingerprint_of("x", extended).sha256 != fingerprint.sha256
+    assert fingerprint_of("x", extended).vocabulary_size == 321
+
+
+def test_transformers_tokenizers_have_the_same_fingerprint(tokenizer_folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folders = [tokenizer_folder]
+    if "SPECULANT_DATA" in os.environ:
+        folders.append(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer")
+    for folder in folders:
+        backend = transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer
+        assert fingerprint_of(str(folder), backend) == CorpusTokenizer.load(folder).fingerprint
+
+
+def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json; set --graph\.tokenizer-name"):
+        CorpusTokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}", "utf-8")
+    with pytest.raises(ConfigError, match="can't be read"):
+        CorpusTokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nobody/not-a-tokenizer", "./no/such/folder"])
+def test_unknown_names_are_one_line(name: str) -> None:
+    script = f"""
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.errors import ConfigError
+try:
+    CorpusTokenizer.load({name!r})
+except ConfigError as error:
+    assert len(str(error).splitlines()) == 1, error
+    assert "folder" in str(error) and {name!r} in str(error), error
+else:
+    raise SystemExit("loaded")
+"""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
+def test_a_missing_extra_is_named(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match=r'pip install "speculant-graph\[build\]"'):
+        CorpusTokenizer.load(tokenizer_folder)

@@ -1,0 +1,151 @@
+"""Drafting: the edge cases of the requirements, determinism and tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.draft.generator import DraftGenerator, draw
+from speculant_graph.errors import ConfigError, TokenizerMismatchError
+from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.types import Draft, Fingerprint, Proposal
+
+
+def generator_of(token_ids: list[int], max_order: int = 3, config: DraftConfig | None = None) -> DraftGenerator:
+    graph = build_from_token_ids(token_ids, Fingerprint("test", "00" * 32, 100), max_order=max_order)
+    return DraftGenerator(graph, config)
+
+
+def test_greedy_follows_the_most_frequent_successor() -> None:
+    draft = generator_of([1, 2, 3, 1, 2, 4, 1, 2, 4, 5]).generate([1, 2], k=2)
+    assert draft == Draft(token_ids=(4, 1), parents=(0, 1))
+    assert draft.is_chain
+
+
+def test_ties_go_to_the_lowest_id() -> None:
+    assert generator_of([1, 9, 1, 3, 1, 7]).generate([1], k=1).token_ids == (3,)
+
+
+def test_the_longest_known_context_decides() -> None:
+    generator = generator_of([5, 1, 2, 6, 1, 3, 7, 1, 3, 8])
+    assert generator.generate([1], k=1).token_ids == (3,)
+    assert generator.generate([5, 1], k=1).token_ids == (2,)
+    assert generator.generate([99, 5, 1], k=1).token_ids == (2,)
+
+
+def test_no_known_context_gives_an_empty_draft() -> None:
+    for prompt in ([], [50], [1, 50], [1, -1], [1, 2**40]):
+        assert generator_of([1, 2, 3]).generate(prompt, k=4) == Draft(terminated_early=True)
+
+
+def test_a_dead_end_gives_a_partial_draft() -> None:
+    draft = generator_of([1, 2, 3]).generate([1], k=8)
+    assert draft.token_ids == (2, 3)
+    assert draft.parents == (0, 1)
+    assert draft.terminated_early
+
+
+def test_a_window_without_successors_drops_to_a_lower_order() -> None:
+    # The stream ends in 2 3: that pair has no successor, but 3 alone has one.
+    generator = generator_of([3, 8, 1, 2, 3], max_order=2)
+    assert generator.graph.match_order([2, 3], 2) is None
+    assert generator.generate([1, 2], k=3).token_ids == (3, 8, 1)
+
+
+@pytest.mark.parametrize("prompt", [[1], [1, 2], [1, 2, 3]])
+def test_prompts_shorter_than_the_order_start_at_their_length(prompt: list[int]) -> None:
+    generator = generator_of([1, 2, 3, 4, 5, 6], max_order=5)
+    assert generator.generate(prompt, k=2).token_ids == (prompt[-1] + 1, prompt[-1] + 2)
+
+
+def test_the_matched_order_is_kept() -> None:
+    # After 1, order 1 goes on to 2, and from there to the most frequent successor of 2 alone, which is 9; an
+    # order-2 context (1, 2) would have gone to 3.
+    generator = generator_of([1, 2, 3, 5, 2, 9, 6, 2, 9, 7], max_order=2)
+    assert generator.generate([1], k=2).token_ids == (2, 9)
+    assert generator.generate([1, 2], k=1).token_ids == (3,)
+
+
+@pytest.mark.parametrize("k", [0, -3])
+@pytest.mark.parametrize("strategy", ["greedy", "sampling"])
+def test_no_tokens_asked_none_drafted(k: int, strategy: str) -> None:
+    draft = generator_of([1, 2, 3]).generate([1], k=k, strategy=strategy)  # type: ignore[arg-type]
+    assert draft == Draft(strategy=strategy)  # type: ignore[arg-type]
+
+
+def test_sampling_returns_what_it_drew_from() -> None:
+    stream = np.random.default_rng(1).integers(0, 5, 500).tolist()
+    draft = generator_of(stream, max_order=2).generate([1, 2], k=6, strategy="sampling", seed=7)
+    assert len(draft.proposals) == len(draft) == 6
+    assert draft.strategy == "sampling"
+    assert draft.path_probabilities == ()
+    for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=True):
+        assert proposal.token_ids.dtype == np.uint32
+        assert proposal.probabilities.dtype == np.float32
+        assert (np.diff(proposal.token_ids.astype(int)) > 0).all()
+        assert proposal.probabilities[proposal.token_ids == token_id] > 0
+        assert float(proposal.probabilities.sum(dtype=np.float64)) == pytest.approx(1, abs=1e-6)
+
+
+def test_draws_depend_on_seed_and_position_alone() -> None:
+    stream = np.random.default_rng(1).integers(0, 5, 500).tolist()
+    generator = generator_of(stream, max_order=1)
+    whole = generator.draft([3, 1], 6, "sampling", seed=5)
+    assert whole.token_ids == generator.draft([1], 6, "sampling", seed=5, position=2).token_ids
+    later = generator.draft([3, 1, *whole.token_ids[:3]], 3, "sampling", seed=5)
+    assert later.token_ids == whole.token_ids[3:]
+    assert {generator.draft([3, 1], 6, "sampling", seed=seed).token_ids for seed in range(5)} != {whole.token_ids}
+
+
+def test_numpy_contexts_are_contexts() -> None:
+    generator = generator_of([1, 2, 3, 4])
+    assert generator.draft(np.array([1, 2], np.uint32), 2, "greedy").token_ids == (3, 4)  # type: ignore[arg-type]
+
+
+def test_the_cap_keeps_the_most_frequent_and_renormalises() -> None:
+    stream = [1, 7, 1, 5, 1, 5, 1, 5, 1, 3, 1, 9]
+    config = DraftConfig(k=1, strategy="sampling", max_candidates=2)
+    (proposal,) = generator_of(stream, max_order=1, config=config).generate([1]).proposals
+    assert proposal.token_ids.tolist() == [3, 5], "of 3, 7 and 9, seen once each, the lowest id stays"
+    assert proposal.probabilities.tolist() == [0.25, 0.75]
+
+
+def test_quantiles_beyond_a_rounded_sum_take_the_last_token() -> None:
+    thirds = Proposal(np.array([2, 4, 6], np.uint32), np.array([0.25, 0.5, 0.25 - 2**-20], np.float32))
+    assert [draw(thirds, number) for number in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53)] == [
+        2,
+        2,
+        4,
+        4,
+        6,
+        6,
+    ]
+
+
+def test_unknown_strategies_are_listed() -> None:
+    with pytest.raises(ConfigError, match="no strategy 'beam'; choose one of greedy, sampling"):
+        generator_of([1, 2]).generate([1], strategy="beam")  # type: ignore[arg-type]
+
+
+def test_text_prompts_use_the_graph_s_tokenizer(
+    tmp_path: Path, tokenizer_folder: Path, make_tokenizer: Callable[..., Path], sample_text: str
+) -> None:
+    (tmp_path / "a.txt").write_text(sample_text, "utf-8")
+    builder = GraphBuilder(str(tokenizer_folder))
+    graph = builder.build_from_files([tmp_path / "a.txt"])
+    builder.save(tmp_path / "graph.pkl")
+    generator = DraftGenerator.from_file(tmp_path / "graph.pkl", DraftConfig(k=4))
+    tokenizer = CorpusTokenizer.load(tokenizer_folder)
+    draft = generator.generate("The parties agree to")
+    assert sample_text.startswith("The parties agree to" + tokenizer.decode(draft.token_ids))
+    assert draft == generator.generate(tokenizer.encode("The parties agree to"), k=4)
+    assert draft == DraftGenerator(graph, tokenizer=tokenizer).generate("The parties agree to", k=4)
+
+    other = make_tokenizer(vocabulary_size=300)
+    with pytest.raises(TokenizerMismatchError, match=f"with tokenizer {tokenizer_folder} .*not with {other} "):
+        DraftGenerator(graph, tokenizer=CorpusTokenizer.load(other))

@@ -1,0 +1,319 @@
+"""Converters: what goes in comes out, and no message breaks them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_graph import errors
+from speculant_graph.errors import (
+    ConfigError,
+    DraftLimitError,
+    DraftRequestError,
+    SpeculantError,
+    UnservedRequestError,
+)
+from speculant_graph.rpc import convert
+from speculant_graph.rpc.channel import MAX_SOCKET_PATH_BYTES, grpc_target, socket_path
+from speculant_graph.rpc.messages import (
+    OpenAnswer,
+    OpenRequest,
+    SequenceAnswer,
+    SequenceRequest,
+    SequenceStatus,
+    StepAnswer,
+    StepOptions,
+    StepRequest,
+)
+from speculant_graph.rpc.status import (
+    ERROR_OF_STATUS,
+    INTERNAL_MESSAGE,
+    STATUS_OF_ERROR,
+    from_status,
+    status_number,
+    status_of_number,
+    to_status,
+)
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.types import Draft, Fingerprint, Proposal
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+VOCABULARY_SIZE = 40
+BUDGET = 5
+DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
+
+
+@st.composite
+def step_requests(draw: st.DrawFn) -> StepRequest:
+    has_budgets = draw(st.booleans())
+    sequence = st.builds(
+        SequenceRequest,
+        token_ids=st.lists(U32, max_size=6).map(tuple),
+        session_id=st.none() | st.integers(1, 2**64 - 1),
+        position=U64,
+        node_budget=U32 if has_budgets else st.none(),
+        seed=U64,
+    )
+    options = st.builds(
+        StepOptions, st.sampled_from([None, "greedy", "sampling"]), max_candidates=U32, omit_proposals=st.booleans()
+    )
+    return StepRequest(tuple(draw(st.lists(sequence, max_size=5))), draw(options), draw(st.text(max_size=5)))
+
+
+@st.composite
+def proposals_with_token(draw: st.DrawFn) -> tuple[Proposal, int]:
+    support = sorted(draw(st.sets(st.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=6)))
+    counts = np.array(draw(st.lists(st.integers(1, 1000), min_size=len(support), max_size=len(support))))
+    proposal = Proposal(np.array(support, np.uint32), (counts / counts.sum()).astype(np.float32))
+    return proposal, draw(st.sampled_from(support))
+
+
+@st.composite
+def drafts(draw: st.DrawFn, draft_id: int, has_proposals: bool, has_probabilities: bool) -> Draft:
+    nodes = draw(st.lists(proposals_with_token(), max_size=BUDGET))
+    parents = tuple(draw(st.integers(0, index)) for index in range(len(nodes)))
+    token_ids = tuple(token_id for _, token_id in nodes)
+    if len(set(zip(parents, token_ids, strict=True))) < len(nodes):
+        parents = tuple(range(len(nodes)))
+    return Draft(
+        token_ids=token_ids,
+        parents=parents,
+        path_probabilities=tuple(draw(st.floats(0, 1, width=32)) for _ in nodes) if has_probabilities else (),
+        proposals=tuple(proposal for proposal, _ in nodes) if has_proposals else (),
+        strategy="sampling",
+        terminated_early=draw(st.booleans()),
+        draft_id=draft_id,
+    )
+
+
+@st.composite
+def step_answers(draw: st.DrawFn) -> StepAnswer:
+    draft_id = draw(st.integers(1, 2**64 - 1))
+    draft = drafts(draft_id, draw(st.booleans()), draw(st.booleans()))
+    sequence = st.builds(SequenceAnswer, st.sampled_from(SequenceStatus), U64, draft)
+    sequences = tuple(draw(st.lists(sequence, max_size=4)))
+    return StepAnswer(draw(U64), draft_id, sequences, draw(st.integers(0, 10**12)))
+
+
+def decode_answer(message: pb.DraftResponse, count: int) -> StepAnswer:
+    return convert.decode_step_answer(
+        message, budgets=[BUDGET] * count, strategy="sampling", vocabulary_size=VOCABULARY_SIZE
+    )
+
+
+def comparable(answer: StepAnswer) -> Any:
+    """The answer with arrays as tuples."""
+    return (
+        answer.graph_generation,
+        answer.draft_id,
+        answer.server_time_ns,
+        [
+            (
+                entry.status,
+                entry.next_position,
+                entry.draft.token_ids,
+                entry.draft.parents,
+                entry.draft.path_probabilities,
+                entry.draft.strategy,
+                entry.draft.terminated_early,
+                entry.draft.draft_id,
+                [(tuple(q.token_ids.tolist()), tuple(q.probabilities.tolist())) for q in entry.draft.proposals],
+            )
+            for entry in answer.sequences
+        ],
+    )
+
+
+@given(step_requests())
+def test_step_requests_come_back(request: StepRequest) -> None:
+    payload = convert.encode_step_request(request).SerializeToString()
+    assert convert.decode_step_request(pb.DraftRequest.FromString(payload), max_sequences=5) == request
+
+
+@given(step_answers())
+def test_step_answers_come_back(answer: StepAnswer) -> None:
+    payload = convert.encode_step_answer(answer).SerializeToString()
+    decoded = decode_answer(pb.DraftResponse.FromString(payload), len(answer.sequences))
+    assert comparable(decoded) == comparable(answer)
+
+
+@given(
+    st.builds(
+        OpenRequest,
+        session_id=st.integers(1, 2**64 - 1),
+        tokenizer_sha256=st.just("") | DIGESTS,
+        tenant=st.text(max_size=5),
+        graph=st.text(max_size=5),
+        idle_timeout_s=st.none() | st.integers(1, 10**6).map(float),
+    ),
+    st.builds(OpenAnswer, U64, st.builds(Fingerprint, st.text(max_size=5), DIGESTS, U32), U32, U64),
+)
+def test_openings_come_back(request: OpenRequest, answer: OpenAnswer) -> None:
+    assert convert.decode_open_request(convert.encode_open_request(request)) == request
+    assert convert.decode_open_answer(convert.encode_open_answer(answer)) == answer
+
+
+def mutated(payload: bytes, mutations: list[tuple[int, int]]) -> bytes:
+    changed = bytearray(payload)
+    for place, value in mutations:
+        if changed:
+            changed[place % len(changed)] = value
+    return bytes(changed)
+
+
+def only_our_error(decode: Any, message_class: type[Message], payload: bytes) -> None:
+    try:
+        message = message_class.FromString(payload)
+    except DecodeError:
+        return
+    with suppress(DraftRequestError):
+        decode(message)
+
+
+@given(
+    step_requests(),
+    step_answers(),
+    st.builds(OpenRequest, st.integers(1, 2**64 - 1), DIGESTS, idle_timeout_s=st.just(5.0)),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=4),
+)
+def test_mutated_messages_raise_only_our_error(
+    request: StepRequest, answer: StepAnswer, opening: OpenRequest, mutations: list[tuple[int, int]]
+) -> None:
+    payload = convert.encode_step_request(request).SerializeToString()
+    only_our_error(
+        lambda message: convert.decode_step_request(message, max_sequences=5),
+        pb.DraftRequest,
+        mutated(payload, mutations),
+    )
+    payload = convert.encode_step_answer(answer).SerializeToString()
+    only_our_error(
+        lambda message: decode_answer(message, len(answer.sequences)), pb.DraftResponse, mutated(payload, mutations)
+    )
+    payload = convert.encode_open_request(opening).SerializeToString()
+    only_our_error(convert.decode_open_request, pb.OpenSessionRequest, mutated(payload, mutations))
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "reason"),
+    [
+        ({"context_lengths": [2], "context_tokens": [1]}, DraftRequestError, "context_tokens has 1"),
+        ({"context_lengths": [0], "positions": [1, 2]}, DraftRequestError, "positions has 2"),
+        ({"context_lengths": [0, 0], "session_ids": [1]}, DraftRequestError, "session_ids has 1"),
+        ({"context_lengths": [0], "feedback_row_counts": [1]}, DraftRequestError, "feedback_nodes has 0"),
+        ({"feedback_tokens": [1]}, DraftRequestError, "feedback_tokens has 1"),
+        ({"context_lengths": [0] * 6}, DraftLimitError, "at most 5"),
+        ({"options": {"strategy": pb.STRATEGY_TREE}}, UnservedRequestError, r"STRATEGY_TREE .* greedy, sampling"),
+        ({"options": {"strategy": 99}}, UnservedRequestError, "99"),
+        ({"options": {"mixing": pb.MIXING_ATTENTION}}, UnservedRequestError, "MIXING_LONGEST"),
+        ({"options": {"sources": 2}}, UnservedRequestError, "corpus"),
+        ({"options": {"min_path_probability": 0.5}}, UnservedRequestError, "min_path_probability"),
+        ({"options": {"cost_aware": True}}, UnservedRequestError, "cost_aware"),
+    ],
+)
+def test_bad_requests_are_refused(fields: dict[str, Any], error: type[Exception], reason: str) -> None:
+    with pytest.raises(error, match=reason):
+        convert.decode_step_request(pb.DraftRequest(**fields), max_sequences=5)
+
+
+GOOD_ANSWER = {
+    "draft_id": 1,
+    "sequence_statuses": [1],
+    "next_positions": [4],
+    "draft_lengths": [2],
+    "draft_tokens": [3, 5],
+    "draft_parents": [0, 1],
+    "candidate_counts": [2, 1],
+    "candidate_tokens": [3, 4, 5],
+    "candidate_probabilities": [0.25, 0.75, 1.0],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"sequence_statuses": []}, "sequence_statuses"),
+        ({"sequence_statuses": [9]}, "status 9"),
+        ({"draft_lengths": [1]}, "draft_tokens has 2"),
+        ({"draft_parents": [0]}, "draft_parents"),
+        ({"draft_parents": [1, 0]}, "before its parent"),
+        ({"draft_parents": [0, 0], "draft_tokens": [3, 3], "candidate_tokens": [3, 4, 3]}, "siblings"),
+        ({"draft_tokens": [3, 40]}, "holds 40"),
+        ({"draft_path_probabilities": [0.5, float("nan")]}, "between 0 and 1"),
+        ({"candidate_counts": [3]}, "candidate_counts"),
+        ({"candidate_counts": [3, 0]}, "empty distribution"),
+        ({"candidate_tokens": [4, 3, 5]}, "ascend"),
+        ({"candidate_tokens": [3, 4, 6]}, "own distribution"),
+        ({"candidate_probabilities": [0.25, 0.25, 1.0]}, "sum to 1"),
+        ({"candidate_probabilities": [float("nan"), 0.75, 1.0]}, "not all probabilities"),
+        ({"draft_id": 0}, "draft_id"),
+    ],
+)
+def test_bad_answers_are_refused(fields: dict[str, Any], reason: str) -> None:
+    assert len(decode_answer(pb.DraftResponse(**GOOD_ANSWER), 1).sequences[0].draft) == 2
+    with pytest.raises(DraftRequestError, match=reason):
+        decode_answer(pb.DraftResponse(**{**GOOD_ANSWER, **fields}), 1)
+
+
+def test_drafts_beyond_the_budget_are_refused() -> None:
+    message = pb.DraftResponse(**GOOD_ANSWER)
+    with pytest.raises(DraftRequestError, match="1 were asked for"):
+        convert.decode_step_answer(message, budgets=[1], strategy="greedy", vocabulary_size=VOCABULARY_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"session_id": 0}, "session id 0"),
+        ({"session_id": 1, "tokenizer_sha256": b"short"}, "5 bytes"),
+        ({"session_id": 1, "idle_timeout": {"seconds": -1}}, "idle_timeout"),
+        ({"session_id": 1, "verify_cost": {"tokens": [1]}}, "verify_cost"),
+    ],
+)
+def test_bad_openings_are_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DraftRequestError, match=reason):
+        convert.decode_open_request(pb.OpenSessionRequest(**fields))
+
+
+def test_every_error_and_every_status_is_in_the_tables() -> None:
+    ours = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, SpeculantError)}
+    assert set(STATUS_OF_ERROR) == ours
+    assert set(ERROR_OF_STATUS) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
+
+
+@pytest.mark.parametrize("code", [code for code in STATUS_OF_ERROR.values() if code is not grpc.StatusCode.INTERNAL])
+def test_errors_survive_the_wire(code: grpc.StatusCode) -> None:
+    error = from_status(status_of_number(status_number(code)), "two\nlines")
+    assert to_status(error) == (code, f"{code.name}: two lines")
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), errors.GraphFileError("secret"), ConfigError("secret")])
+def test_inner_failures_are_not_told(error: Exception) -> None:
+    assert to_status(error) == (grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE)
+
+
+def test_addresses() -> None:
+    assert grpc_target("unix:///run/a b.sock") == "unix:///run/a%20b.sock"
+    assert str(socket_path("unix:///run/a b.sock")) == "/run/a b.sock"
+    for address in ("localhost:50051", "[::1]:50051", "10.0.0.1:1"):
+        assert grpc_target(address) == address
+        assert socket_path(address) is None
+
+
+@pytest.mark.parametrize(
+    "address", ["", "unix:/run/a", "unix://run/a", "localhost", "localhost:", ":1", "http://a:1", "a:70000", "::1:5"]
+)
+def test_other_addresses_are_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"unix:///path/to\.sock or host:port"):
+        grpc_target(address)
+
+
+def test_too_long_socket_paths_are_refused() -> None:
+    with pytest.raises(ConfigError, match=f"at most {MAX_SOCKET_PATH_BYTES}"):
+        socket_path("unix:///" + "a" * MAX_SOCKET_PATH_BYTES)

@@ -1,0 +1,38 @@
+"""``speculant demo``: corpus, graph, sidecar process, model, and the same text twice: plainly and sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from speculant_graph.config import DraftConfig, GenerationConfig
+from speculant_graph.settings import CommandSettings, load_settings
+
+
+class DemoSettings(CommandSettings):
+    """Build a graph from the standard library, serve it, and compare speculative with plain decoding.
+
+    The exit status is 1 if any two texts differ.
+    """
+
+    folder: Path | None = None
+    """Keep the graph in this folder and use it again next time. Default: a temporary folder."""
+    rounds: Annotated[int, Field(ge=1)] = 3
+    """How often every prompt is measured; the figures are medians."""
+    json_output: bool = False
+    """Print one JSON object as the last line."""
+    draft: DraftConfig = DraftConfig()
+    """How much to draft."""
+    generation: GenerationConfig = GenerationConfig(max_tokens=192)
+    """How tokens are chosen."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the demo."""
+    settings = load_settings(DemoSettings, "demo", arguments)
+    from speculant_verifier.demo.run import run_demo
+
+    return run_demo(settings, arguments)

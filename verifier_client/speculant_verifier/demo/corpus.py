@@ -1,0 +1,53 @@
+"""The demo's text: the Python standard library of the interpreter that runs.
+
+It is on every machine, so nothing is downloaded and no third-party text is committed. This module only
+names files; it knows neither the tokenizer nor the model.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+# Generated tables and vendored tools: megabytes of digits that no model of ours was asked to write.
+_SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings",
+     "pydoc_data", "__pycache__", "turtledemo", "tkinter", "distutils", "ensurepip"}
+)  # fmt: skip
+
+TRAINING_MODULES = (
+    "asyncio", "concurrent", "http", "json", "logging", "queue.py", "selectors.py", "socket.py",
+    "socketserver.py", "subprocess.py", "threading.py",
+)  # fmt: skip
+"""What the demo model was trained on: packages and modules about running and serving things."""
+
+VALIDATION_MODULES = ("asyncio/runners.py", "http/cookies.py", "logging/config.py")
+"""Files of those packages that training never saw; the model card's validation loss is theirs."""
+
+
+def standard_library_folder() -> Path:
+    """Return the folder that holds the running interpreter's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def standard_library_files(root: Path | None = None) -> list[Path]:
+    """List the library's source files, sorted, without tests, generated tables and installed packages."""
+    root = root or standard_library_folder()
+    return [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts[:-1])
+    ]
+
+
+def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
+    """Return the (training, validation) files of the demo model; the two share no file."""
+    root = root or standard_library_folder()
+    training, validation = [], []
+    for path in standard_library_files(root):
+        name = path.relative_to(root).as_posix()
+        if name in VALIDATION_MODULES:
+            validation.append(path)
+        elif name in TRAINING_MODULES or name.split("/")[0] in TRAINING_MODULES:
+            training.append(path)
+    return training, validation

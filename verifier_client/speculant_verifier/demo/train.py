@@ -1,0 +1,218 @@
+"""Train the demo model: a small gpt-oss and its own byte-level BPE tokenizer, from the standard library.
+
+Usage: ``python -m speculant_verifier.demo.train --minutes 50 [--out FOLDER] [--threads 2]``. The result is
+what ``speculant demo`` loads: ``model.safetensors`` in bfloat16, ``config.json``, ``tokenizer.json`` and a
+model card with the losses. The last line of standard output is one JSON object with the same figures.
+
+Training runs every expert on every token (exact, since the router's weights of the others are zero) inside
+``torch.compile`` with bfloat16 autocast; matrices are optimised by Muon (orthogonalised momentum), the rest by
+AdamW. On a CPU that is about ten times faster than the stock loop over routed tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from speculant_verifier.demo.card import model_card
+from speculant_verifier.demo.corpus import training_files
+from speculant_verifier.demo.muon import Muon
+
+BOS, PAD, EOS = "<|startoftext|>", "<|pad|>", "<|endoftext|>"
+VOCABULARY_SIZE = 4096
+SEQUENCE_LENGTH = 320
+BATCH_SIZE = 10
+
+
+def train_tokenizer(files: list[Path]) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer that splits digits and keeps indentation together."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=[BOS, PAD, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator((path.read_text("utf-8") for path in files), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token=BOS, pad_token=PAD, eos_token=EOS, clean_up_tokenization_spaces=False
+    )
+
+
+def model_config() -> GptOssConfig:
+    """Return the configuration: deep and narrow, so that eight tokens cost little more than one."""
+    return GptOssConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=144,
+        intermediate_size=176,
+        head_dim=32,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        num_hidden_layers=14,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=128,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+    )
+
+
+def _every_expert(module: Any, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """Run all experts on all tokens ``hidden [n, h]`` as two wide matmuls, weighted by the router's choice."""
+    experts, width, kind = module.num_experts, module.intermediate_size, torch.bfloat16
+    share = hidden.new_zeros(hidden.shape[0], experts).scatter(1, indices, weights.to(hidden.dtype)).to(kind)
+    # De-interleaving the small weights, not the large activations, keeps every matmul contiguous.
+    fused = torch.cat([module.gate_up_proj[..., ::2], module.gate_up_proj[..., 1::2]], -1).to(kind)
+    bias = torch.cat([module.gate_up_proj_bias[..., ::2], module.gate_up_proj_bias[..., 1::2]], -1).to(kind)
+    both = hidden.to(kind) @ fused.permute(1, 0, 2).reshape(hidden.shape[1], -1) + bias.reshape(-1)
+    both = both.view(-1, experts, 2 * width)
+    gate = both[..., :width].clamp(max=module.limit)
+    up = both[..., width:].clamp(-module.limit, module.limit)
+    mixed = (up + 1) * (gate * torch.sigmoid(gate * module.alpha)) * share[:, :, None]
+    down = module.down_proj.reshape(experts * width, -1).to(kind)
+    total = mixed.reshape(-1, experts * width) @ down + share @ module.down_proj_bias.to(kind)
+    output: Tensor = total.to(hidden.dtype)
+    return output
+
+
+class Trainer:
+    """One training run: data in, trained model and its losses out."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, training: list[Path], validation: list[Path]) -> None:
+        self.training = self._stream(tokenizer, training)
+        self.validation = self._stream(tokenizer, validation)
+        ALL_EXPERTS_FUNCTIONS.register("every_expert", _every_expert)
+        config = model_config()
+        config._attn_implementation = "eager"
+        config._experts_implementation = "every_expert"
+        self.model = GptOssForCausalLM(config)
+        self.loss = torch.compile(self._loss, dynamic=False)
+
+    @staticmethod
+    def _stream(tokenizer: PreTrainedTokenizerFast, files: list[Path]) -> Tensor:
+        tokens: list[int] = []
+        for path in files:
+            tokens += [
+                tokenizer.bos_token_id,
+                *tokenizer.encode(path.read_text("utf-8")),
+                tokenizer.eos_token_id,
+            ]
+        return torch.tensor(tokens)
+
+    def _loss(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = self.model(batch[:, :-1], use_cache=False, output_router_logits=True)
+        logits = output.logits.reshape(-1, VOCABULARY_SIZE).float()
+        return F.cross_entropy(logits, batch[:, 1:].reshape(-1)), output.aux_loss
+
+    def _sample(self, generator: torch.Generator) -> Tensor:
+        starts = torch.randint(len(self.training) - SEQUENCE_LENGTH - 1, (BATCH_SIZE,), generator=generator)
+        return torch.stack([self.training[start : start + SEQUENCE_LENGTH + 1] for start in starts.tolist()])
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        """Mean cross-entropy in nats a token over the validation files."""
+        span = SEQUENCE_LENGTH + 1
+        rows = [self.validation[i : i + span] for i in range(0, len(self.validation) - span, SEQUENCE_LENGTH)]
+        usable = len(rows) // BATCH_SIZE * BATCH_SIZE
+        losses = [float(self.loss(torch.stack(rows[i : i + BATCH_SIZE]))[0]) for i in range(0, usable, BATCH_SIZE)]
+        return sum(losses) / len(losses)
+
+    def save(self, folder: Path) -> None:
+        """Write the weights in bfloat16; the training copy stays float32."""
+        weights = {
+            name: tensor.to(torch.bfloat16)
+            for name, tensor in self.model.state_dict().items()
+            if name != "lm_head.weight"  # tied to the embedding; a converted copy would be stored twice
+        }
+        self.model.save_pretrained(folder, state_dict=weights)
+
+    def run(self, budget_s: float, seed: int, folder: Path) -> dict[str, float]:
+        """Train for ``budget_s`` seconds, saving now and then, and return the figures of the model card."""
+        torch.manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
+        named = [(name, parameter) for name, parameter in self.model.named_parameters()]
+        matrices = [p for name, p in named if p.ndim >= 2 and ("proj" in name) and "bias" not in name]
+        chosen = {id(p) for p in matrices}
+        others = [p for _, p in named if id(p) not in chosen]
+        optimisers = [Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)]
+        rates = [0.02, 4e-3]
+        self.loss(self._sample(generator))[0].backward()  # compile before the clock starts
+        started, step, average = time.monotonic(), 0, math.nan
+        while (progress := (time.monotonic() - started) / budget_s) < 1:
+            factor = min(1.0, (step + 1) / 60) * min(1.0, max(0.0, (1 - progress) / 0.6))
+            for optimiser, rate in zip(optimisers, rates, strict=True):
+                optimiser.zero_grad(set_to_none=True)
+                optimiser.param_groups[0]["lr"] = rate * factor
+            loss, balance = self.loss(self._sample(generator))
+            (loss + 0.01 * balance).backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            for optimiser in optimisers:
+                optimiser.step()
+            average = loss.item() if step == 0 else 0.98 * average + 0.02 * loss.item()
+            step += 1
+            if step % 50 == 0:
+                elapsed = time.monotonic() - started
+                rate = step * BATCH_SIZE * SEQUENCE_LENGTH / elapsed
+                print(
+                    f"step {step}  {elapsed:.0f} s  loss {average:.3f}  {rate:.0f} tokens/s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            if step % 1000 == 0:
+                self.save(folder)
+        self.save(folder)
+        return {
+            "steps": step,
+            "trained_tokens": step * BATCH_SIZE * SEQUENCE_LENGTH,
+            "corpus_tokens": len(self.training),
+            "training_loss": round(average, 4),
+            "validation_loss": round(self.validation_loss(), 4),
+            "seconds": round(time.monotonic() - started),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+        }
+
+
+def main() -> None:
+    """Train, save and report."""
+    parser = argparse.ArgumentParser(description="Train the demo model on the standard library.")
+    parser.add_argument("--minutes", type=float, default=50.0, help="training time after compilation")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("model"), help="output folder")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    training, validation = training_files()
+    tokenizer = train_tokenizer(training)
+    trainer = Trainer(tokenizer, training, validation)
+    options.out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(options.out)
+    figures = trainer.run(options.minutes * 60, options.seed, options.out)
+    (options.out / "README.md").write_text(
+        model_card(figures, platform.python_version(), options.minutes), encoding="utf-8"
+    )
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What a generation returns: text, token ids, and how they came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from speculant_graph.types import TokenId
+
+FinishReason = Literal["stop", "length"]
+"""``stop``: the model emitted an end token. ``length``: ``max_tokens`` or the model's longest context."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Where the time of a request went, in seconds. A batch's shared work is counted in full for each of its rows."""
+
+    prefill_s: float = 0.0
+    """Reading the prompt."""
+    draft_s: float = 0.0
+    """Waiting for drafts."""
+    forward_s: float = 0.0
+    """Forward passes over drafts."""
+    other_s: float = 0.0
+    """Choosing, accepting, committing."""
+    first_token_s: float = 0.0
+    """From admission to the first emitted token."""
+    total_s: float = 0.0
+    """From admission to the last emitted token."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The continuation of one prompt."""
+
+    text: str
+    """Decoded continuation without the final end token."""
+    token_ids: tuple[TokenId, ...]
+    """Its token ids, the end token included."""
+    prompt_token_ids: tuple[TokenId, ...]
+    """The prompt as the model saw it."""
+    finish_reason: FinishReason
+    """Why it ended."""
+    num_steps: int
+    """Forward passes after the prompt."""
+    num_steps_without_drafter: int
+    """Steps that ran without a draft because the drafter did not answer."""
+    drafted_by_depth: tuple[int, ...]
+    """How many nodes were drafted at depth 1, 2, ..."""
+    accepted_by_depth: tuple[int, ...]
+    """How many of them were accepted."""
+    times: PhaseTimes
+    """Where the time went."""
+
+    @property
+    def num_drafted(self) -> int:
+        """Nodes drafted and verified."""
+        return sum(self.drafted_by_depth)
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens that were emitted."""
+        return sum(self.accepted_by_depth)
+
+    @property
+    def num_rejected(self) -> int:
+        """Drafted tokens that were not emitted."""
+        return self.num_drafted - self.num_accepted
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted share of the drafted tokens, 0 if none were drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """Tokens emitted per forward pass, the model's own included; 1 is plain decoding."""
+        return len(self.token_ids) / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Emitted tokens per second, prompt reading included."""
+        return len(self.token_ids) / self.times.total_s if self.times.total_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """Tokens that one step emitted for one prompt."""
+
+    prompt_index: int
+    """Which prompt of the call."""
+    token_ids: tuple[TokenId, ...]
+    """Emitted tokens, never empty."""
+    num_accepted: int
+    """How many of them, from the first, were drafted; the rest are the model's own."""
+    text: str
+    """Text that became certain; incomplete characters wait for the next step."""
+    accepted_text: str
+    """The part of ``text``, from its start, that came from accepted tokens."""
+    result: GenerationResult | None
+    """Set in the last event of a prompt."""
