@@ -6,6 +6,9 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+from loguru import logger
+
+from speculant_graph.log import silence
 
 # A child process of a test must not spin on every core, and transformers must not look for a hub.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +19,14 @@ settings.register_profile(
     "suite", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def quiet_again():
+    """Undo what a command under test does to the process's logging: its standard error is gone after the test."""
+    yield
+    logger.remove()
+    silence()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Every setting of the project, declared once: name, type, default, bounds and meaning.
 
 Flags, environment variables and TOML keys are made from these classes (:mod:`speculant_graph.settings`), and so is
-``--help``. All are frozen and refuse unknown names.
+'--help'. All are frozen and refuse unknown names.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DraftConfig(Config):
     k: Annotated[int, Field(ge=0, le=1_024)] = 8
     """Most tokens drafted per step; 0 turns speculation off."""
     strategy: StrategyName = "greedy"
-    """``greedy``: the most frequent successor of the longest known context. ``sampling``: drawn from its
+    """'greedy': the most frequent successor of the longest known context. 'sampling': drawn from its
     distribution, which is returned as q."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
     """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
@@ -58,9 +58,11 @@ class VerifierConfig(Config):
     tokenizer_name: str | None = None
     """Tokenizer if it is not the model's own."""
     device: str = "auto"
-    """``auto``, ``cpu``, ``cuda``, ``cuda:1``, ..."""
+    """'auto', 'cpu', 'cuda', 'cuda:1', ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number type of the weights; ``auto`` keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
+    """Number type of the weights; 'auto' keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
+    num_threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of torch; 0 leaves it to torch. On a CPU leave a core to a sidecar on the same machine."""
     max_batch_size: Annotated[int, Field(ge=1)] = 8
     """Most sequences decoded together; longer lists of prompts are decoded in groups."""
     hf_token: SecretStr | None = None
@@ -81,14 +83,14 @@ class GenerationConfig(Config):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the request's random stream: the output is a function of prompt, settings and seed alone."""
     ignore_end_tokens: bool = False
-    """Go on after the model's end token, up to ``max_tokens``."""
+    """Go on after the model's end token, up to 'max_tokens'."""
 
 
 class ClientConfig(Config):
     """How a drafter sidecar is reached, and how long it is waited for."""
 
     address: str = ""
-    """``unix:///path/to.sock`` or ``host:port``; empty: draft in this process."""
+    """'unix:///path/to.sock' or 'host:port'; empty: draft in this process."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
     """A step whose draft is later than this goes on without one."""
     open_deadline_ms: Annotated[float, Field(gt=0)] = 500.0
@@ -103,7 +105,7 @@ class ServerConfig(Config):
     """The drafter sidecar."""
 
     listen: str = "unix:///tmp/speculant-drafter/drafter.sock"
-    """Address to serve on: ``unix:///path/to.sock`` or ``host:port``."""
+    """Address to serve on: 'unix:///path/to.sock' or 'host:port'."""
     graph: Path = Path("graph.pkl")
     """Graph file to serve."""
     max_message_bytes: Annotated[int, Field(ge=1_024)] = 1 << 20

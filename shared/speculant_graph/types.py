@@ -17,7 +17,7 @@ TokenId = int
 """Index into a tokenizer's vocabulary."""
 
 StrategyName = Literal["greedy", "sampling"]
-"""How a draft is made (``docs`` of :class:`~speculant_graph.config.DraftConfig`)."""
+"""How a draft is made (see :class:`~speculant_graph.config.DraftConfig`)."""
 
 DrafterState = Literal["ok", "off", "unavailable"]
 """Whether the last step was answered: ``off`` means that no drafter was asked for."""

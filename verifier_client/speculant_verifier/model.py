@@ -53,6 +53,8 @@ class TargetModel:
         """
         token = config.hf_token.get_secret_value() if config.hf_token else None
         device = _device(config.device)
+        if config.num_threads:
+            torch.set_num_threads(config.num_threads)
         dtype = "float32" if config.dtype == "auto" and device.type == "cpu" else config.dtype
         try:
             tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name or config.model_name, token=token)

@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     files = list_corpus_files(settings.corpus)
     with show_progress(f"{len(files)} files") as progress:
         graph = builder.build_from_files(files, progress=progress)
-        builder.save(settings.output)
+        builder.save(settings.output, progress=progress)
     seconds = time.monotonic() - started
     summary = {
         "output": str(settings.output),

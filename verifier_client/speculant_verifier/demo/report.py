@@ -127,7 +127,7 @@ class DemoReport:
         return 0 if everything.identical else 1
 
     def _table(self, everything: Outcome) -> Table:
-        table = Table(box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for name in (
             "prompt",
             "tokens",

@@ -51,7 +51,9 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
         address = f"unix://{temporary}/drafter.sock"
         process = stack.enter_context(running_sidecar(graph_path, address))
         report.say(f"sidecar: process {process.pid} serves it at {address}")
-        target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu"))
+        # One thread: matrices this small gain nothing from more, and threads that wait for each other would fight
+        # with the sidecar for the cores.
+        target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
         report.say(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
         client = DrafterClient(
             ClientConfig(address=address, deadline_ms=100.0), tokenizer=target.fingerprint, draft=settings.draft
@@ -85,7 +87,7 @@ def _graph(folder: Path, report: DemoReport) -> Path:
     builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER))
     with show_progress(f"{len(files)} files") as progress:
         graph = builder.build_from_files(files, progress=progress)
-        builder.save(path)
+        builder.save(path, progress=progress)
     report.say(
         f"graph:   {graph.metadata.num_tokens:,} tokens of {len(files)} standard library files, "
         f"{sum(graph.metadata.transitions_per_order):,} transitions, {path.stat().st_size / 1e6:.0f} MB"

@@ -1,0 +1,163 @@
+"""``speculant`` as people and scripts use it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from speculant_graph.cli.main import COMMANDS, main
+from speculant_verifier.demo.corpus import standard_library_folder
+from speculant_verifier.demo.run import MODEL_FOLDER
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in COMMANDS)
+    assert main([]) == 0
+    assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_needs_no_torch(command: str) -> None:
+    result = python(
+        "import sys\nfrom speculant_graph.cli.main import main\n"
+        f"try: main(['{command}', '--help'])\nexcept SystemExit as end: assert not end.code, end.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'grpc', 'networkx'} & set(sys.modules)\nassert not heavy, heavy"
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"usage: speculant {command}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bulid"], "no command 'bulid'"),
+        (["build"], "CORPUS"),
+        (["build", "nowhere.txt", "--tokenizer", str(MODEL_FOLDER)], "nowhere.txt does not exist"),
+        (["build", "x", "--max-order", "11"], "--graph.max-order"),
+        (["build", "x", "--colour", "blue"], "--colour"),
+        (["build", __file__, "--tokenizer", "."], "tokenizer.json"),
+        (["inspect", "nowhere.pkl"], "nowhere.pkl"),
+        (["generate", "x", "--model", "./nowhere"], "--verifier.model-name"),
+        (["drafter", "--graph", "nowhere.pkl", "--listen", "localhost:0"], "nowhere.pkl"),
+        (["drafter", "--listen", "nonsense"], "nonsense"),
+        (["inspect", "x", "--config", "missing.toml"], "missing.toml"),
+    ],
+)
+def test_user_errors_are_one_line(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) in (1, 2)
+    shown = capfd.readouterr().err
+    assert message in shown
+    assert shown.startswith("speculant: ")
+    assert len(shown.splitlines()) == 1, shown
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[grahp]\nmax_order = 3", "did you mean [graph]"),
+        ("[graph\n", "speculant.toml"),
+        ("[graph]\norder=3", "graph.order"),
+    ],
+)
+def test_mistakes_in_a_settings_file(elsewhere: Path, content: str, message: str, capsys) -> None:
+    (elsewhere / "speculant.toml").write_text(content, encoding="utf-8")
+    assert main(["build", "x"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_flags_beat_environment_beats_file_beats_defaults(elsewhere: Path, monkeypatch, capsys) -> None:
+    (elsewhere / "text.txt").write_text("one two three one two four " * 20, encoding="utf-8")
+
+    def built(*flags: str) -> int:
+        arguments = ["build", "text.txt", "--tokenizer", str(MODEL_FOLDER), "--json", *flags]
+        assert main(arguments) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])["max_order"]
+
+    assert built() == 5
+    (elsewhere / "speculant.toml").write_text("[graph]\nmax_order = 2\n[draft]\nk = 3\n", encoding="utf-8")
+    assert built() == 2
+    monkeypatch.setenv("SPECULANT_GRAPH__MAX_ORDER", "3")
+    assert built() == 3
+    assert built("--max-order", "4") == 4
+    assert built("--graph.max-order=1") == 1
+    (elsewhere / "other.toml").write_text("[graph]\nmax_order = 6\n", encoding="utf-8")
+    monkeypatch.delenv("SPECULANT_GRAPH__MAX_ORDER")
+    assert built("--config", "other.toml") == 6
+
+
+def test_build_inspect_generate(elsewhere: Path, capsys, monkeypatch) -> None:
+    library = standard_library_folder()
+    corpus = [str(library / "queue.py"), str(library / "json")]
+    assert main(["build", *corpus, "--tokenizer", str(MODEL_FOLDER), "-o", "g.pkl"]) == 0
+    assert "g.pkl" in capsys.readouterr().out
+    assert main(["inspect", "g.pkl", "--verify", "--prompt", "def loads(s, *, cls=None", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["verified"] is True
+    assert report["max_order"] == 5
+    assert 0 < len(report["draft_token_ids"]) <= 8
+    model = ["--model", str(MODEL_FOLDER), "--max-tokens", "40", "--num-threads", "1"]
+    assert main(["generate", "def loads(s):", *model]) == 0
+    plain = capsys.readouterr()
+    assert "40 tokens" in plain.err
+    assert main(["generate", "def loads(s):", *model, "--graph-path", "g.pkl", "--json"]) == 0
+    drafted = json.loads(capsys.readouterr().out)
+    assert drafted["text"] == plain.out.removesuffix("\n")
+    assert drafted["num_drafted"] > 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("def loads(s):"))
+    assert main(["generate", *model]) == 0
+    assert capsys.readouterr().out == plain.out
+
+
+def test_a_missing_extra_names_the_command_to_type() -> None:
+    result = python(
+        "import sys\nsys.modules['torch'] = None\nimport speculant_graph\n"
+        "try: speculant_graph.SpeculativeDecoder\n"
+        "except ImportError as error: print(error)\n"
+    )
+    assert 'pip install "speculant-graph[verifier]"' in result.stdout, result.stderr
+
+
+def test_a_bug_in_the_verifier_is_not_called_a_missing_extra() -> None:
+    result = python(
+        "import sys\nsys.modules['speculant_verifier.engine'] = None\nimport speculant_graph\n"
+        "speculant_graph.SpeculativeDecoder"
+    )
+    assert "speculant_verifier.engine" in result.stderr.splitlines()[-1]
+    assert "pip install" not in result.stderr
+
+
+@pytest.mark.slow
+def test_demo(elsewhere: Path) -> None:
+    """The whole demo as a user runs it, with short texts, twice: the second run finds its graph."""
+    command = [sys.executable, "-m", "speculant_graph.cli.main", "demo", "--rounds", "1", "--json"]
+    command += ["--max-tokens", "32", "--folder", str(elsewhere / "kept")]
+    for _ in range(2):
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+        report = json.loads(result.stdout.splitlines()[-1])
+        assert report["identical"] is True
+        assert report["mean_accepted_tokens"] > 1
+        assert report["steps_without_drafter"] == 0
+        keys = {"identical", "speedup", "plain_tokens_per_s", "speculative_tokens_per_s", "mean_accepted_tokens",
+                "acceptance_rate", "draft_us_p50", "draft_us_p99"}  # fmt: skip
+        assert keys | {"prompts", "machine", "command"} <= report.keys()
+        assert all(keys <= prompt.keys() for prompt in report["prompts"])
+    assert "is there already" in result.stdout

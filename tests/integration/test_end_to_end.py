@@ -1,0 +1,211 @@
+"""The main job with everything real: text, graph, sidecar process, model."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import speculant_graph
+from speculant_graph import (
+    ClientConfig,
+    DraftConfig,
+    DraftGenerator,
+    GenerationConfig,
+    GraphBuilder,
+    GraphConfig,
+    SpeculativeDecoder,
+    VerifierConfig,
+)
+from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
+from speculant_verifier.demo.corpus import standard_library_folder
+from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.model import TargetModel
+from support.sidecar import start_sidecar
+from support.tiny_models import byte_tokenizer
+
+PROMPTS = ["    async def join(self):", "class Handler(logging.Handler):\n    def __init__(self, level=NOTSET):"]
+SETTINGS = GenerationConfig(max_tokens=60)
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetModel:
+    return TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), num_threads=1))
+
+
+@pytest.fixture(scope="module")
+def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER), max_order=5)
+    library = standard_library_folder()
+    builder.build_from_files([library / "asyncio", library / "logging"])
+    path = tmp_path_factory.mktemp("graph") / "graph.pkl"
+    builder.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(target: TargetModel) -> list[str]:
+    return [result.text for result in SpeculativeDecoder(target=target).generate(PROMPTS, SETTINGS)]
+
+
+def test_the_api_of_the_requirements(tmp_path: Path, graph_file: Path) -> None:
+    library = standard_library_folder()
+    graph_config = GraphConfig(max_order=5, tokenizer_name=str(MODEL_FOLDER), hf_token="your_token")
+    builder = GraphBuilder(
+        tokenizer_name=graph_config.tokenizer_name,
+        max_order=graph_config.max_order,
+        chunk_size=graph_config.chunk_size,
+        hf_token=graph_config.hf_token,
+    )
+    graph = builder.build_from_files([str(library / "queue.py"), str(library / "sched.py")])
+    assert graph.max_order == 5
+    builder.save(str(tmp_path / "knowledge_graph.pkl"))
+
+    generator = DraftGenerator.from_file(str(tmp_path / "knowledge_graph.pkl"))
+    draft = generator.generate(prompt="    def get(self, block=True, timeout", k=10, strategy="greedy")
+    assert 0 < len(draft) <= 10
+    assert draft.strategy == "greedy"
+
+    decoder = SpeculativeDecoder(
+        graph_path=str(graph_file),
+        verifier_config=VerifierConfig(model_name=str(MODEL_FOLDER), num_threads=1),
+        draft_config=DraftConfig(k=8, strategy="greedy"),
+    )
+    result = decoder.generate(prompt=PROMPTS[0], generation_config=GenerationConfig(max_tokens=50, temperature=0.9))
+    assert result.text
+    assert f"{result.acceptance_rate:.2%}"
+    assert result.num_accepted + result.num_rejected == result.num_drafted
+    assert len(result.token_ids) == result.num_accepted + result.num_steps
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sampling"])
+def test_drafts_from_a_graph_change_only_the_number_of_steps(
+    target: TargetModel, graph_file: Path, plain: list[str], strategy: str
+) -> None:
+    decoder = SpeculativeDecoder(graph_file, draft_config=DraftConfig(k=6, strategy=strategy), target=target)
+    results = decoder.generate(PROMPTS, SETTINGS)
+    assert [result.text for result in results] == plain
+    assert sum(result.num_steps for result in results) < 2 * 60
+    assert [decoder.generate(prompt, SETTINGS).text for prompt in PROMPTS] == plain
+
+
+def test_sampled_text_depends_on_the_seed_alone(target: TargetModel, graph_file: Path) -> None:
+    def texts(seed: int, decoder: SpeculativeDecoder) -> list[str]:
+        settings = GenerationConfig(max_tokens=40, temperature=0.8, top_p=0.95, seed=seed)
+        return [result.text for result in decoder.generate(PROMPTS, settings)]
+
+    alone, drafting = SpeculativeDecoder(target=target), SpeculativeDecoder(graph_file, target=target)
+    assert texts(1, alone) == texts(1, drafting)
+    assert texts(1, alone) != texts(2, alone)
+
+
+def test_streamed_pieces_make_up_the_text(target: TargetModel, graph_file: Path, plain: list[str]) -> None:
+    decoder = SpeculativeDecoder(graph_file, target=target)
+    events = list(decoder.stream(PROMPTS, SETTINGS))
+    for index, text in enumerate(plain):
+        of_prompt = [event for event in events if event.prompt_index == index]
+        assert "".join(event.text for event in of_prompt) == text
+        assert all(event.text.startswith(event.accepted_text) for event in of_prompt)
+        assert [event.result is not None for event in of_prompt] == [False] * (len(of_prompt) - 1) + [True]
+        assert any(event.num_accepted for event in of_prompt)
+
+
+def test_sidecar_killed_and_restarted_in_the_middle_of_a_generation(
+    target: TargetModel, graph_file: Path, tmp_path: Path
+) -> None:
+    """The text is that of plain decoding, steps go on without drafts, and drafts come back by themselves."""
+    settings = GenerationConfig(max_tokens=160, ignore_end_tokens=True)
+    expected = SpeculativeDecoder(target=target).generate(PROMPTS[0], settings)
+    sidecar = start_sidecar(graph_file, tmp_path / "drafter.sock")
+    client_config = ClientConfig(address=sidecar.address, deadline_ms=2_000, pause_ms=20)
+    with SpeculativeDecoder(target=target, client_config=client_config, draft_config=DraftConfig(k=2)) as decoder:
+        pieces, accepted_before, accepted_after, killed_at, restarted = [], 0, 0, None, False
+        for number, event in enumerate(decoder.stream(PROMPTS[0], settings)):
+            pieces.append(event.text)
+            if killed_at is None:
+                accepted_before += event.num_accepted
+                if accepted_before >= 4:
+                    sidecar.kill()
+                    killed_at = number
+            elif not restarted and number >= killed_at + 10:
+                sidecar = start_sidecar(graph_file, tmp_path / "drafter.sock")
+                time.sleep(0.3)  # longer than any back-off
+                restarted = True
+            elif restarted:
+                accepted_after += event.num_accepted
+        result = event.result
+    sidecar.stop()
+    assert result is not None
+    assert result.token_ids == expected.token_ids
+    assert "".join(pieces) == expected.text
+    assert killed_at is not None
+    assert restarted
+    assert result.num_steps_without_drafter >= 8
+    assert accepted_after > 0, "drafts must come back"
+
+
+def test_stopped_sidecar_costs_a_few_deadlines_not_the_text(
+    target: TargetModel, graph_file: Path, plain: list[str], tmp_path: Path
+) -> None:
+    sidecar = start_sidecar(graph_file, tmp_path / "drafter.sock")
+    client_config = ClientConfig(address=sidecar.address, deadline_ms=50, pause_ms=10_000)
+    with SpeculativeDecoder(target=target, client_config=client_config) as decoder:
+        sidecar.signal(signal.SIGSTOP)
+        result = decoder.generate(PROMPTS[0], SETTINGS)
+        sidecar.signal(signal.SIGCONT)
+    sidecar.stop()
+    assert result.text == plain[0]
+    assert result.num_steps_without_drafter == result.num_steps - 1, "the last step had no room for a draft"
+    assert result.num_drafted == 0
+
+
+def test_no_sidecar_at_all(target: TargetModel, plain: list[str], tmp_path: Path) -> None:
+    client_config = ClientConfig(address=f"unix://{tmp_path}/nobody.sock")
+    with SpeculativeDecoder(target=target, client_config=client_config) as decoder:
+        assert decoder.generate(PROMPTS[0], SETTINGS).text == plain[0]
+
+
+def test_a_graph_of_another_tokenizer_is_refused(target: TargetModel, tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "bytes")
+    (tmp_path / "text.txt").write_text("some text for bytes", encoding="utf-8")
+    builder = GraphBuilder(tokenizer_name=str(tmp_path / "bytes"))
+    builder.build_from_files([tmp_path / "text.txt"])
+    builder.save(tmp_path / "bytes.pkl")
+    with pytest.raises(TokenizerMismatchError, match=r"bytes.*model"):
+        SpeculativeDecoder(tmp_path / "bytes.pkl", target=target)
+    sidecar = start_sidecar(tmp_path / "bytes.pkl", tmp_path / "drafter.sock")
+    decoder = SpeculativeDecoder(
+        target=target, client_config=ClientConfig(address=sidecar.address, open_deadline_ms=5_000)
+    )
+    with pytest.raises(TokenizerMismatchError, match=r"model.*bytes"):
+        decoder.generate(PROMPTS[0], SETTINGS)
+    decoder.close()
+    sidecar.stop()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([""], "empty"), ([[1] * 5_000], "shorten"), ([[1, 4_096]], "outside")],
+)
+def test_bad_prompts_are_refused_by_name(target: TargetModel, prompt: list, message: str) -> None:
+    with pytest.raises(GenerationError, match=message):
+        SpeculativeDecoder(target=target).generate(prompt, SETTINGS)
+
+
+def test_bad_settings_are_refused_by_name(target: TargetModel, graph_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one source of drafts"):
+        SpeculativeDecoder(graph_file, target=target, client_config=ClientConfig(address="unix:///x"))
+    with pytest.raises(ConfigError, match="model-name"):
+        TargetModel.load(VerifierConfig(model_name=str(tmp_path / "nothing")))
+    with pytest.raises(ConfigError, match="device"):
+        TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="abacus"))
+
+
+def test_empty_list_of_prompts(target: TargetModel) -> None:
+    assert SpeculativeDecoder(target=target).generate([], SETTINGS) == []
+
+
+def test_all_public_names_resolve() -> None:
+    assert all(getattr(speculant_graph, name) for name in speculant_graph.__all__)

@@ -1,0 +1,100 @@
+"""Promises about the repository itself."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import speculant_graph
+from speculant_graph import config
+from speculant_graph.settings import SECTIONS
+
+ROOT = Path(__file__).parents[2]
+
+
+def tracked_files() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listing.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def test_public_names_are_the_table() -> None:
+    assert sorted(speculant_graph._HOMES) == speculant_graph.__all__
+    with pytest.raises(AttributeError):
+        speculant_graph.NoSuchName  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["speculant_graph", "speculant_drafter"])
+def test_library_and_drafter_import_no_torch(package: str) -> None:
+    code = (
+        "import importlib, pkgutil, sys\n"
+        f"import {package} as package\n"
+        "for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "    if not module.name.endswith('__main__'): importlib.import_module(module.name)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_module_of_the_library_has_a_docstring() -> None:
+    for module in pkgutil.walk_packages(speculant_graph.__path__, "speculant_graph."):
+        if ".v1" not in module.name:
+            assert importlib.import_module(module.name).__doc__, module.name
+
+
+def test_every_setting_is_explained_and_has_a_default() -> None:
+    classes = [kind for _, kind in inspect.getmembers(config, inspect.isclass) if issubclass(kind, config.Config)]
+    for kind in classes:
+        kind()
+        assert kind.__doc__
+        for name, field in kind.model_fields.items():
+            assert field.description, f"{kind.__name__}.{name}"
+
+
+def test_no_python_file_is_longer_than_400_lines() -> None:
+    for path in tracked_files():
+        if path.suffix == ".py" and "_pb2" not in path.name:
+            assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+
+
+def test_no_large_file_and_no_lock_file() -> None:
+    for path in tracked_files():
+        assert path.stat().st_size < 12_000_000, path
+        assert path.name not in {"uv.lock", "package-lock.json", "poetry.lock"}
+
+
+def test_no_address_of_a_registry_or_hub() -> None:
+    halves = [("pypi", r"\.org"), ("python", "hosted"), ("npm", "js"), ("hugging", r"face\.co"), ("docker", r"\.io")]
+    pattern = re.compile("|".join(first + second for first, second in halves))  # this file must not match itself
+    for path in tracked_files():
+        if path.suffix in {".safetensors", ".png"}:
+            continue
+        found = pattern.search(path.read_text(encoding="utf-8"))
+        assert found is None, f"{path}: {found and found.group()}"
+
+
+def test_the_example_of_all_settings_is_true() -> None:
+    content = tomllib.loads((ROOT / "deploy" / "speculant.toml").read_text(encoding="utf-8"))
+    classes = {
+        "graph": config.GraphConfig,
+        "draft": config.DraftConfig,
+        "verifier": config.VerifierConfig,
+        "generation": config.GenerationConfig,
+        "client": config.ClientConfig,
+        "server": config.ServerConfig,
+    }
+    assert content.keys() == classes.keys() == set(SECTIONS)
+    for section, kind in classes.items():
+        assert kind.model_validate(content[section]) == kind()
+        unset = {name for name, field in kind.model_fields.items() if field.default is None}
+        assert content[section].keys() == kind.model_fields.keys() - unset
