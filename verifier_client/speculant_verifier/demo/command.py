@@ -26,7 +26,7 @@ class DemoSettings(CommandSettings):
     """Print one JSON object as the last line."""
     draft: DraftConfig = DraftConfig()
     """How much to draft."""
-    generation: GenerationConfig = GenerationConfig(max_tokens=192)
+    generation: GenerationConfig = GenerationConfig(max_tokens=160)
     """How tokens are chosen."""
 
 
