@@ -40,6 +40,6 @@ def gpt_oss():
 @pytest.fixture(scope="session")
 def llama():
     """A random Llama, as a target model."""
-    from support.tiny_models import tiny_llama
+    from support.tiny_models import tiny_model
 
-    return tiny_llama()
+    return tiny_model("llama")

@@ -84,7 +84,7 @@ def __getattr__(name: str) -> object:
     try:
         value: object = getattr(importlib.import_module(_HOMES[name]), name)
     except ImportError as error:
-        explained = missing_extra(error)
+        explained = missing_extra(error, "verifier" if _HOMES[name].startswith("speculant_verifier") else "build")
         if explained is None:
             raise
         raise ImportError(f"{name} needs more than the base installation: {explained}") from error

@@ -14,7 +14,7 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.types import EMPTY_DRAFT, Draft
 from speculant_verifier.engine import Engine
 from support.drafters import ScriptedDrafter, chain, knowing, knowing_tree
-from support.tiny_models import WINDOW, tiny_gpt_oss
+from support.tiny_models import WINDOW, tiny_gpt_oss, tiny_model
 
 LENGTHS = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 40, 3, 77]
 GREEDY = GenerationConfig(max_tokens=40, ignore_end_tokens=True)
@@ -55,6 +55,20 @@ def test_plain_greedy_decoding_equals_transformers(target):
             max_new_tokens=40, do_sample=False, eos_token_id=None,
         )  # fmt: skip
         assert ours.token_ids == theirs[0].tolist()
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+def test_other_families_decode_as_transformers_does(family):
+    """With drafts, past the sliding windows that two of them have."""
+    target = tiny_model(family)
+    for prompt in prompts()[3:]:
+        theirs = target.model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=40, do_sample=False, eos_token_id=None,
+        )[0].tolist()  # fmt: skip
+        [ours] = decode(target, [(prompt, GREEDY)], ScriptedDrafter(knowing([theirs], 0.8, 258)))
+        assert ours.token_ids == theirs
+        assert sum(ours.accepted_by_depth) > 0
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
-    LlamaForCausalLM,
+    MistralConfig,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
 )
 
 from speculant_verifier.model import TargetModel
@@ -56,9 +59,16 @@ def tiny_gpt_oss(vocabulary_size: int = 258, window: int = WINDOW, seed: int = 0
     return TargetModel(model, byte_tokenizer(), "tiny-gpt-oss")
 
 
-def tiny_llama(seed: int = 0) -> TargetModel:
+def tiny_model(family: str, seed: int = 0) -> TargetModel:
+    """A random Llama, Mistral (every layer has a window), Qwen2 (some have) or Qwen3 (none has)."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    kind, more = {
+        "llama": (LlamaConfig, {}),
+        "mistral": (MistralConfig, {"sliding_window": WINDOW}),
+        "qwen2": (Qwen2Config, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+        "qwen3": (Qwen3Config, {"head_dim": 16}),
+    }[family]
+    config = kind(
         vocab_size=258,
         hidden_size=32,
         intermediate_size=64,
@@ -70,5 +80,6 @@ def tiny_llama(seed: int = 0) -> TargetModel:
         eos_token_id=257,
         bos_token_id=None,
         pad_token_id=None,
+        **more,
     )
-    return TargetModel(LlamaForCausalLM(config), byte_tokenizer(), "tiny-llama")
+    return TargetModel(AutoModelForCausalLM.from_config(config), byte_tokenizer(), f"tiny-{family}")

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.tokenize import fingerprint_of
@@ -34,10 +40,9 @@ class TargetModel:
         self.tokenizer = tokenizer
         self.name = name
         config = model.config.get_text_config()
-        layer_types = getattr(config, "layer_types", None)
-        self.takes_mask_per_layer_type = layer_types is not None
-        has_window = layer_types is not None and "sliding_attention" in layer_types
-        self.window: int | None = config.sliding_window if has_window else None
+        self.layer_types = _layer_types(config, name)
+        self.takes_mask_per_layer_type = getattr(config, "layer_types", None) is not None
+        self.window: int | None = config.sliding_window if "sliding_attention" in self.layer_types else None
         self.num_layers: int = config.num_hidden_layers
         self.vocabulary_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
@@ -118,19 +123,38 @@ class TargetModel:
         num_nodes = max(len(ids) for ids in token_ids)
         padded = [[*ids, *([ids[-1]] * (num_nodes - len(ids)))] for ids in token_ids]
         plan = cache.plan(rows, num_nodes, drafts)
-        mask: Any = plan.visible
-        if self.takes_mask_per_layer_type:
-            mask = {"full_attention": plan.visible, "sliding_attention": plan.visible_in_window}
+        masks: Any = {"full_attention": plan.visible, "sliding_attention": plan.visible_in_window}
+        if not self.takes_mask_per_layer_type:
+            [only_kind] = self.layer_types
+            masks = masks[only_kind]
         output = self.model(
             torch.tensor(padded, device=self.device),
             position_ids=plan.position_ids,
-            attention_mask=mask,
+            attention_mask=masks,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1 if last_only else 0,
         )
         logits: Tensor = output.logits
         return logits
+
+
+def _layer_types(config: PreTrainedConfig, name: str) -> frozenset[str]:
+    """Return the kinds of attention layers; models that do not name them have one kind.
+
+    Raises:
+        ConfigError: a kind whose past can't be rolled back by masks.
+    """
+    declared = getattr(config, "layer_types", None)
+    if declared is None:
+        has_window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+        return frozenset({"sliding_attention" if has_window else "full_attention"})
+    if unknown := set(declared) - {"full_attention", "sliding_attention"}:
+        raise ConfigError(
+            f"model '{name}' has layers of kind {', '.join(sorted(unknown))}, which can't be verified yet; "
+            "choose a model with full or sliding attention"
+        )
+    return frozenset(declared)
 
 
 def _device(name: str) -> torch.device:

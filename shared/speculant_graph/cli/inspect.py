@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         "corpus_files": len(metadata.corpus_files),
         "verified": settings.verify,
     }
-    console = Console()
+    console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"[bold]{settings.path}[/]  {settings.path.stat().st_size / 1e6:.1f} MB, built {metadata.built_at} from "
         f"{len(metadata.corpus_files):,} files, {metadata.num_tokens:,} tokens"

@@ -15,13 +15,13 @@ from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.extras import missing_extra
 
 COMMANDS = {
-    "build": ("speculant_graph.cli.build", "count a corpus into a graph file"),
-    "inspect": ("speculant_graph.cli.inspect", "show what a graph holds and what it would draft"),
-    "drafter": ("speculant_drafter.cli", "serve a graph as the drafter sidecar"),
-    "generate": ("speculant_verifier.cli", "continue a prompt with a model and drafts"),
-    "demo": ("speculant_verifier.demo.command", "run all of it on this machine and compare with plain decoding"),
+    "build": ("speculant_graph.cli.build", "build", "count a corpus into a graph file"),
+    "inspect": ("speculant_graph.cli.inspect", "build", "show what a graph holds and what it would draft"),
+    "drafter": ("speculant_drafter.cli", "drafter", "serve a graph as the drafter sidecar"),
+    "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
+    "demo": ("speculant_verifier.demo.command", "all", "run it all here and compare with plain decoding"),
 }
-"""Command -> (module with ``run(arguments) -> exit status``, what it does)."""
+"""Command -> (module with ``run(arguments) -> exit status``, extra it needs, what it does)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,14 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = given[0]
     if name not in COMMANDS:
         return _fail(f"there is no command '{name}'; it may be: {', '.join(COMMANDS)}", 2)
+    module, extra, _ = COMMANDS[name]
     try:
-        status: int = importlib.import_module(COMMANDS[name][0]).run(given[1:])
+        status: int = importlib.import_module(module).run(given[1:])
     except ConfigError as error:
         return _fail(f"{name}: {error}", 2)
     except SpeculantError as error:
         return _fail(f"{name}: {error}", 1)
     except ImportError as error:
-        explained = missing_extra(error)
+        explained = missing_extra(error, extra)
         if explained is None:
             raise
         return _fail(f"{name}: {explained}", 1)
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<10} {what}" for name, (_, _, what) in COMMANDS.items()]
     return (
         "usage: speculant COMMAND [options]\n\nSpeculative decoding from an n-gram graph of your own text.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. Every option "

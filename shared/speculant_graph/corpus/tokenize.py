@@ -73,14 +73,16 @@ class CorpusTokenizer:
 
         Raises:
             ConfigError: there is no such tokenizer, or no access to it.
-            ImportError: the extra ``build`` is not installed.
+            ModuleNotFoundError: the extra ``build`` is not installed.
         """
         try:
             from tokenizers import Tokenizer
         except ModuleNotFoundError as error:
             if error.name != "tokenizers":
                 raise
-            raise ImportError('tokenizing text needs: pip install "speculant-graph[build]"', name=error.name) from error
+            raise ModuleNotFoundError(
+                'tokenizing text needs: pip install "speculant-graph[build]"', name=error.name
+            ) from error
         name = str(name_or_folder)
         if Path(name).is_dir():
             file, config_file = Path(name) / _TOKENIZER_FILE, Path(name) / _CONFIG_FILE
