@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-_OPTIONAL_MODULES = frozenset({"torch", "transformers", "tokenizers", "huggingface_hub", "rich", "grpc_health"})
+_OPTIONAL_MODULES = frozenset(
+    {"accelerate", "torch", "transformers", "tokenizers", "huggingface_hub", "rich", "grpc_health"}
+)
 
 
 def missing_extra(error: ImportError, extra: str) -> str | None:

@@ -64,7 +64,12 @@ class TargetModel:
         try:
             tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name or config.model_name, token=token)
             model = AutoModelForCausalLM.from_pretrained(
-                config.model_name, dtype=dtype, token=token, attn_implementation=register()
+                config.model_name,
+                dtype=dtype,
+                token=token,
+                # Quantised weights must be put where they stay while they are loaded; moving them later fails.
+                device_map={"": device},
+                attn_implementation=register(),
             )
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
@@ -76,7 +81,6 @@ class TargetModel:
             raise ConfigError(
                 f"the tokenizer of '{config.model_name}' is not a fast one; choose a model with a tokenizer.json"
             )
-        model.to(device)  # type: ignore[arg-type]  # the decorated method loses its owner
         return cls(model, tokenizer, config.model_name)
 
     @property
