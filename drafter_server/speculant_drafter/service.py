@@ -6,6 +6,7 @@ Steps run on the event loop: a draft takes less time than handing it to a thread
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
@@ -41,6 +42,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
 """Name of the service, for health checks."""
 
 _GENERATION = 1
+_CANDIDATE_BYTES = 8
 _ENVELOPE_BYTES = 32
 """More than a step on the stream adds to its answer."""
 
@@ -142,22 +144,29 @@ class DrafterService(DrafterServiceServicer):
         started_ns = time.perf_counter_ns()
         served = self._served(message.graph)
         request = convert.decode_step_request(message, max_sequences=self._config.max_sequences)
-        sequences = tuple(self._answer_sequence(served, entry, request.options) for entry in request.sequences)
+        sequences = []
+        num_candidates = 0
+        for entry in request.sequences:
+            sequences.append(self._answer_sequence(served, entry, request.options))
+            num_candidates += sum(len(proposal.token_ids) for proposal in sequences[-1].draft.proposals)
+            # Stop before the distributions of a large batch fill the memory, not when they are packed.
+            if num_candidates * _CANDIDATE_BYTES > self._config.max_message_bytes:
+                raise self._too_large()
         server_time_ns = time.perf_counter_ns() - started_ns
-        answer = StepAnswer(_GENERATION, next(self._draft_ids), sequences, server_time_ns)
-        response = convert.encode_step_answer(answer, omit_proposals=request.options.omit_proposals)
+        answer = StepAnswer(_GENERATION, next(self._draft_ids), tuple(sequences), server_time_ns)
+        response = convert.encode_step_answer(answer)
         if response.ByteSize() > self._config.max_message_bytes - _ENVELOPE_BYTES:
-            raise DraftLimitError(
-                f"the answer is larger than {self._config.max_message_bytes} bytes; set max_candidates, or send "
-                "fewer sequences at a time"
-            )
+            raise self._too_large()
         return response
+
+    def _too_large(self) -> DraftLimitError:
+        return DraftLimitError(
+            f"the answer is larger than {self._config.max_message_bytes} bytes; set omit_proposals or max_candidates, "
+            "or send fewer sequences at a time"
+        )
 
     def _answer_sequence(self, served: _LoadedGraph, request: SequenceRequest, options: StepOptions) -> SequenceAnswer:
         session_id = request.session_id
-        if max(request.token_ids, default=0) >= served.vocabulary_size:
-            next_position = 0 if session_id is None else served.sessions.position(session_id)
-            return SequenceAnswer(SequenceStatus.INVALID_TOKEN, next_position)
         if session_id is None:
             end = request.position + len(request.token_ids)
             draft = self._draft(served, request, options, request.token_ids, end)
@@ -179,7 +188,7 @@ class DrafterService(DrafterServiceServicer):
         budget = self._draft_config.k if request.node_budget is None else request.node_budget
         if budget == 0:
             return EMPTY_DRAFT
-        return served.generator.draft(
+        draft = served.generator.draft(
             context[-served.max_order :],
             min(budget, self._config.max_nodes),
             options.strategy or self._draft_config.strategy,
@@ -187,6 +196,7 @@ class DrafterService(DrafterServiceServicer):
             position=position,
             max_candidates=options.max_candidates or self._draft_config.max_candidates,
         )
+        return dataclasses.replace(draft, proposals=()) if options.omit_proposals else draft
 
     def _served(self, graph: str) -> _LoadedGraph:
         if self._loaded is None:

@@ -9,12 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from speculant_graph.types import StrategyName
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
+
+
+def _not_tiny(temperature: float) -> float:
+    if 0.0 < temperature < 1e-3:
+        raise ValueError("temperature must be 0 (greedy) or at least 0.001")
+    return temperature
 
 
 class Config(BaseModel):
@@ -63,8 +69,8 @@ class VerifierConfig(Config):
     """Number type of the weights; 'auto' keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
     num_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 leaves it to torch. On a CPU leave a core to a sidecar on the same machine."""
-    max_batch_size: Annotated[int, Field(ge=1)] = 8
-    """Most sequences decoded together; longer lists of prompts are decoded in groups."""
+    max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
+    """Most sequences decoded together; of longer lists, prompts wait for a free place."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 
@@ -74,8 +80,8 @@ class GenerationConfig(Config):
 
     max_tokens: Annotated[int, Field(ge=1)] = 256
     """Most new tokens."""
-    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
-    """0 is greedy."""
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_not_tiny)] = 0.0
+    """0 is greedy; otherwise at least 0.001, below which logits overflow."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0

@@ -13,7 +13,7 @@
     │   ├── DraftLimitError         it is over a limit of the drafter
     │   └── UnservedRequestError    it asks for what the drafter does not do
     ├── DrafterUnavailableError      the sidecar does not answer
-    └── GenerationError        one request can't be generated; others go on
+    └── GenerationError        a prompt can't be continued; nothing was generated
 
 Messages are one line and end in what to do about it. Nothing here knows gRPC, torch or the command line.
 """
@@ -46,7 +46,7 @@ class TokenizerMismatchError(GraphError):
 
 
 class DraftRequestError(SpeculantError):
-    """A draft request breaks a rule of the wire; nothing of it was taken."""
+    """A draft request breaks a rule of the wire."""
 
 
 class UnknownGraphError(DraftRequestError):
@@ -66,4 +66,4 @@ class DrafterUnavailableError(SpeculantError):
 
 
 class GenerationError(SpeculantError):
-    """One request can't be generated; others are not affected."""
+    """A prompt can't be continued; nothing of the call was generated."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _OPTIONAL_MODULES = frozenset(
-    {"accelerate", "torch", "transformers", "tokenizers", "huggingface_hub", "rich", "grpc_health"}
+    {"accelerate", "torch", "transformers", "tokenizers", "huggingface_hub", "rich", "safetensors", "grpc_health"}
 )
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    CliSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -30,8 +32,23 @@ from speculant_graph.errors import ConfigError
 SECTIONS = ("graph", "draft", "verifier", "generation", "client", "server")
 """Tables that a TOML file may have."""
 
+_SECRET_WORDS = ("token", "key", "password")
+
 CONFIG_VARIABLE = "SPECULANT_CONFIG"
 DEFAULT_FILE = Path("speculant.toml")
+
+
+_WRAPPED = "verbatim-hex:"
+
+
+def _unwrap(item: object) -> object:
+    if isinstance(item, str) and item.startswith(_WRAPPED):
+        return bytes.fromhex(item.removeprefix(_WRAPPED)).decode(errors="surrogateescape")
+    return item
+
+
+TypedPath = Annotated[Path, BeforeValidator(_unwrap)]
+"""A path in a list of arguments, exactly as it was typed."""
 
 
 class CommandSettings(BaseSettings):
@@ -45,13 +62,14 @@ class CommandSettings(BaseSettings):
         cli_avoid_json=True,
         cli_hide_none_type=True,
         cli_exit_on_error=False,
+        cli_parse_none_str="(none)",  # how help shows it; nothing that a user would type
         use_attribute_docstrings=True,
         extra="ignore",
         frozen=True,
     )
 
     config: Path | None = None
-    """TOML file with settings; without it ``speculant.toml`` in this folder, if there is one."""
+    """TOML file with settings; without it speculant.toml in this folder, if there is one."""
 
 
 Settings = TypeVar("Settings", bound=CommandSettings)
@@ -83,21 +101,33 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
+            flags = CliSettingsSource[Any](
+                settings_cls,
+                cli_prog_name=f"speculant {command}",
+                cli_parse_args=list(arguments),
+                cli_shortcuts=_shortcuts(kind),
+                parse_args_method=_parse_verbatim,
+            )
             toml = () if path is None else (TomlConfigSettingsSource(settings_cls, path),)
-            return (init_settings, env_settings, *toml)
+            return (flags, init_settings, env_settings, *toml)
 
     try:
-        loaded: Settings = Loaded(
-            _cli_parse_args=list(arguments),
-            _cli_prog_name=f"speculant {command}",
-            _cli_shortcuts=_shortcuts(kind),
-        )
+        loaded: Settings = Loaded()
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
     except SettingsError as error:
         reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
         raise ConfigError(f"{reason} (see speculant {command} --help)") from error
     return loaded
+
+
+def _parse_verbatim(parser: ArgumentParser, *arguments: Any) -> Namespace:
+    """Parse a command line and wrap the items of lists, which would be split at commas and read as JSON otherwise."""
+    parsed: Namespace = ArgumentParser.parse_args(parser, *arguments)
+    for name, value in vars(parsed).items():
+        if isinstance(value, list):
+            setattr(parsed, name, [_WRAPPED + item.encode(errors="surrogateescape").hex() for item in value])
+    return parsed
 
 
 def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
@@ -152,5 +182,6 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"there is no setting '{'.'.join(location)}'; --help lists those there are"
     value = first.get("input")
-    got = "" if isinstance(value, dict) or value is None else f" (got {value!r})"
+    is_shown = isinstance(value, str | int | float) and not any(word in location[-1] for word in _SECRET_WORDS)
+    got = f" (got {value!r})" if is_shown else ""
     return f"{flag} (or {variable}): {first['msg'][0].lower()}{first['msg'][1:]}{got}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 
 import pytest
@@ -11,6 +12,7 @@ from scipy.stats import chi2
 
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.types import EMPTY_DRAFT, Draft
 from speculant_verifier.engine import Engine
 from support.drafters import ScriptedDrafter, chain, knowing, knowing_tree
@@ -200,3 +202,43 @@ def test_sampled_tokens_have_the_models_joint_distribution_with_drafts():
             tail = (*tail, token if token == drafted else generator.choices(range(VOCABULARY), masses)[0])
         biased[tail] += 1
     assert p_value(biased, joint) < 1e-6
+
+
+def test_a_drafter_that_breaks_every_promise_changes_nothing(gpt_oss):
+    [plain] = decode(gpt_oss, [(prompts()[5], GREEDY)])
+    broken = [Draft((1, 2), (0,)), Draft((1,), (5,)), Draft((1,), (-1,)), Draft((-3,), (0,))]
+    for draft in broken:
+        [row] = decode(gpt_oss, [(prompts()[5], GREEDY)], ScriptedDrafter(lambda _, draft=draft: draft))
+        assert row.token_ids == plain.token_ids
+        assert sum(row.drafted_by_depth) == 0
+
+
+def test_a_drafter_whose_tokenizer_changes_midway_costs_only_speed(gpt_oss):
+    """Before anything was emitted the call is refused; later, sequences go on without drafts."""
+    config = GenerationConfig(max_tokens=5, ignore_end_tokens=True)
+    requests = [(prompt, config) for prompt in prompts()[:4]]
+    expected = [row.token_ids for row in decode(gpt_oss, requests)]
+
+    class Changing(ScriptedDrafter):
+        def __init__(self, allowed):
+            super().__init__(lambda _: EMPTY_DRAFT)
+            self.allowed = allowed
+
+        def open(self, session_id):
+            super().open(session_id)
+            self.allowed -= 1
+            if self.allowed < 0:
+                raise TokenizerMismatchError("another tokenizer")
+
+    assert [row.token_ids for row in decode(gpt_oss, requests, Changing(1))] == expected
+    with pytest.raises(TokenizerMismatchError):
+        decode(gpt_oss, requests, Changing(0))
+
+
+def test_time_of_a_slow_reader_is_not_counted(gpt_oss):
+    config = GenerationConfig(max_tokens=4, ignore_end_tokens=True)
+    started = time.perf_counter()
+    for emission in Engine(gpt_oss, NullDrafter(), 1, 0).run([([1, 2], config)]):
+        time.sleep(0.5)
+        counted = emission.sequence.total_s
+    assert counted < time.perf_counter() - started - 1.5

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from speculant_graph.cli.build import BuildSettings
 from speculant_graph.cli.main import COMMANDS, main
+from speculant_graph.settings import load_settings
+from speculant_verifier.cli import GenerateSettings
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.run import MODEL_FOLDER
 
@@ -161,3 +164,26 @@ def test_demo(elsewhere: Path) -> None:
         assert keys | {"prompts", "machine", "command"} <= report.keys()
         assert all(keys <= prompt.keys() for prompt in report["prompts"])
     assert "is there already" in result.stdout
+
+
+@pytest.mark.parametrize("text", ["Hello, world", "x = [1, 2]", "{x}", 'say "hi"', "a\n\tb ", " null", "None"])
+def test_prompts_and_paths_are_taken_as_typed(text: str) -> None:
+    settings = load_settings(GenerateSettings, "generate", ["--max-tokens", "3", text, "-k", "2"])
+    assert settings.prompt == text
+    assert (settings.generation.max_tokens, settings.draft.k) == (3, 2)
+    assert load_settings(BuildSettings, "build", [text, "x"]).corpus == [Path(text), Path("x")]
+
+
+def test_secrets_are_never_shown(elsewhere: Path, capsys) -> None:
+    (elsewhere / "speculant.toml").write_text('[graph]\nhf_token = ["hf_SECRET"]', encoding="utf-8")
+    assert main(["build", "x"]) == 2
+    assert "SECRET" not in capsys.readouterr().err
+
+
+def test_inspect_shows_brackets_as_they_are(elsewhere: Path, capsys) -> None:
+    (elsewhere / "text.txt").write_text("a[i] = b[/j]\n" * 9, encoding="utf-8")
+    assert main(["build", "text.txt", "--tokenizer", str(MODEL_FOLDER), "-o", "g.pkl"]) == 0
+    assert main(["inspect", "g.pkl", "--prompt", "a[i] = b[/j]"]) == 0
+    shown = capsys.readouterr().out
+    assert "after 'a[i] = b[/j]' it drafts" in shown
+    assert "a[i] = b[" in shown.split("it drafts")[1]

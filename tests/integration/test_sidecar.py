@@ -314,3 +314,32 @@ def test_strict_clients_raise_where_nobody_answers(tmp_path: Path) -> None:
     relaxed.finish(1)
     relaxed.finish(2)
     relaxed.close()
+
+
+def test_drafts_go_on_after_a_token_that_the_graph_can_not_know(
+    shared_sidecar: Sidecar, small_graph: NgramGraph
+) -> None:
+    client = make_client(shared_sidecar)
+    step = known_step(small_graph, next(SESSION_IDS))
+    client.open(step.session_id)
+    token_ids = [*step.token_ids, 10**6]
+    client.draft([SequenceStep(step.session_id, token_ids, 5)])
+    token_ids += step.token_ids
+    [draft] = client.draft([SequenceStep(step.session_id, token_ids, 5)])
+    assert len(draft) == 5
+    client.close()
+
+
+def test_a_verifier_that_needs_no_distributions_is_sent_none(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    config = ClientConfig.model_validate({"address": shared_sidecar.address, **PATIENT})
+    sampling = DraftConfig(strategy="sampling")
+    drafts = []
+    for wants_proposals in (True, False):
+        client = DrafterClient(config, tokenizer=None, draft=sampling, wants_proposals=wants_proposals)
+        step = known_step(small_graph, next(SESSION_IDS))
+        client.open(step.session_id)
+        drafts += client.draft([step])
+        client.close()
+    assert drafts[0].token_ids == drafts[1].token_ids
+    assert len(drafts[0].proposals) == len(drafts[0]) > 0
+    assert drafts[1].proposals == ()

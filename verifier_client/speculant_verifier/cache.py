@@ -157,7 +157,9 @@ class SlotCache(Cache):
         self.rows = torch.tensor(list(rows), device=device)
         self.slots = lengths[:, None] + torch.arange(num_nodes, device=device)
         depths, ancestors = _tree(drafts, count, num_nodes, device)
-        positions = lengths[:, None] + depths
+        # Padding must not reach beyond the model's longest context, for which some models have no position.
+        longest = [num_nodes - 1] * count if drafts is None else [len(draft) for draft in drafts]
+        positions = lengths[:, None] + depths.minimum(torch.tensor(longest, device=device)[:, None])
         columns = torch.arange(self.end, device=device)
         visible = (columns < lengths[:, None])[:, None].repeat(1, num_nodes, 1)
         visible.scatter_(2, self.slots[:, None].expand(-1, num_nodes, -1), ancestors)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 class GenerateSettings(CommandSettings):
     """Continue a prompt with a model, sooner with drafts. The text goes to standard output as it is made."""
 
-    prompt: CliPositionalArg[list[str]] = Field(default_factory=list)
+    prompt: CliPositionalArg[str] = ""
     """Text to continue; without it standard input is read."""
     graph_path: Path | None = None
     """Draft in this process from this graph file."""
@@ -42,7 +41,7 @@ class GenerateSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Generate; print text as it comes and a line of statistics on standard error."""
     settings = load_settings(GenerateSettings, "generate", arguments)
-    prompt = " ".join(settings.prompt) if settings.prompt else sys.stdin.read()
+    prompt = settings.prompt or sys.stdin.read()
     if not prompt:
         raise ConfigError("there is no prompt; give one as an argument or on standard input")
     from rich.console import Console

@@ -13,7 +13,10 @@ OWN_STYLE = "bold yellow"
 
 
 def print_event(console: Console, event: StepEvent) -> None:
-    """Print what a step emitted, without a line end; plain text if the console has no colours."""
+    """Print what a step emitted, without a line end; where there are no colours, the very characters."""
+    if not console.is_terminal:
+        console.file.write(event.text)
+        return
     own = event.text[len(event.accepted_text) :]
     console.print(Text.assemble((event.accepted_text, ACCEPTED_STYLE), (own, OWN_STYLE)), end="")
 

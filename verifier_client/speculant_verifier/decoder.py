@@ -78,7 +78,9 @@ class SpeculativeDecoder:
             _check_tokenizers(graph.metadata.tokenizer, self.target.fingerprint)
             self.drafter = LocalDrafter(DraftGenerator(graph, self.draft_config), self.draft_config)
         elif sidecar is not None:
-            self.drafter = DrafterClient(sidecar, tokenizer=self.target.fingerprint, draft=self.draft_config)
+            self.drafter = DrafterClient(
+                sidecar, tokenizer=self.target.fingerprint, draft=self.draft_config, wants_proposals=False
+            )
         else:
             self.drafter = NullDrafter()
 

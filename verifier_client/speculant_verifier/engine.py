@@ -13,7 +13,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from loguru import logger
+
 from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep, TokenId
 from speculant_verifier.acceptance import Verdict, follow
 from speculant_verifier.cache import SlotCache
@@ -86,6 +89,8 @@ class Engine:
         """
         self._target, self._drafter, self._node_budget = target, drafter, node_budget
         self._num_rows = num_rows
+        self._has_emitted = False
+        self._reader_s = 0.0  # spent by whoever reads the emissions; not ours to count
 
     def run(self, requests: Sequence[tuple[Sequence[TokenId], GenerationConfig]]) -> Iterator[Emission]:
         """Decode all requests and yield every step's emissions; the same requests always yield the same tokens."""
@@ -100,19 +105,27 @@ class Engine:
                     sequence.row = free.pop()
                     running.append(sequence)
                     self._admit(sequence, cache)
+                # In the order of rows a full batch is one block of the cache, which then need not be gathered.
+                running.sort(key=lambda sequence: sequence.row)
                 for emission in self._step(running, cache):
+                    self._has_emitted = True
                     if emission.finish_reason is not None:
                         running.remove(emission.sequence)
                         free.append(emission.sequence.row)
                         self._drafter.finish(emission.sequence.session_id)
+                    paused = time.perf_counter()
                     yield emission
+                    self._reader_s += time.perf_counter() - paused
         finally:  # also when the caller stops listening
             for sequence in running:
                 self._drafter.finish(sequence.session_id)
 
+    def _now(self) -> float:
+        return time.perf_counter() - self._reader_s
+
     def _admit(self, sequence: ActiveSequence, cache: SlotCache) -> None:
         """Read the prompt, all but its last token, into the sequence's row."""
-        sequence.started = time.perf_counter()
+        sequence.started = self._now()
         sequence.token_ids = list(sequence.prompt)
         cache.clear(sequence.row)
         rest = sequence.prompt[:-1]
@@ -121,17 +134,25 @@ class Engine:
             self._target.forward([chunk], cache, [sequence.row], last_only=True)
             cache.commit(sequence.row, range(len(chunk)))
         if self._node_budget:
+            self._open(sequence)
+        sequence.prefill_s = self._now() - sequence.started
+
+    def _open(self, sequence: ActiveSequence) -> None:
+        try:
             self._drafter.open(sequence.session_id)
-        sequence.prefill_s = time.perf_counter() - sequence.started
+        except TokenizerMismatchError as error:
+            if not self._has_emitted:
+                raise  # better to refuse the call than to go without drafts for ever
+            logger.warning("the drafter has another tokenizer now, going on without drafts: {}", error)
 
     def _step(self, running: Sequence[ActiveSequence], cache: SlotCache) -> list[Emission]:
-        clock = [time.perf_counter()]
+        clock = [self._now()]
         drafts = self._draft(running)
-        clock.append(time.perf_counter())
+        clock.append(self._now())
         nodes = [(sequence.token_ids[-1], *draft.token_ids) for sequence, draft in zip(running, drafts, strict=True)]
         rows = [sequence.row for sequence in running]
         logits = self._target.forward(nodes, cache, rows, drafts)
-        clock.append(time.perf_counter())
+        clock.append(self._now())
         emissions = []
         for index, (sequence, draft) in enumerate(zip(running, drafts, strict=True)):
             known = len(sequence.token_ids)
@@ -139,7 +160,7 @@ class Engine:
             positions = [known, *(known + depth for depth in depths)]
             choices = choose(logits[index, : len(positions)], positions, sequence.config)
             emissions.append(self._accept(sequence, draft, depths, follow(draft, choices), cache))
-        clock.append(time.perf_counter())
+        clock.append(self._now())
         for emission in emissions:
             sequence = emission.sequence
             sequence.draft_s += clock[1] - clock[0]
@@ -173,7 +194,11 @@ class Engine:
         ]
 
     def _is_usable(self, draft: Draft) -> bool:
-        return all(0 <= token < self._target.vocabulary_size for token in draft.token_ids)
+        """Whether a draft is a tree of known tokens, as its type promises."""
+        return len(draft.parents) == len(draft.token_ids) and all(
+            0 <= token < self._target.vocabulary_size and 0 <= parent <= node
+            for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
+        )
 
     def _room(self, sequence: ActiveSequence) -> int:
         return self._target.max_length - len(sequence.token_ids)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -16,7 +17,7 @@ from transformers import (
 )
 
 from speculant_graph.config import VerifierConfig
-from speculant_graph.corpus.tokenize import fingerprint_of
+from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_of
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Draft, Fingerprint, TokenId
 from speculant_verifier.attention import register
@@ -26,14 +27,22 @@ from speculant_verifier.cache import SlotCache
 class TargetModel:
     """A causal language model ready to verify drafts."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        name: str,
+        fingerprint: Fingerprint | None = None,
+    ) -> None:
         """Wrap a loaded model; :meth:`load` is the usual way in.
 
         Args:
             model: any causal model of transformers whose attention implementation can be chosen.
             tokenizer: its tokenizer, of the fast kind.
             name: for messages to people.
+            fingerprint: the tokenizer's identity, if it is known.
         """
+        _check_architecture(model, name)
         self.model = model
         self.model.train(False)
         self.model.set_attn_implementation(register())
@@ -47,7 +56,7 @@ class TargetModel:
         self.vocabulary_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
         self.end_token_ids = _end_token_ids(model, tokenizer)
-        self.fingerprint: Fingerprint = fingerprint_of(name, tokenizer.backend_tokenizer)
+        self.fingerprint = fingerprint or fingerprint_of(name, tokenizer.backend_tokenizer)
 
     @classmethod
     def load(cls, config: VerifierConfig) -> TargetModel:
@@ -71,7 +80,7 @@ class TargetModel:
                 device_map={"": device},
                 attn_implementation=register(),
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(
                 f"can't load model '{config.model_name}': {reason} "
@@ -81,7 +90,7 @@ class TargetModel:
             raise ConfigError(
                 f"the tokenizer of '{config.model_name}' is not a fast one; choose a model with a tokenizer.json"
             )
-        return cls(model, tokenizer, config.model_name)
+        return cls(model, tokenizer, config.model_name, _fingerprint(config, tokenizer, token))
 
     @property
     def device(self) -> torch.device:
@@ -141,6 +150,32 @@ class TargetModel:
         )
         logits: Tensor = output.logits
         return logits
+
+
+def _fingerprint(config: VerifierConfig, tokenizer: PreTrainedTokenizerFast, token: str | None) -> Fingerprint:
+    """Return the identity of the tokenizer's file, which is what graphs are built with.
+
+    transformers adds special tokens of other files to the object that it makes of it.
+    """
+    name = config.tokenizer_name or config.model_name
+    try:
+        return CorpusTokenizer.load(name, token).fingerprint
+    except ConfigError:  # it has no such file: transformers made it from an older format
+        return fingerprint_of(name, tokenizer.backend_tokenizer)
+
+
+def _check_architecture(model: PreTrainedModel, name: str) -> None:
+    """Refuse models whose attention would not take our masks as they are meant.
+
+    Raises:
+        ConfigError: the model's attention can't be chosen, or bounds its logits in a way ours does not.
+    """
+    config = model.config.get_text_config()
+    if not getattr(model, "_supports_attention_backend", False) or getattr(config, "attn_logit_softcapping", None):
+        raise ConfigError(
+            f"model '{name}' ({type(model).__name__}) has an attention that can't verify drafts exactly yet; "
+            "choose a model of the gpt-oss, Llama, Mistral or Qwen families"
+        )
 
 
 def _layer_types(config: PreTrainedConfig, name: str) -> frozenset[str]:

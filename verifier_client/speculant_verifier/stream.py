@@ -25,6 +25,8 @@ class TextStream:
 
     def push(self, token_ids: Sequence[TokenId], *, final: bool = False) -> str:
         """Add tokens and return the text that became certain; with ``final`` whatever is left."""
+        if not token_ids and not final:
+            return ""  # moving on without a token would lose the context that leading spaces depend on
         self._token_ids += token_ids
         context = self._decode(self._token_ids[self._context_start : self._settled])
         text = self._decode(self._token_ids[self._context_start :])

@@ -11,13 +11,13 @@ from pathlib import Path
 from pydantic_settings import CliPositionalArg
 
 from speculant_graph.config import GraphConfig
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import CommandSettings, TypedPath, load_settings
 
 
 class BuildSettings(CommandSettings):
     """Count text files into a graph file."""
 
-    corpus: CliPositionalArg[list[Path]]
+    corpus: CliPositionalArg[list[TypedPath]]
     """Text files, and folders that are searched for them."""
     output: Path = Path("graph.pkl")
     """Where the graph goes. An older file there stays intact until the new one is complete."""

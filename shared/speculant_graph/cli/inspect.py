@@ -32,6 +32,7 @@ def run(arguments: Sequence[str]) -> int:
     """Print the graph's metadata and, with a prompt, a draft."""
     settings = load_settings(InspectSettings, "inspect", arguments)
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from speculant_graph.corpus.tokenize import CorpusTokenizer
@@ -56,12 +57,12 @@ def run(arguments: Sequence[str]) -> int:
     }
     console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"[bold]{settings.path}[/]  {settings.path.stat().st_size / 1e6:.1f} MB, built {metadata.built_at} from "
-        f"{len(metadata.corpus_files):,} files, {metadata.num_tokens:,} tokens"
+        f"[bold]{escape(str(settings.path))}[/]  {settings.path.stat().st_size / 1e6:.1f} MB, "
+        f"built {metadata.built_at} from {len(metadata.corpus_files):,} files, {metadata.num_tokens:,} tokens"
         + (", every digest right" if settings.verify else "")
     )
     console.print(
-        f"tokenizer {metadata.tokenizer.name} ({metadata.tokenizer.vocabulary_size:,} ids, "
+        f"tokenizer {escape(metadata.tokenizer.name)} ({metadata.tokenizer.vocabulary_size:,} ids, "
         f"{metadata.tokenizer.sha256[:12]}…)"
     )
     table = Table("order", "contexts", "transitions", "successors per context", box=None)
@@ -76,7 +77,8 @@ def run(arguments: Sequence[str]) -> int:
         draft = DraftGenerator(graph, settings.draft, tokenizer).generate(settings.prompt)
         text = tokenizer.decode(draft.token_ids)
         report |= {"draft_token_ids": list(draft.token_ids), "draft_text": text}
-        console.print(f"after [cyan]{settings.prompt!r}[/] it drafts {len(draft)} tokens: [green]{text!r}[/]")
+        after, drafted = escape(repr(settings.prompt)), escape(repr(text))
+        console.print(f"after [cyan]{after}[/] it drafts {len(draft)} tokens: [green]{drafted}[/]")
     if settings.json_output:
         sys.stdout.write(json.dumps(report) + "\n")
     return 0

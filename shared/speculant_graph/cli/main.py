@@ -66,9 +66,9 @@ def _help() -> str:
     lines = [f"  {name:<10} {what}" for name, (_, _, what) in COMMANDS.items()]
     return (
         "usage: speculant COMMAND [options]\n\nSpeculative decoding from an n-gram graph of your own text.\n\n"
-        "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. Every option "
-        "can also be an environment\nvariable (SPECULANT_GRAPH__MAX_ORDER=4) or stand in speculant.toml "
-        "([graph] max_order = 4).\n"
+        "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. An option like "
+        "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4) or stand in "
+        "speculant.toml ([graph] max_order = 4).\n"
     )
 
 

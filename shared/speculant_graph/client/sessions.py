@@ -76,7 +76,7 @@ class SessionTable:
         """Take a sequence's answer; return whether its tokens must be sent again, from the position now noted."""
         session = self._sessions[session_id]
         if answer.status in (SequenceStatus.OK, SequenceStatus.INVALID_TOKEN):
-            return False
+            return False  # what a server refuses once it will refuse again
         if answer.status is SequenceStatus.OUT_OF_SYNC and answer.next_position < session.next_position:
             session.next_position = answer.next_position
         else:

@@ -23,7 +23,7 @@ from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.errors import DrafterUnavailableError, SpeculantError, TokenizerMismatchError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel
-from speculant_graph.rpc.messages import OpenAnswer, OpenRequest, SequenceAnswer, SequenceStatus, StepOptions
+from speculant_graph.rpc.messages import OpenAnswer, OpenRequest, SequenceAnswer, StepOptions
 from speculant_graph.rpc.status import from_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
@@ -42,6 +42,7 @@ class DrafterClient:
         tokenizer: Fingerprint | None,
         draft: DraftConfig,
         strict: bool = False,
+        wants_proposals: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a client; it connects when the first session is opened.
@@ -51,6 +52,8 @@ class DrafterClient:
             tokenizer: the verifier's; None leaves the comparison out.
             draft: strategy and cap of q; the number of nodes comes with every step.
             strict: raise if a session can't be opened, instead of going on without drafts.
+            wants_proposals: have the distributions q of sampling strategies sent; a verifier whose rule needs none
+                saves the sidecar most of its work.
             clock: monotonic time in seconds.
 
         Raises:
@@ -58,7 +61,7 @@ class DrafterClient:
         """
         self._config = config
         self._tokenizer = tokenizer
-        self._options = StepOptions(draft.strategy, draft.max_candidates)
+        self._options = StepOptions(draft.strategy, draft.max_candidates, omit_proposals=not wants_proposals)
         self._strict = strict
         self._clock = clock
         self._channel = connect_channel(config.address)
@@ -156,9 +159,6 @@ class DrafterClient:
             answers = self._answers(batch, deadline_s)
             for index, answer in zip(waiting, answers, strict=True):
                 drafts[index] = answer.draft
-                if answer.status is SequenceStatus.INVALID_TOKEN:
-                    # Trying again would not help, and other sequences are fine.
-                    self._counts.last_failure = "a token id is outside the vocabulary of the drafter's graph"
             waiting = [
                 index
                 for index, answer in zip(waiting, answers, strict=True)

@@ -124,6 +124,8 @@ def _download(name: str, hf_token: str | None) -> tuple[Path, Path]:
         file = Path(hf_hub_download(name, _TOKENIZER_FILE, token=hf_token))
         try:
             config_file = Path(hf_hub_download(name, _CONFIG_FILE, token=hf_token))
+        except LocalEntryNotFoundError:  # it may be there: without it special tokens would be missed in silence
+            raise
         except EntryNotFoundError:
             config_file = file.with_name(_CONFIG_FILE)
     except GatedRepoError as error:

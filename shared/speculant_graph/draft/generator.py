@@ -43,15 +43,25 @@ class DraftGenerator:
         self.graph = graph
         self.config = config or DraftConfig()
         self._tokenizer = tokenizer and self._checked(tokenizer)
+        self._hf_token: str | None = None
 
     @classmethod
-    def from_file(cls, path: str | Path, config: DraftConfig | None = None) -> DraftGenerator:
+    def from_file(
+        cls, path: str | Path, config: DraftConfig | None = None, hf_token: str | None = None
+    ) -> DraftGenerator:
         """Make a generator from a graph file.
+
+        Args:
+            path: the file.
+            config: defaults of :meth:`generate`.
+            hf_token: access token, if the graph's tokenizer is a gated one on the hub.
 
         Raises:
             GraphFileError: the file can't be read.
         """
-        return cls(load_graph(path), config)
+        generator = cls(load_graph(path), config)
+        generator._hf_token = hf_token
+        return generator
 
     def generate(
         self,
@@ -147,7 +157,7 @@ class DraftGenerator:
 
     def _encoded(self, text: str) -> list[TokenId]:
         if self._tokenizer is None:
-            self._tokenizer = self._checked(CorpusTokenizer.load(self.graph.metadata.tokenizer.name))
+            self._tokenizer = self._checked(CorpusTokenizer.load(self.graph.metadata.tokenizer.name, self._hf_token))
         return self._tokenizer.encode(text)
 
     def _checked(self, tokenizer: CorpusTokenizer) -> CorpusTokenizer:

@@ -77,7 +77,7 @@ class GraphBuilder:
         except ValidationError as error:
             problem = error.errors()[0]
             name = ".".join(map(str, problem["loc"]))
-            raise ConfigError(f"{name}={problem['input']!r}: {problem['msg']}; see GraphConfig") from error
+            raise ConfigError(f"{name}: {problem['msg']}; see GraphConfig") from error
         self._graph: NgramGraph | None = None
 
     def build_from_files(
@@ -152,7 +152,10 @@ def build_from_token_ids(
         GraphError: an id is outside the vocabulary.
     """
     try:
-        stream = np.asarray(token_ids, dtype=np.uint32)
+        stream = np.asarray(token_ids)
+        if stream.size and not 0 <= int(stream.min()) <= int(stream.max()) < 2**32:
+            raise OverflowError
+        stream = stream.astype(np.uint32, copy=False)
     except OverflowError as error:
         raise GraphError("token ids must be 0 or more and below 2**32; check the tokenizer") from error
 

@@ -118,6 +118,10 @@ def _unpacked(container: Container) -> tuple[GraphMetadata, Trie]:
     trie = Trie(**columns)
     if order < 1 or [len(column) for column in columns.values()] != [order + 1, order + 1, order, order]:
         raise ValueError("number of levels")
+    if not len(metadata.contexts_per_order) == len(metadata.transitions_per_order) == order:
+        raise ValueError("number of orders")
+    if not len(names) == len(sizes) == len(digests):
+        raise ValueError("number of files")
     return metadata, trie
 
 

@@ -154,7 +154,7 @@ def test_builder_saves_what_it_built(tmp_path: Path, tokenizer_folder: Path, sam
 
 def test_settings_are_checked() -> None:
     assert GraphBuilder("x", hf_token="secret").config.hf_token == SecretStr("secret")
-    with pytest.raises(ConfigError, match=r"max_order=11: .*less than or equal to 10"):
+    with pytest.raises(ConfigError, match=r"max_order: .*less than or equal to 10"):
         GraphBuilder("x", max_order=11)
     with pytest.raises(ConfigError, match="chunk_size"):
         GraphBuilder("x", chunk_size=1)

@@ -32,3 +32,11 @@ def test_a_broken_character_at_the_end_is_shown_when_it_is_final():
     stream = TextStream(decode)
     assert stream.push(token_ids[:1]) == ""
     assert stream.push([], final=True) == "\ufffd"
+
+
+def test_spaces_that_depend_on_the_token_before_survive_empty_steps():
+    """Decoders of the SentencePiece kind drop the space of the first token they are given."""
+    words = ["one", "two", "three"]
+    stream = TextStream(lambda token_ids: " ".join(words[token] for token in token_ids))
+    pieces = [stream.push([]), stream.push([0]), stream.push([]), stream.push([1]), stream.push([]), stream.push([2])]
+    assert "".join(pieces) + stream.push([], final=True) == "one two three"

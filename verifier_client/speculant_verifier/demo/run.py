@@ -56,7 +56,10 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
         target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
         report.say(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
         client = DrafterClient(
-            ClientConfig(address=address, deadline_ms=100.0), tokenizer=target.fingerprint, draft=settings.draft
+            ClientConfig(address=address, deadline_ms=100.0),
+            tokenizer=target.fingerprint,
+            draft=settings.draft,
+            wants_proposals=False,
         )
         stack.callback(client.close)
         plain = SpeculativeDecoder(drafter=NullDrafter(), target=target, draft_config=DraftConfig(k=0))

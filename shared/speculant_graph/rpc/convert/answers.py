@@ -17,8 +17,8 @@ _STATUSES = frozenset(SequenceStatus)
 _MASS_TOLERANCE = 1e-3
 
 
-def encode_step_answer(answer: StepAnswer, *, omit_proposals: bool = False) -> pb.DraftResponse:
-    """Return the message for ``answer``, without the distributions q if so asked."""
+def encode_step_answer(answer: StepAnswer) -> pb.DraftResponse:
+    """Return the message for ``answer``."""
     drafts = [sequence.draft for sequence in answer.sequences]
     message = pb.DraftResponse(graph_generation=answer.graph_generation, draft_id=answer.draft_id)
     message.sequence_statuses.extend([sequence.status for sequence in answer.sequences])
@@ -29,7 +29,7 @@ def encode_step_answer(answer: StepAnswer, *, omit_proposals: bool = False) -> p
         message.draft_tokens.extend(draft.token_ids)
         message.draft_parents.extend(draft.parents)
         message.draft_path_probabilities.extend(draft.path_probabilities)
-        for proposal in () if omit_proposals else draft.proposals:
+        for proposal in draft.proposals:
             message.candidate_counts.append(len(proposal.token_ids))
             message.candidate_tokens.extend(proposal.token_ids.tolist())
             message.candidate_probabilities.extend(proposal.probabilities.tolist())
