@@ -58,7 +58,7 @@ class CommandSettings(BaseSettings):
         env_prefix="SPECULANT_",
         env_nested_delimiter="__",
         cli_kebab_case=True,
-        cli_implicit_flags=True,
+        cli_implicit_flags="toggle",
         cli_avoid_json=True,
         cli_hide_none_type=True,
         cli_exit_on_error=False,
