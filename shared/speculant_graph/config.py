@@ -68,7 +68,7 @@ class VerifierConfig(Config):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number type of the weights; 'auto' keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
     num_threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads of torch; 0 leaves it to torch. On a CPU leave a core to a sidecar on the same machine."""
+    """CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step down."""
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
     """Most sequences decoded together; of longer lists, prompts wait for a free place."""
     hf_token: SecretStr | None = None

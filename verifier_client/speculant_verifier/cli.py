@@ -41,7 +41,7 @@ class GenerateSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Generate; print text as it comes and a line of statistics on standard error."""
     settings = load_settings(GenerateSettings, "generate", arguments)
-    prompt = settings.prompt or sys.stdin.read()
+    prompt = settings.prompt or sys.stdin.read().removesuffix("\n")
     if not prompt:
         raise ConfigError("there is no prompt; give one as an argument or on standard input")
     from rich.console import Console

@@ -153,6 +153,11 @@ class SpeculativeDecoder:
         return engine.run(requests)
 
     def _token_ids(self, prompt: Prompt, number: int) -> list[TokenId]:
+        if isinstance(prompt, str):
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                raise GenerationError(f"prompt {number} is not valid text ({error.reason}); give UTF-8") from error
         token_ids = self.target.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not token_ids:
             raise GenerationError(f"prompt {number} is empty; give at least one token")

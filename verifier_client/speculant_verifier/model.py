@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,8 +68,8 @@ class TargetModel:
         """
         token = config.hf_token.get_secret_value() if config.hf_token else None
         device = _device(config.device)
-        if config.num_threads:
-            torch.set_num_threads(config.num_threads)
+        if device.type == "cpu":
+            torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) - 1))
         dtype = "float32" if config.dtype == "auto" and device.type == "cpu" else config.dtype
         try:
             tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name or config.model_name, token=token)

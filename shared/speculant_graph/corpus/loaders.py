@@ -13,7 +13,11 @@ from pathlib import Path
 
 from speculant_graph.errors import ConfigError, CorpusError
 
-TEXT_SUFFIXES = (".md", ".py", ".rst", ".txt")
+TEXT_SUFFIXES = frozenset({
+    ".c", ".cc", ".cpp", ".cs", ".css", ".go", ".h", ".hpp", ".html", ".java", ".js", ".jsx",
+    ".kt", ".lua", ".md", ".php", ".pl", ".py", ".rb", ".rs", ".rst", ".scala", ".sh", ".sql",
+    ".swift", ".tex", ".ts", ".tsx", ".txt", ".xml", ".yaml", ".yml",
+})  # fmt: skip
 """What is taken from a folder; files that are named one by one may end in anything."""
 
 _BLOCK_BYTES = 1 << 20
@@ -38,9 +42,9 @@ def list_corpus_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     files: dict[Path, Path] = {}
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
+            found = sorted(file for file in path.rglob("*") if _is_text(file, path))
             if not found:
-                raise CorpusError(f"{path} holds no text; name files, or a folder with {', '.join(TEXT_SUFFIXES)}")
+                raise CorpusError(f"{path} holds no text; name files, or a folder with text or source code")
         elif path.is_file():
             found = [path]
         else:
@@ -50,6 +54,11 @@ def list_corpus_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     if not files:
         raise CorpusError("no corpus; name text files or folders that hold them")
     return list(files.values())
+
+
+def _is_text(file: Path, folder: Path) -> bool:
+    is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return not is_hidden and file.suffix in TEXT_SUFFIXES and file.is_file()
 
 
 def read_chunks(path: Path, chunk_size: int, encoding: str = "utf-8") -> Iterator[str]:

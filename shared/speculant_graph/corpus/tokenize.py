@@ -85,6 +85,7 @@ class CorpusTokenizer:
             ) from error
         name = str(name_or_folder)
         if Path(name).is_dir():
+            name = str(Path(name).resolve())  # a graph remembers it, and is read from other folders
             file, config_file = Path(name) / _TOKENIZER_FILE, Path(name) / _CONFIG_FILE
             if not file.is_file():
                 raise ConfigError(f"folder {name} has no {_TOKENIZER_FILE}; set --graph.tokenizer-name to one that has")

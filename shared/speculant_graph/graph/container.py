@@ -70,6 +70,8 @@ def write_container(path: Path, version: int, document: object) -> None:
     Raises:
         GraphFileError: the file can't be written, or the document is larger than readers accept.
     """
+    if path.exists() and not path.is_file():
+        raise GraphFileError(f"{path} is there and is not an ordinary file; choose another path")
     out_of_band: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(document, protocol=5, buffer_callback=out_of_band.append)
     if len(pickled) > MAX_PICKLE_BYTES or sum(1 for _ in pickletools.genops(pickled)) > MAX_OPCODES:

@@ -29,7 +29,7 @@ def test_files_in_order_folders_sorted_and_nothing_twice(tmp_path: Path) -> None
 def test_missing_empty_and_no_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="does not exist; name"):
         list_corpus_files([tmp_path / "nothing.txt"])
-    with pytest.raises(CorpusError, match=r"holds no text; .*\.txt"):
+    with pytest.raises(CorpusError, match="holds no text; name files"):
         list_corpus_files([tmp_path])
     with pytest.raises(CorpusError, match="no corpus"):
         list_corpus_files([])

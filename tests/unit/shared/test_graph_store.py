@@ -299,3 +299,10 @@ def assert_refused(path: Path, *, verify: bool = False) -> None:
     with pytest.raises(GraphFileError) as caught:
         load_graph(path, verify=verify)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_only_ordinary_files_are_replaced(tmp_path: Path, graph: NgramGraph) -> None:
+    for path in (tmp_path, Path(os.devnull)):
+        with pytest.raises(GraphFileError, match="not an ordinary file"):
+            graph.save(path)
+    assert not Path(os.devnull).is_file()
