@@ -26,7 +26,7 @@ class PhaseTimes:
     first_token_s: float = 0.0
     """From admission to the first emitted token."""
     total_s: float = 0.0
-    """From admission to the last emitted token."""
+    """From admission to the last emitted token, without the time that a reader of a stream took."""
 
 
 @dataclass(frozen=True, slots=True)
