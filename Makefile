@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo "Python 3.11 or newer is needed; name one: make setup PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all]" --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,cluster]" --group dev
 	@touch $@
 
 demo: $(STAMP) ## corpus, graph, sidecar, model: the same text plainly and sooner

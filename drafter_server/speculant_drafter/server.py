@@ -68,7 +68,9 @@ async def _serve(config: ServerConfig, draft: DraftConfig) -> None:
     address = _bind(server, config.listen)
     await server.start()
     try:
-        graph = await asyncio.to_thread(NgramGraph.load, config.graph)
+        # Verifying reads the whole file, so that no draft waits for a disk later.
+        graph = await asyncio.to_thread(NgramGraph.load, config.graph, verify=True)
+        await asyncio.to_thread(graph.warm_up)
         service.serve(graph)
         for name in ("", SERVICE_NAME):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -9,12 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, SecretStr
 
 from speculant_graph.types import StrategyName
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
+
+MINIMUM_BUILD_MEMORY = 512_000_000
+"""Bytes that Python, the tokenizer and the smallest useful partition take together."""
 
 
 def _not_tiny(temperature: float) -> float:
@@ -42,6 +45,18 @@ class GraphConfig(Config):
     """Access token for gated tokenizers on the hub."""
     encoding: str = "utf-8"
     """Text encoding of the corpus files."""
+    text_field: str = "text"
+    """Field of JSON and JSON Lines records that holds the text; dots lead into nested objects."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What a file that can't be read does: stop the build, or be left out and listed."""
+    document_boundaries: bool = False
+    """Count no n-gram that crosses from one document (file or JSON record) into the next."""
+    memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
+    """Most memory a build may take, such as 2GB; corpora may be larger, the rest is on disk."""
+    jobs: Annotated[int, Field(ge=0, le=1_024)] = 0
+    """Threads of a build; 0 takes one per core."""
+    engine: Literal["local", "ray"] = "local"
+    """Who counts: threads of this process, or tasks of a Ray cluster that shares the output's folder."""
 
 
 class DraftConfig(Config):

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
-_OPTIONAL_MODULES = frozenset(
-    {"accelerate", "torch", "transformers", "tokenizers", "huggingface_hub", "rich", "safetensors", "grpc_health"}
-)
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_OPTIONAL_MODULES = frozenset({
+    "accelerate", "grpc_health", "huggingface_hub", "matplotlib", "psutil", "pypdf", "rich", "safetensors", "tiktoken",
+    "tokenizers", "torch", "transformers", "zstandard",
+})  # fmt: skip
+
+
+@contextmanager
+def needed_for(purpose: str, extra: str) -> Iterator[None]:
+    """Explain a failing import inside of the block as the extra that is not installed.
+
+    Args:
+        purpose: what the module is needed for, such as "reading PDF files".
+        extra: the extra that brings it.
+
+    Raises:
+        ModuleNotFoundError: an optional module is missing; the message has the command that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if missing_extra(error, extra) is None:
+            raise
+        raise ModuleNotFoundError(
+            f'{purpose} needs: pip install "speculant-graph[{extra}]"', name=error.name
+        ) from error
 
 
 def missing_extra(error: ImportError, extra: str) -> str | None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_LIBRARIES = ("speculant-graph", "grpcio", "networkx", "numpy", "protobuf", "tokenizers", "torch", "transformers")
+_LIBRARIES = (
+    "speculant-graph", "grpcio", "networkx", "numba", "numpy", "protobuf", "psutil", "ray", "tiktoken", "tokenizers",
+    "torch", "transformers",
+)  # fmt: skip
 
 
 def describe_machine() -> dict[str, object]:
@@ -25,6 +29,25 @@ def describe_machine() -> dict[str, object]:
         except PackageNotFoundError:
             continue
     return description | {"libraries": libraries}
+
+
+def anonymous_bytes() -> int:
+    """Return the bytes of this process that no file backs; where that is unknown, the most it ever had resident."""
+    return _status_bytes("RssAnon")
+
+
+def peak_resident_bytes() -> int:
+    """Return the most memory this process ever had resident, mapped files included."""
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(name: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        # Kilobytes on Linux and BSD; only macOS, which has no /proc, counts bytes.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":")), 0)
 
 
 def _processor() -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,65 +13,81 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.graph.builder import build_from_token_ids
-from speculant_graph.graph.export import ngrams_of_length, to_networkx
-from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.graph.layout import MAX_VOCABULARY
+from speculant_graph.graph.ngrams import Match
 from speculant_graph.graph.oracle import OracleGraph
-from speculant_graph.types import Fingerprint, StrategyName
+from speculant_graph.types import StrategyName
+from support.graphs import assert_same_arrays, counts_of, graph_in_parts, graph_of
 
-VOCABULARY_SIZE = 2**21
+VOCABULARY_SIZE = 700  # ten bits: six tokens to a word of a key
 
 token = st.one_of(st.integers(0, 4), st.sampled_from([0, 1, VOCABULARY_SIZE - 1]))
-stream = st.lists(token, min_size=1, max_size=60)
+corpus = st.lists(st.lists(token, min_size=1, max_size=40), min_size=1, max_size=4)
 order = st.integers(1, 10)
-prompt = st.lists(st.one_of(token, st.sampled_from([-1, 77, VOCABULARY_SIZE, 2**33])), max_size=14)
+prompt = st.lists(st.one_of(token, st.sampled_from([-1, 77, VOCABULARY_SIZE, 2**33, 2**70])), max_size=14)
+Corpus = list[list[int]]
 
 
-def fast_graph(token_ids: list[int], max_order: int) -> NgramGraph:
-    return build_from_token_ids(token_ids, Fingerprint("test", "00" * 32, VOCABULARY_SIZE), max_order=max_order)
+def slow_graph(documents: Corpus, max_order: int, boundaries: bool) -> OracleGraph:
+    return OracleGraph(documents if boundaries else [list(itertools.chain(*documents))], max_order)
 
 
 @settings(max_examples=150, deadline=None)
-@given(token_ids=stream, max_order=order)
-def test_counts_and_distributions(token_ids: list[int], max_order: int) -> None:
-    fast, slow = fast_graph(token_ids, max_order), OracleGraph(token_ids, max_order)
-    counted: Counter[tuple[int, ...]] = Counter()
-    for length in range(1, max_order + 2):
-        ngrams = [tuple(row) for row in ngrams_of_length(fast.trie, length).tolist()]
-        assert ngrams == sorted(ngrams)
-        counted.update(dict(zip(ngrams, fast.trie.counts[length - 1].tolist(), strict=True)))
-    assert counted == slow.ngram_counts
+@given(documents=corpus, max_order=order, boundaries=st.booleans())
+def test_counts_and_distributions(documents: Corpus, max_order: int, boundaries: bool) -> None:
+    fast = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
+    slow = slow_graph(documents, max_order, boundaries)
+    assert counts_of(fast) == slow.ngram_counts
     for context, successors in slow.context_index.items():
         match = fast.match_order(context, len(context))
         assert match is not None
         row = fast.successors(match)
         assert dict(zip(row.token_ids.tolist(), row.counts.tolist(), strict=True)) == successors
         total = successors.total()
+        assert row.total == total
         probabilities = [fast.probability(context, successor) for successor in successors]
         assert probabilities == [count / total for count in successors.values()]
-        assert sum(probabilities) == pytest.approx(1)
-        assert fast.count([*context, next(iter(successors))]) == successors[next(iter(successors))]
+        assert abs(sum(probabilities) - 1) < 1e-6
+        assert abs(row.probabilities.sum() - 1) < 1e-6
+        ranked = sorted(successors.items(), key=lambda item: (-item[1], item[0]))
+        assert row.most_common() == ranked
+        assert fast.successors(context).most_common(2) == ranked[:2]
         assert fast.order_of(context) == len(context)
+        assert fast.count([*context, ranked[0][0]]) == ranked[0][1]
     assert sum(fast.metadata.contexts_per_order) == len(slow.context_index)
     assert sum(fast.metadata.transitions_per_order) == sum(map(len, slow.context_index.values()))
+    assert dict(fast.context_index) == {context: len(context) for context in slow.context_index}
+    for length in range(1, max_order + 2):
+        ngrams = {ngram: count for ngram, count in slow.ngram_counts.items() if len(ngram) == length}
+        expected = sorted(ngrams.items(), key=lambda item: (-item[1], item[0]))
+        assert fast.most_common(3, length) == expected[:3]
 
 
 @settings(max_examples=150, deadline=None)
-@given(token_ids=stream, max_order=order, context=prompt)
-def test_matches(token_ids: list[int], max_order: int, context: list[int]) -> None:
-    fast, slow = fast_graph(token_ids, max_order), OracleGraph(token_ids, max_order)
+@given(documents=corpus, max_order=order, boundaries=st.booleans(), context=prompt)
+def test_matches(documents: Corpus, max_order: int, boundaries: bool, context: list[int]) -> None:
+    fast = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
+    slow = slow_graph(documents, max_order, boundaries)
     match, expected = fast.match(context), slow.longest_context(context)
     assert (match and match.order) == (expected and len(expected))
-    if match is not None and expected is not None:
-        successors = slow.context_index[expected]
-        assert fast.most_frequent(match) == min(successors, key=lambda token: (-successors[token], token))
+    if match is None or expected is None:
+        return
+    successors = slow.context_index[expected]
+    assert fast.most_frequent(match) == min(successors, key=lambda token: (-successors[token], token))
+    for successor in successors:
+        # Sliding keeps the order or takes the longest known end of what remains.
+        window = (*expected, successor)[-len(expected) :]
+        slid, kept = fast.slide(match, successor), slow.longest_context(window)
+        assert slid == (kept and fast.match_order(kept, len(kept)))
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    token_ids=stream,
+    documents=corpus,
     max_order=order,
+    boundaries=st.booleans(),
     context=prompt,
     k=st.integers(0, 12),
     strategy=st.sampled_from(["greedy", "sampling"]),
@@ -76,17 +95,18 @@ def test_matches(token_ids: list[int], max_order: int, context: list[int]) -> No
     max_candidates=st.integers(0, 3),
 )
 def test_drafts(
-    token_ids: list[int],
+    documents: Corpus,
     max_order: int,
+    boundaries: bool,
     context: list[int],
     k: int,
     strategy: StrategyName,
     seed: int,
     max_candidates: int,
 ) -> None:
-    slow = OracleGraph(token_ids, max_order)
+    slow = slow_graph(documents, max_order, boundaries)
     expected, distributions = slow.draft(context, k, strategy, seed, max_candidates)
-    generator = DraftGenerator(fast_graph(token_ids, max_order))
+    generator = DraftGenerator(graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries))
     draft = generator.draft(context, k, strategy, seed, max_candidates=max_candidates)
     assert list(draft.token_ids) == expected
     assert draft.is_chain
@@ -98,24 +118,87 @@ def test_drafts(
     assert proposals == (distributions if strategy == "sampling" else [])
 
 
-@settings(max_examples=50, deadline=None)
-@given(token_ids=stream, max_order=st.integers(1, 4))
-def test_networkx_edges(token_ids: list[int], max_order: int) -> None:
-    slow = OracleGraph(token_ids, max_order)
-    exported = to_networkx(fast_graph(token_ids, max_order))
-    edges = {(context, successor): data for context, successor, data in exported.edges(data=True)}
-    assert edges == {
-        (context, successor): {"count": count, "weight": count / successors.total(), "order": len(context)}
-        for context, successors in slow.context_index.items()
-        for successor, count in successors.items()
-    }
-    tokens = {node: data["count"] for node, data in exported.nodes(data=True) if isinstance(node, int)}
-    assert tokens == Counter(token_ids)
+@settings(max_examples=150, deadline=None)
+@given(
+    documents=corpus,
+    max_order=order,
+    max_keys=st.sampled_from([1, 2, 3, 7, 30]),
+    vocabulary_size=st.sampled_from([VOCABULARY_SIZE, 5000, 100_000]),
+)
+def test_any_division_into_parts_gives_the_same_arrays(
+    documents: Corpus, max_order: int, max_keys: int, vocabulary_size: int
+) -> None:
+    stream = [token_id for document in documents for token_id in (*document, DOCUMENT_SEPARATOR)][:-1]
+    whole, num_wholes = graph_in_parts(stream, max_order, vocabulary_size, 1 << 16)
+    divided, num_parts = graph_in_parts(stream, max_order, vocabulary_size, max_keys)
+    assert num_wholes == 1
+    assert num_parts >= len(set(map(str, documents[0]))) / max_keys
+    assert_same_arrays(whole, divided)
+    assert counts_of(divided) == OracleGraph(documents, max_order).ngram_counts
+
+
+@pytest.mark.parametrize("max_order", [1, 2, 5, 10])
+@pytest.mark.parametrize("boundaries", [False, True])
+def test_a_corpus_of_thirty_thousand_tokens(max_order: int, boundaries: bool) -> None:
+    rng = np.random.default_rng(max_order)
+    # Few words, many repetitions: rows of all lengths, ties, and contexts of every order.
+    phrases = [rng.zipf(1.3, rng.integers(3, 30)).clip(max=4_000).tolist() for _ in range(400)]
+    documents = [
+        list(itertools.chain(*(phrases[number] for number in rng.zipf(1.2, 60).clip(max=399)))) for _ in range(40)
+    ]
+    documents = [document[:750] for document in documents]
+    fast = graph_of(documents, max_order, 4_001, boundaries=boundaries)
+    slow = slow_graph(documents, max_order, boundaries)
+    assert counts_of(fast) == slow.ngram_counts
+    generator = DraftGenerator(fast)
+    for _ in range(1_500):
+        document = documents[rng.integers(len(documents))]
+        place = rng.integers(len(document))
+        context = document[max(0, place - max_order) : place] + rng.integers(0, 4_000, rng.integers(0, 2)).tolist()
+        context += document[place : place + rng.integers(0, 3)]
+        expected, _ = slow.draft(context, 10, "greedy")
+        assert list(generator.draft(context, 10, "greedy").token_ids) == expected
+
+
+@pytest.mark.skipif("SPECULANT_DATA" not in os.environ, reason="SPECULANT_DATA names no folder of recorded data")
+@pytest.mark.parametrize(("max_order", "boundaries"), [(5, False), (5, True), (10, False), (3, True)])
+def test_real_text(max_order: int, boundaries: bool) -> None:
+    from speculant_graph.corpus.tokenize import CorpusTokenizer
+
+    data = Path(os.environ["SPECULANT_DATA"])
+    text = (data / "corpora" / "contracts.txt").read_text(encoding="utf-8")[:140_000]
+    tokenizer = CorpusTokenizer.load(data / "gpt-oss-tokenizer")
+    documents = [tokenizer.encode(document) for document in text.split("\n\n\n") if document]
+    fast = graph_of(documents, max_order, tokenizer.fingerprint.vocabulary_size, boundaries=boundaries)
+    slow = slow_graph(documents, max_order, boundaries)
+    assert sum(map(len, documents)) > 25_000
+    assert counts_of(fast) == slow.ngram_counts
+    for context, successors in slow.context_index.items():
+        row = fast.successors(context)
+        assert dict(zip(row.token_ids.tolist(), row.counts.tolist(), strict=True)) == successors
+
+
+def test_the_largest_vocabulary() -> None:
+    highest = MAX_VOCABULARY - 1
+    documents = [[highest, 0, highest, highest, 1, highest, 0, highest, 2]]
+    fast = graph_of(documents, 5, MAX_VOCABULARY)
+    slow = OracleGraph(documents, 5)
+    assert counts_of(fast) == slow.ngram_counts
+    assert fast.match([highest]) == Match(1, 3)
+    assert fast.draft_greedy([highest], 3) == slow.draft([highest], 3, "greedy")[0]
+
+
+def test_rows_too_long_for_the_stored_offset() -> None:
+    # The most frequent successor of 0 is its 2,500th; a record has room for offsets below 2,047.
+    stream = [token for successor in range(1, 3_000) for token in (0, successor)] + [0, 2_500] * 3
+    for successor in (1_000, 2_046, 2_047, 2_048, 2_500):
+        graph = graph_of([stream + [0, successor] * 9], 2, 3_000)
+        assert graph.draft_greedy([0], 1) == [successor]
 
 
 def test_sampling_has_the_distribution_of_the_corpus() -> None:
     token_ids = [0, 1] * 50 + [0, 2] * 30 + [0, 3] * 15 + [0, 4] * 5
-    generator = DraftGenerator(fast_graph(token_ids, 1))
+    generator = DraftGenerator(graph_of([token_ids], 1, 5))
     num_draws = 20_000
     drawn = Counter(generator.draft([0], 1, "sampling", seed).token_ids[0] for seed in range(num_draws))
     expected = np.array([50, 30, 15, 5]) / 100 * num_draws

@@ -1,4 +1,4 @@
-"""``speculant inspect``: what a graph holds, and what it would draft after a text."""
+"""``speculant inspect``: what a graph holds, what it would draft after a text, and how much of a text it knows."""
 
 from __future__ import annotations
 
@@ -6,22 +6,35 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from speculant_graph.config import DraftConfig
+from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.settings import CommandSettings, load_settings
+
+if TYPE_CHECKING:
+    from speculant_graph.corpus.tokenize import CorpusTokenizer
+    from speculant_graph.graph.ngrams import NgramGraph
 
 
 class InspectSettings(CommandSettings):
-    """Show what a graph file holds, and what it would draft."""
+    """Show what a graph file holds, what it would draft, and how much of a text it knows."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
     prompt: str | None = None
-    """Show the draft after this text."""
+    """Show the draft after this text, and what every order would go on with."""
+    coverage: Path | None = None
+    """Show how much of this text the graph knows: any file that could be a corpus."""
+    top: Annotated[int, Field(ge=0, le=1_000)] = 5
+    """How many n-grams of each length and successors of each context are shown."""
+    tokenizer: str | None = None
+    """The graph's tokenizer, if it is no longer where the graph was built: a name on the hub or a folder."""
     verify: bool = False
-    """Check every array against its digest."""
+    """Check every array against its checksum."""
     json_output: bool = False
     """Print one JSON object as the last line."""
     draft: DraftConfig = DraftConfig()
@@ -29,56 +42,58 @@ class InspectSettings(CommandSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the graph's metadata and, with a prompt, a draft."""
+    """Print the graph's description and, where asked for, drafts and coverage."""
     settings = load_settings(InspectSettings, "inspect", arguments)
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    from speculant_graph.cli.inspect_report import coverage_of, describe_graph, explain_prompt
+    from speculant_graph.cli.inspect_tables import InspectPrinter
+    from speculant_graph.graph.store import load_graph
 
-    from speculant_graph.corpus.tokenize import CorpusTokenizer
-    from speculant_graph.draft.generator import DraftGenerator
-    from speculant_graph.graph.ngrams import NgramGraph
-
-    graph = NgramGraph.load(settings.path, verify=settings.verify)
-    metadata = graph.metadata
-    report: dict[str, object] = {
-        "path": str(settings.path),
-        "file_bytes": settings.path.stat().st_size,
-        "tokens": metadata.num_tokens,
-        "max_order": metadata.max_order,
-        "contexts_per_order": list(metadata.contexts_per_order),
-        "transitions_per_order": list(metadata.transitions_per_order),
-        "tokenizer": metadata.tokenizer.name,
-        "tokenizer_sha256": metadata.tokenizer.sha256,
-        "vocabulary_size": metadata.tokenizer.vocabulary_size,
-        "built_at": metadata.built_at,
-        "corpus_files": len(metadata.corpus_files),
-        "verified": settings.verify,
-    }
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(
-        f"[bold]{escape(str(settings.path))}[/]  {settings.path.stat().st_size / 1e6:.1f} MB, "
-        f"built {metadata.built_at} from {len(metadata.corpus_files):,} files, {metadata.num_tokens:,} tokens"
-        + (", every digest right" if settings.verify else "")
-    )
-    console.print(
-        f"tokenizer {escape(metadata.tokenizer.name)} ({metadata.tokenizer.vocabulary_size:,} ids, "
-        f"{metadata.tokenizer.sha256[:12]}…)"
-    )
-    table = Table("order", "contexts", "transitions", "successors per context", box=None)
-    for order, (contexts, transitions) in enumerate(
-        zip(metadata.contexts_per_order, metadata.transitions_per_order, strict=True), start=1
-    ):
-        ratio = transitions / contexts if contexts else 0.0
-        table.add_row(str(order), f"{contexts:,}", f"{transitions:,}", f"{ratio:.2f}")
-    console.print(table)
+    graph = load_graph(settings.path, verify=settings.verify)
+    needs_text = settings.prompt is not None or settings.coverage is not None
+    tokenizer, problem = _tokenizer(graph, settings.tokenizer, is_needed=needs_text)
+    report = describe_graph(graph, settings.path, settings.top, tokenizer) | {"verified": settings.verify}
+    printer = InspectPrinter()
+    printer.show_graph(report, problem)
     if settings.prompt is not None:
-        tokenizer = CorpusTokenizer.load(metadata.tokenizer.name)
-        draft = DraftGenerator(graph, settings.draft, tokenizer).generate(settings.prompt)
-        text = tokenizer.decode(draft.token_ids)
-        report |= {"draft_token_ids": list(draft.token_ids), "draft_text": text}
-        after, drafted = escape(repr(settings.prompt)), escape(repr(text))
-        console.print(f"after [cyan]{after}[/] it drafts {len(draft)} tokens: [green]{drafted}[/]")
+        assert tokenizer is not None
+        report |= explain_prompt(graph, tokenizer, settings.prompt, settings.draft, settings.top)
+        printer.show_prompt(report)
+    if settings.coverage is not None:
+        assert tokenizer is not None
+        report |= coverage_of(graph, tokenizer, settings.coverage)
+        printer.show_coverage(report)
     if settings.json_output:
         sys.stdout.write(json.dumps(report) + "\n")
     return 0
+
+
+def _tokenizer(graph: NgramGraph, name: str | None, *, is_needed: bool) -> tuple[CorpusTokenizer | None, str]:
+    """Return the graph's tokenizer, or None and why there is none; merely to show texts nothing is downloaded."""
+    from speculant_graph.corpus.tokenize import CorpusTokenizer
+    from speculant_graph.draft.generator import DraftGenerator
+
+    if is_needed or name is not None:
+        tokenizer = CorpusTokenizer.load(name or graph.metadata.tokenizer.name)
+        DraftGenerator(graph, tokenizer=tokenizer)  # refuses a tokenizer of another graph
+        return tokenizer, ""
+    folder = _local_folder(graph.metadata.tokenizer.name)
+    if folder is None:
+        return None, "the tokenizer is not on this machine; name it by --tokenizer"
+    try:
+        tokenizer = CorpusTokenizer.load(folder)
+        DraftGenerator(graph, tokenizer=tokenizer)
+    except (ConfigError, TokenizerMismatchError, ModuleNotFoundError) as error:
+        return None, str(error)
+    return tokenizer, ""
+
+
+def _local_folder(name: str) -> Path | None:
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        file = try_to_load_from_cache(name, "tokenizer.json")
+    except (ModuleNotFoundError, ValueError):  # not installed; a folder that is gone is no name on the hub
+        return None
+    return Path(file).parent if isinstance(file, str) else None

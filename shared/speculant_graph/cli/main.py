@@ -16,9 +16,15 @@ from speculant_graph.extras import missing_extra
 
 COMMANDS = {
     "build": ("speculant_graph.cli.build", "build", "count a corpus into a graph file"),
+    "update": ("speculant_graph.cli.update", "build", "add text to a graph"),
+    "merge": ("speculant_graph.cli.merge", "build", "make one graph of two"),
+    "prune": ("speculant_graph.cli.prune", "build", "drop what is rare from a graph"),
     "inspect": ("speculant_graph.cli.inspect", "build", "show what a graph holds and what it would draft"),
+    "view": ("speculant_graph.cli.view", "viz", "draw what may follow a text: a page or a picture"),
+    "export": ("speculant_graph.cli.export", "build", "write a graph as GEXF or GraphML"),
     "drafter": ("speculant_drafter.cli", "drafter", "serve a graph as the drafter sidecar"),
     "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
+    "bench": ("speculant_graph.cli.bench", "bench", "measure it against the obvious alternatives"),
     "demo": ("speculant_verifier.demo.command", "all", "run it all here and compare with plain decoding"),
 }
 """Command -> (module with ``run(arguments) -> exit status``, extra it needs, what it does)."""

@@ -1,41 +1,88 @@
-"""A progress bar for builds: on a terminal it moves, elsewhere it is silent."""
+"""How far a build is: bars on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from speculant_graph.machine import anonymous_bytes
 
 if TYPE_CHECKING:
     from speculant_graph.graph.builder import BuildProgress
 
-_LABELS = {"tokenize": "reading and tokenising", "count": "counting n-grams", "save": "saving"}
+_LABELS = {"tokenize": "tokenising", "count": "counting", "save": "linking", "combine": "combining"}
+_INTERVAL_S = 0.1
+_STEADY_S = 0.5
 
 
 @contextmanager
-def show_progress(what: str) -> Iterator[Callable[[BuildProgress], None]]:
+def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
     """Yield a callback for :class:`~speculant_graph.graph.builder.GraphBuilder`; one bar per phase, on stderr."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _ignore
+        return
     columns = (
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.description:<10}"),
+        BarColumn(bar_width=10),
+        TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("[dim]{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        tasks: dict[str, int] = {}
+    with Progress(*columns, console=console) as bars:
+        yield _Bars(bars).show
 
-        def report(progress: BuildProgress) -> None:
-            task = tasks.get(progress.phase)
-            if task is None:
-                label = _LABELS.get(progress.phase, progress.phase)
-                task = tasks[progress.phase] = bars.add_task(label, total=None, note=what)
-            note = f"{progress.num_tokens:,} tokens" if progress.num_tokens else what
-            bars.update(task, completed=progress.done, total=progress.total, note=note)  # type: ignore[arg-type]
 
-        yield report
+class _Bars:
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._task: TaskID | None = None
+        self._phase = ""
+        self._shown = 0.0
+        self._first = (0.0, 0)
+
+    def show(self, progress: BuildProgress) -> None:
+        now = time.monotonic()
+        if progress.phase != self._phase:
+            self._begin(progress, now)
+        elif now - self._shown < _INTERVAL_S and progress.done < progress.total:
+            return
+        self._shown = now
+        assert self._task is not None
+        # Of standard input nobody knows how much will come.
+        total = progress.total or None
+        self._bars.update(self._task, completed=progress.done, total=total, note=self._note(progress, now))
+
+    def _begin(self, progress: BuildProgress, now: float) -> None:
+        if self._task is not None:
+            finished = self._bars.tasks[self._task].completed
+            self._bars.update(self._task, completed=finished, total=finished)
+        self._phase = progress.phase
+        self._first = (now, _tokens_done(progress))
+        self._task = self._bars.add_task(_LABELS[progress.phase], total=None, note="")
+
+    def _note(self, progress: BuildProgress, now: float) -> str:
+        parts = []
+        if progress.phase == "tokenize":
+            parts.append(decimal(progress.done) + (f" of {decimal(progress.total)}" if progress.total else ""))
+        parts.append(f"{progress.num_tokens / 1e6:.1f}M tokens")
+        started, before = self._first
+        if progress.phase != "save" and now - started >= _STEADY_S:
+            parts.append(f"{(_tokens_done(progress) - before) / (now - started) / 1e6:.2f}M/s")
+        parts.append(f"{decimal(anonymous_bytes())} RAM")
+        return ", ".join(parts)
+
+
+def _tokens_done(progress: BuildProgress) -> int:
+    """Return the tokens a phase is through with; a unit of counting is a token of the stream."""
+    return progress.done if progress.phase == "count" else progress.num_tokens
+
+
+def _ignore(_: BuildProgress) -> None:
+    pass

@@ -1,88 +1,168 @@
-"""Files to one stream of token ids."""
+"""Files to one stream of token ids on disk."""
 
 from __future__ import annotations
 
-from array import array
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from speculant_graph.corpus.loaders import read_chunks
+from speculant_graph.config import GraphConfig
+from speculant_graph.corpus.documents import Document, read_documents
+from speculant_graph.corpus.files import CorpusFile, SkippedFile
+from speculant_graph.corpus.sample import sample_texts
+from speculant_graph.corpus.source import Source
+from speculant_graph.corpus.text import cut_text
 from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.corpus.writer import Batch, StreamWriter
 from speculant_graph.errors import CorpusError
-from speculant_graph.types import TokenId
 
-# The tokenizers library works on one piece per core, and small pieces keep all cores busy to the end of a
-# batch.
+DOCUMENT_SEPARATOR = 0xFFFF_FFFF
+"""Stands between documents in a stream; no tokenizer has this id."""
+
+# Small pieces keep all threads busy to the end of a file, and the memory small.
 _PIECE_CHARACTERS = 1 << 16
+_WHOLE = 1 << 62
+# The regular expressions of the tokenizers library give up a little beyond, by a panic.
+_MOST_BLANKS = 8_000_000
 
 
-def tokenize_files(
+@dataclass(frozen=True, slots=True)
+class TokenStream:
+    """A corpus as token ids."""
+
+    path: Path
+    """File of little-endian uint32 ids of all documents, one after another, and separators if there are any."""
+    num_tokens: int
+    """Ids in the file, separators not counted."""
+    num_documents: int
+    """Documents with text."""
+    files: tuple[CorpusFile, ...]
+    """Files that were read, in order, those without text included."""
+    skipped: tuple[SkippedFile, ...]
+    """Files that were left out."""
+
+
+def write_token_stream(
     tokenizer: CorpusTokenizer,
     files: Sequence[Path],
-    chunk_size: int,
-    encoding: str,
-    on_batch: Callable[[int, int], None] | None = None,
-) -> NDArray[np.uint32]:
-    """Return the token ids of all files, one after another, shape ``[num_tokens]``.
+    path: Path,
+    config: GraphConfig,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> TokenStream:
+    """Write the token ids of all documents of all files, one after another, to a file.
 
-    Each file is wrapped in the tokenizer's BOS and EOS tokens, if it has them; empty files are left out.
+    Each document is wrapped in the tokenizer's BOS and EOS tokens, if it has them; documents without text are left
+    out. The stream is the same whatever ``jobs`` and ``chunk_size`` are. About ``jobs × chunk_size`` characters are
+    held at a time, more only where a text has no place to cut.
 
     Args:
-        tokenizer: makes the ids.
+        tokenizer: makes the ids; it may be sped up on the way.
         files: what to read, in this order.
-        chunk_size: characters tokenised at a time.
-        encoding: text encoding of the files.
-        on_batch: told the bytes of text and the number of tokens that are done; line ends count as one byte,
-            so
-            the bytes may stay below the size of the files.
+        path: the file to write; it is removed if anything is raised.
+        config: ``chunk_size``, ``encoding``, ``text_field``, ``on_error``, ``document_boundaries`` (one
+            :data:`DOCUMENT_SEPARATOR` between documents) and ``jobs`` are used.
+        on_progress: told the bytes of files whose tokens are written, and the number of these tokens.
 
     Raises:
         ConfigError: the encoding does not exist.
-        CorpusError: a file can't be read, or all are empty.
+        CorpusError: a file can't be read and ``on_error`` is "fail", or there is no text at all.
+        GraphError: the stream can't be written.
+        ModuleNotFoundError: a module that is needed is not installed.
     """
-    token_ids = array("I")
-    num_bytes = 0
-    for batch in _batches(tokenizer, files, chunk_size, encoding):
-        texts = [item for item in batch if isinstance(item, str)]
-        encoded = iter(tokenizer.encode_batch(texts))
-        for item in batch:
-            if isinstance(item, str):
-                token_ids.extend(next(encoded))
+    tokenizer.speed_up(sample_texts(files, config.encoding))
+    num_threads = config.jobs or os.cpu_count() or 1
+    with StreamWriter(
+        path,
+        tokenizer.encode_array,
+        num_threads=num_threads,
+        most_characters=config.chunk_size * num_threads,
+        on_progress=on_progress,
+    ) as writer:
+        return _Corpus(tokenizer, config, writer).write(files, path)
+
+
+class _Corpus:
+    """The reading side: files to batches, in order."""
+
+    def __init__(self, tokenizer: CorpusTokenizer, config: GraphConfig, writer: StreamWriter) -> None:
+        self._tokenizer = tokenizer
+        self._config = config
+        self._writer = writer
+        self._piece_characters = min(_PIECE_CHARACTERS, config.chunk_size) if tokenizer.is_cuttable else _WHOLE
+        self._num_documents = 0
+        self._finished_bytes = 0
+        self._is_first_batch = True
+
+    def write(self, files: Sequence[Path], path: Path) -> TokenStream:
+        described: list[CorpusFile] = []
+        skipped: list[SkippedFile] = []
+        for file in files:
+            source = Source(file)
+            num_documents = self._num_documents
+            self._writer.begin_file()
+            try:
+                for batch in self._batches(source):
+                    self._writer.submit(batch)
+            except CorpusError as error:
+                if self._config.on_error == "fail":
+                    raise
+                self._writer.drop_file()
+                self._num_documents = num_documents
+                skipped.append(SkippedFile(str(file), str(error).removeprefix(f"{source.label}: ")))
+                self._finished_bytes += max(source.num_bytes, os.path.getsize(file) if os.path.isfile(file) else 0)
             else:
-                token_ids.append(item)
-        if on_batch is not None:
-            num_bytes += sum(len(text.encode(encoding)) for text in texts)
-            on_batch(num_bytes, len(token_ids))
-    if not token_ids:
-        raise CorpusError(f"none of {len(files)} files holds text; name files that do")
-    return np.frombuffer(token_ids, dtype=np.uint32)
+                described.append(source.describe())
+                self._finished_bytes += source.num_bytes
+        self._writer.finish(self._finished_bytes)
+        if self._writer.num_tokens == 0:
+            left_out = f", {len(skipped)} were left out: {skipped[0].name}: {skipped[0].reason}" if skipped else ""
+            raise CorpusError(f"none of {len(files)} files holds text{left_out}; name files that do")
+        return TokenStream(path, self._writer.num_tokens, self._num_documents, tuple(described), tuple(skipped))
+
+    def _batches(self, source: Source) -> Iterator[Batch]:
+        batch = Batch()
+        for document in read_documents(source, self._config.encoding, self._config.text_field):
+            for item in self._items(document):
+                batch.add(item, is_separator=item == DOCUMENT_SEPARATOR)
+                if batch.num_characters >= min(_PIECE_CHARACTERS, self._config.chunk_size):
+                    yield self._closed(batch, source)
+                    batch = Batch()
+        yield self._closed(batch, source)
+
+    def _closed(self, batch: Batch, source: Source) -> Batch:
+        batch.bytes_read = self._finished_bytes + source.num_bytes
+        if self._is_first_batch and batch.num_characters:
+            self._is_first_batch = False
+            # Nothing is written yet, and of standard input this is all that can be tried before.
+            self._tokenizer.speed_up(text[:_PIECE_CHARACTERS] for text in batch.texts())
+        return batch
+
+    def _items(self, document: Document) -> Iterator[str | int]:
+        pieces = cut_text(document.texts, self._piece_characters)
+        first = next(pieces, None)
+        if first is None:
+            return
+        if self._config.document_boundaries and self._num_documents:
+            yield DOCUMENT_SEPARATOR
+        self._num_documents += 1
+        if self._tokenizer.bos_id is not None:
+            yield self._tokenizer.bos_id
+        yield _proper(first, document)
+        for piece in pieces:
+            yield _proper(piece, document)
+        if self._tokenizer.eos_id is not None:
+            yield self._tokenizer.eos_id
 
 
-def _batches(
-    tokenizer: CorpusTokenizer, files: Sequence[Path], chunk_size: int, encoding: str
-) -> Iterator[list[str | TokenId]]:
-    batch: list[str | TokenId] = []
-    num_characters = 0
-    for file in files:
-        for item in _document(tokenizer, read_chunks(file, min(_PIECE_CHARACTERS, chunk_size), encoding)):
-            batch.append(item)
-            num_characters += len(item) if isinstance(item, str) else 0
-            if num_characters >= chunk_size:
-                yield batch
-                batch, num_characters = [], 0
-    yield batch
-
-
-def _document(tokenizer: CorpusTokenizer, pieces: Iterator[str]) -> Iterator[str | TokenId]:
-    first = next(pieces, None)
-    if first is None:
-        return
-    if tokenizer.bos_id is not None:
-        yield tokenizer.bos_id
-    yield first
-    yield from pieces
-    if tokenizer.eos_id is not None:
-        yield tokenizer.eos_id
+def _proper(piece: str, document: Document) -> str:
+    try:
+        piece.encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            f"{document.label}: half of a surrogate pair ({error.object[error.start]!r}) is no character; mend the text"
+        ) from error
+    if len(piece) > _MOST_BLANKS and re.search(rf"\s{{{_MOST_BLANKS}}}", piece):
+        raise CorpusError(f"{document.label}: {_MOST_BLANKS:,} blanks in a row can't be tokenised; take them out")
+    return piece

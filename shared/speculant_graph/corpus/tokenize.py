@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from speculant_graph.errors import ConfigError
+import numpy as np
+from loguru import logger
+from numpy.typing import NDArray
+
+from speculant_graph.corpus.fast_bpe import PROBES, FastBpe
+from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
+from speculant_graph.extras import needed_for
 from speculant_graph.types import Fingerprint
 
 if TYPE_CHECKING:
@@ -19,6 +25,11 @@ if TYPE_CHECKING:
 
 _TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
+
+_CUT_PROBES = (
+    ("one of", " the two"), ("at", " a"), ("in", " order"), ("A", " B"), ("do", " not"),
+    ("one\n", "two"), ("one.\n", "The"), ("}\n", "if"), ("1,\n", "2"), ("1", " 2"), (",", " 'a"), (")\n", "}"),
+)  # fmt: skip
 
 
 def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
@@ -50,7 +61,14 @@ def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
 class CorpusTokenizer:
     """A tokenizer that treats everything in a text as text: it adds no special token and recognises none."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, bos_id: int | None = None, eos_id: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        bos_id: int | None = None,
+        eos_id: int | None = None,
+        revision: str = "",
+    ) -> None:
         """Take over a tokenizer object, whose treatment of special tokens is changed.
 
         Args:
@@ -58,6 +76,7 @@ class CorpusTokenizer:
             tokenizer: the tokenizer itself.
             bos_id: id of the token that begins a document, if there is one.
             eos_id: id of the token that ends a document, if there is one.
+            revision: commit of the hub's repository that it comes from, if it comes from one.
         """
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
@@ -65,7 +84,10 @@ class CorpusTokenizer:
         self._tokenizer = tokenizer
         self.bos_id = bos_id
         self.eos_id = eos_id
+        self.revision = revision
         self.fingerprint = fingerprint_of(name, tokenizer)
+        self._fast: FastBpe | None = None
+        self._has_tried_fast = False
 
     @classmethod
     def load(cls, name_or_folder: str | Path, hf_token: str | None = None) -> CorpusTokenizer:
@@ -75,15 +97,9 @@ class CorpusTokenizer:
             ConfigError: there is no such tokenizer, or no access to it.
             ModuleNotFoundError: the extra ``build`` is not installed.
         """
-        try:
+        with needed_for("tokenizing text", "build"):
             from tokenizers import Tokenizer
-        except ModuleNotFoundError as error:
-            if error.name != "tokenizers":
-                raise
-            raise ModuleNotFoundError(
-                'tokenizing text needs: pip install "speculant-graph[build]"', name=error.name
-            ) from error
-        name = str(name_or_folder)
+        name, revision = str(name_or_folder), ""
         if Path(name).is_dir():
             name = str(Path(name).resolve())  # a graph remembers it, and is read from other folders
             file, config_file = Path(name) / _TOKENIZER_FILE, Path(name) / _CONFIG_FILE
@@ -91,20 +107,90 @@ class CorpusTokenizer:
                 raise ConfigError(f"folder {name} has no {_TOKENIZER_FILE}; set --graph.tokenizer-name to one that has")
         else:
             file, config_file = _download(name, hf_token)
+            revision = file.parent.name  # the hub's cache has one folder for each commit
         try:
             tokenizer = Tokenizer.from_file(str(file))
             config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"tokenizer {name} can't be read ({_one_line(error)}); download it again") from error
-        return cls(name, tokenizer, _special_id(tokenizer, config, "bos"), _special_id(tokenizer, config, "eos"))
+        bos_id, eos_id = (_special_id(tokenizer, config, role) for role in ("bos", "eos"))
+        return cls(name, tokenizer, bos_id, eos_id, revision)
+
+    def require(self, expected: Fingerprint) -> None:
+        """Refuse to be used with a graph of another tokenizer.
+
+        Raises:
+            TokenizerMismatchError: the fingerprints differ.
+        """
+        found = self.fingerprint
+        if expected.sha256 != found.sha256:
+            raise TokenizerMismatchError(
+                f"the graph was built with tokenizer {expected.name} ({expected.sha256[:12]}), "
+                f"not with {found.name} ({found.sha256[:12]}); use that tokenizer or build the graph again"
+            )
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of one text."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of many texts, computed on all cores."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        """Return the token ids of many texts, computed on all cores.
+
+        Raises:
+            GraphError: a text has millions of alike characters in a row.
+        """
+        try:
+            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # which the library does not export, and is no Exception
+                raise
+            raise GraphError(
+                f"the tokenizer gave up ({_one_line(error)}); look for millions of alike characters in a row"
+            ) from None
+
+    def encode_array(self, text: str) -> NDArray[np.uint32]:
+        """Return the token ids of one text, shape ``[num_tokens]``, by the fastest encoder in use.
+
+        Threads may call it at once.
+        """
+        return self._encode_slowly(text) if self._fast is None else self._fast.encode(text)
+
+    def _encode_slowly(self, text: str) -> NDArray[np.uint32]:
+        return np.array(self.encode(text), dtype=np.uint32)
+
+    @property
+    def encoder(self) -> Literal["tokenizers", "tiktoken"]:
+        """The library that :meth:`encode_array` uses; the ids are the same."""
+        return "tokenizers" if self._fast is None else "tiktoken"
+
+    def speed_up(self, sample: Iterable[str] = ()) -> None:
+        """Use tiktoken in :meth:`encode_array` if it gives the ids of this tokenizer, and go on with it only then.
+
+        Args:
+            sample: texts on which both must agree, besides those that are always tried. Call it again before
+                texts of another kind.
+
+        Raises:
+            ModuleNotFoundError: tiktoken is not installed.
+        """
+        if not self._has_tried_fast:
+            self._has_tried_fast = True
+            self._fast = FastBpe.of(self._tokenizer, self._encode_slowly)
+            sample = [*PROBES, *sample]
+        if self._fast is not None and not self._fast.agrees_on(sample):
+            self._fast = None
+            logger.warning(
+                "tiktoken splits text unlike tokenizer {}: tokenizers does it, which takes longer",
+                self.fingerprint.name,
+            )
+
+    @property
+    def is_cuttable(self) -> bool:
+        """Whether texts may be encoded in the pieces of :func:`~speculant_graph.corpus.text.cut_text`.
+
+        Tokenizers that see spaces as part of a running text (SentencePiece) take documents whole.
+        """
+        return all(self.encode(left + right) == self.encode(left) + self.encode(right) for left, right in _CUT_PROBES)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
@@ -142,5 +228,5 @@ def _download(name: str, hf_token: str | None) -> tuple[Path, Path]:
     return file, config_file
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -14,7 +14,7 @@ import numpy as np
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError, TokenizerMismatchError
+from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import Match, NgramGraph
 from speculant_graph.graph.store import load_graph
 from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
@@ -42,8 +42,11 @@ class DraftGenerator:
         """
         self.graph = graph
         self.config = config or DraftConfig()
-        self._tokenizer = tokenizer and self._checked(tokenizer)
+        self._tokenizer = tokenizer
+        if tokenizer is not None:
+            tokenizer.require(graph.metadata.tokenizer)
         self._hf_token: str | None = None
+        graph.warm_up()
 
     @classmethod
     def from_file(
@@ -120,24 +123,12 @@ class DraftGenerator:
         """
         if strategy not in STRATEGY_NAMES:
             raise ConfigError(f"no strategy {strategy!r}; choose one of {', '.join(STRATEGY_NAMES)}")
-        start = len(context) if position is None else position
-        window = [int(token_id) for token_id in context[-self.graph.max_order :]]
-        token_ids: list[TokenId] = []
         proposals: list[Proposal] = []
-        match: Match | None = None
-        while len(token_ids) < k:
-            match = (match and self.graph.match_order(window, match.order)) or self.graph.match(window)
-            if match is None:
-                break
-            if strategy == "greedy":
-                token_id = self.graph.most_frequent(match)
-            else:
-                proposal = self._proposal(match, max_candidates)
-                number = uniform(seed, start + len(token_ids), PROPOSAL_STREAM)
-                token_id = draw(proposal, number)
-                proposals.append(proposal)
-            token_ids.append(token_id)
-            window.append(token_id)
+        if strategy == "greedy":
+            token_ids = self.graph.draft_greedy(context, k)
+        else:
+            start = len(context) if position is None else position
+            token_ids, proposals = self._sampled(context, k, seed, start, max_candidates)
         return Draft(
             token_ids=tuple(token_ids),
             parents=tuple(range(len(token_ids))),
@@ -145,6 +136,20 @@ class DraftGenerator:
             strategy=strategy,
             terminated_early=len(token_ids) < k,
         )
+
+    def _sampled(
+        self, context: Sequence[TokenId], k: int, seed: int, start: int, max_candidates: int
+    ) -> tuple[list[TokenId], list[Proposal]]:
+        token_ids: list[TokenId] = []
+        proposals: list[Proposal] = []
+        match = self.graph.match(context)
+        while match is not None and len(token_ids) < k:
+            proposal = self._proposal(match, max_candidates)
+            token_id = draw(proposal, uniform(seed, start + len(token_ids), PROPOSAL_STREAM))
+            token_ids.append(token_id)
+            proposals.append(proposal)
+            match = self.graph.slide(match, token_id)
+        return token_ids, proposals
 
     def _proposal(self, match: Match, max_candidates: int) -> Proposal:
         successors = self.graph.successors(match)
@@ -157,17 +162,11 @@ class DraftGenerator:
 
     def _encoded(self, text: str) -> list[TokenId]:
         if self._tokenizer is None:
-            self._tokenizer = self._checked(CorpusTokenizer.load(self.graph.metadata.tokenizer.name, self._hf_token))
+            expected = self.graph.metadata.tokenizer
+            tokenizer = CorpusTokenizer.load(expected.name, self._hf_token)
+            tokenizer.require(expected)
+            self._tokenizer = tokenizer
         return self._tokenizer.encode(text)
-
-    def _checked(self, tokenizer: CorpusTokenizer) -> CorpusTokenizer:
-        expected, found = self.graph.metadata.tokenizer, tokenizer.fingerprint
-        if expected.sha256 != found.sha256:
-            raise TokenizerMismatchError(
-                f"the graph was built with tokenizer {expected.name} ({expected.sha256[:12]}), "
-                f"not with {found.name} ({found.sha256[:12]}); use that tokenizer or build the graph again"
-            )
-        return tokenizer
 
 
 def draw(proposal: Proposal, number: float) -> TokenId:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import datetime
-import hashlib
 import importlib.metadata
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from loguru import logger
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
 from speculant_graph.config import DEFAULT_MODEL, GraphConfig
-from speculant_graph.corpus.loaders import list_corpus_files
-from speculant_graph.corpus.stream import tokenize_files
+from speculant_graph.corpus.files import SkippedFile, list_corpus_files
+from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
-from speculant_graph.graph.counting import count_ngrams
-from speculant_graph.graph.metadata import FORMAT_VERSION, CorpusFile, GraphMetadata
+from speculant_graph.graph.container import writing
+from speculant_graph.graph.count import count_tokens, map_tokens
+from speculant_graph.graph.layout import UInt32Array, require_vocabulary
+from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.store import save_graph
-from speculant_graph.graph.trie import Trie, UInt32Array
+from speculant_graph.graph.report import BuildReport, Stopwatch, built_at
+from speculant_graph.graph.store import check_description, load_graph, save_graph
+from speculant_graph.graph.workspace import refuse_output, workspace
 from speculant_graph.types import Fingerprint, TokenId
 
 
@@ -31,10 +33,10 @@ from speculant_graph.types import Fingerprint, TokenId
 class BuildProgress:
     """How far a build is."""
 
-    phase: Literal["tokenize", "count", "save"]
-    """What is being done."""
+    phase: Literal["tokenize", "count", "save", "combine"]
+    """What is being done; two graphs are put together in the phase ``combine``."""
     done: int
-    """Units of the phase that are done: bytes of text, levels of n-grams, or files written."""
+    """Units of the phase that are done: bytes of the corpus files, tokens, steps over the levels, or records."""
     total: int
     """Units of the phase."""
     num_tokens: int
@@ -45,77 +47,130 @@ ProgressCallback = Callable[[BuildProgress], None]
 
 
 class GraphBuilder:
-    """Builds one graph from text files.
+    """Builds one graph from the files of a corpus.
 
-    Every file is wrapped in the tokenizer's BOS and EOS tokens, if it has them; files without text are left
-    out. The files form one stream, so n-grams run across their borders.
+    Every document is wrapped in the tokenizer's BOS and EOS tokens, if it has them; documents without text are left
+    out. The documents form one stream, so n-grams run across their borders unless ``document_boundaries`` is set.
+    Memory stays within ``memory``, however large the corpus is.
     """
 
-    def __init__(
-        self,
-        tokenizer_name: str = DEFAULT_MODEL,
-        max_order: int = 5,
-        chunk_size: int = 1_000_000,
-        hf_token: str | SecretStr | None = None,
-        encoding: str = "utf-8",
-    ) -> None:
+    def __init__(self, tokenizer_name: str | Path = DEFAULT_MODEL, max_order: int = 5, **settings: Any) -> None:
         """Take the settings of :class:`~speculant_graph.config.GraphConfig`.
 
+        Args:
+            tokenizer_name: a name on the hub or a folder.
+            max_order: longest context.
+            settings: the others, by their names.
+
         Raises:
-            ConfigError: a setting is out of bounds.
+            ConfigError: a setting is out of bounds, or there is none of this name.
         """
+        named = {"tokenizer_name": str(tokenizer_name), "max_order": max_order}
         try:
-            self.config = GraphConfig.model_validate(
-                {
-                    "tokenizer_name": str(tokenizer_name),
-                    "max_order": max_order,
-                    "chunk_size": chunk_size,
-                    "hf_token": hf_token,
-                    "encoding": encoding,
-                }
-            )
+            self.config = GraphConfig.model_validate(named | settings)
         except ValidationError as error:
             problem = error.errors()[0]
             name = ".".join(map(str, problem["loc"]))
             raise ConfigError(f"{name}: {problem['msg']}; see GraphConfig") from error
+        self.report: BuildReport | None = None
+        """What the last build took."""
         self._graph: NgramGraph | None = None
 
-    def build_from_files(
-        self, paths: str | Path | Iterable[str | Path], *, progress: ProgressCallback | None = None
+    @property
+    def jobs(self) -> int:
+        """Threads that a build takes."""
+        return self.config.jobs or os.cpu_count() or 1
+
+    def build(
+        self,
+        corpus: str | Path | Iterable[str | Path],
+        output: str | Path,
+        *,
+        progress: ProgressCallback | None = None,
     ) -> NgramGraph:
-        """Build the graph of text files, and of all text files in folders.
+        """Build the graph of a corpus into a file; a file that was there stays intact until the new one is complete.
 
         Args:
-            paths: files and folders, counted in this order.
+            corpus: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
+            output: the graph file.
             progress: told about every step.
+
+        Returns:
+            The graph, mapped from the file.
 
         Raises:
             ConfigError: the tokenizer can't be loaded or the encoding does not exist.
             CorpusError: a file can't be read, or there is no text.
+            GraphError: there are more tokens than a graph can hold.
+            GraphFileError: the file can't be written.
         """
-        files = list_corpus_files(paths)
-        hf_token = self.config.hf_token.get_secret_value() if self.config.hf_token else None
-        tokenizer = CorpusTokenizer.load(self.config.tokenizer_name, hf_token)
-        total_bytes = sum(file.stat().st_size for file in files)
+        watch = Stopwatch()
+        output = Path(output)
+        refuse_output(output)
+        with watch.watching_memory(), workspace(output) as folder:
+            encoder, skipped = self._build(corpus, output, folder, watch, progress or _ignore)
+        self.report = watch.report(encoder, skipped)
+        return load_graph(output)
 
-        def on_batch(num_bytes: int, num_tokens: int) -> None:
-            if progress is not None:
-                progress(BuildProgress("tokenize", min(num_bytes, total_bytes), total_bytes, num_tokens))
+    def _build(
+        self,
+        corpus: str | Path | Iterable[str | Path],
+        output: Path,
+        folder: Path,
+        watch: Stopwatch,
+        report: ProgressCallback,
+    ) -> tuple[str, tuple[SkippedFile, ...]]:
+        with watch.measuring("tokenize"):
+            files = list_corpus_files(corpus)
+            hf_token = self.config.hf_token.get_secret_value() if self.config.hf_token else None
+            tokenizer = CorpusTokenizer.load(self.config.tokenizer_name, hf_token)
+            require_vocabulary(tokenizer.fingerprint.vocabulary_size)
+            total_bytes = sum(file.stat().st_size for file in files if file.is_file())
 
-        token_ids = tokenize_files(tokenizer, files, self.config.chunk_size, self.config.encoding, on_batch)
-        on_batch(total_bytes, token_ids.size)
-        self._graph = build_from_token_ids(
-            token_ids,
-            tokenizer.fingerprint,
-            max_order=self.config.max_order,
-            corpus_files=tuple(map(_described, files)),
-            progress=progress,
+            def on_bytes(num_bytes: int, num_tokens: int) -> None:
+                report(BuildProgress("tokenize", num_bytes, total_bytes, num_tokens))
+
+            stream = write_token_stream(tokenizer, files, folder / "tokens", self.config, on_bytes)
+            metadata = describe_tokens(
+                map_tokens(stream.path),
+                tokenizer.fingerprint,
+                max_order=self.config.max_order,
+                revision=tokenizer.revision,
+                num_documents=stream.num_documents,
+                document_boundaries=self.config.document_boundaries,
+                corpus_files=stream.files,
+            )
+            encoder = tokenizer.encoder
+            del tokenizer  # hundreds of megabytes that counting can use
+        check_description(output, metadata)
+        count_tokens(
+            stream.path,
+            output,
+            metadata,
+            folder,
+            memory=int(self.config.memory),
+            jobs=self.jobs,
+            engine=self.config.engine,
+            watch=watch,
+            on_count=lambda done, total: report(BuildProgress("count", done, total, stream.num_tokens)),
+            on_save=lambda done, total: report(BuildProgress("save", done, total, stream.num_tokens)),
         )
-        logger.info("graph of {} tokens from {} files", token_ids.size, len(files))
+        return encoder, stream.skipped
+
+    def build_from_files(
+        self, paths: str | Path | Iterable[str | Path], *, progress: ProgressCallback | None = None
+    ) -> NgramGraph:
+        """Build a graph that :meth:`save` can write; until then it lies in the folder for temporary files.
+
+        Takes and raises the same as :meth:`build`.
+        """
+        with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
+            # The file lives on, without a name, for as long as the graph is mapped.
+            self._graph = self.build(paths, Path(folder) / "graph.pkl", progress=progress)
         return self._graph
 
     def save(self, path: str | Path, *, progress: ProgressCallback | None = None) -> None:
-        """Write the graph that was built last.
+        """Write the graph that :meth:`build_from_files` built last.
 
         Raises:
             ConfigError: nothing was built yet.
@@ -135,64 +190,100 @@ def build_from_token_ids(
     fingerprint: Fingerprint,
     *,
     max_order: int = 5,
-    corpus_files: tuple[CorpusFile, ...] = (),
-    progress: ProgressCallback | None = None,
+    documents: Sequence[Sequence[TokenId]] | None = None,
+    memory: int = 2_000_000_000,
+    jobs: int = 1,
+    engine: str = "local",
 ) -> NgramGraph:
-    """Build the graph of one token stream.
+    """Build the graph of token ids.
 
     Args:
         token_ids: the stream, shape ``[num_tokens]``; nothing is added to it.
         fingerprint: the tokenizer of the ids.
         max_order: longest context.
-        corpus_files: where the tokens come from.
-        progress: told about every level that is counted.
+        documents: instead of ``token_ids``, documents that no n-gram crosses.
+        memory: most bytes to take.
+        jobs: threads or tasks.
+        engine: ``local`` or ``ray``.
 
     Raises:
-        CorpusError: the stream is empty.
+        CorpusError: there are no tokens.
         GraphError: an id is outside the vocabulary.
     """
-    try:
-        stream = np.asarray(token_ids)
-        if stream.size and not 0 <= int(stream.min()) <= int(stream.max()) < 2**32:
-            raise OverflowError
-        stream = stream.astype(np.uint32, copy=False)
-    except OverflowError as error:
-        raise GraphError("token ids must be 0 or more and below 2**32; check the tokenizer") from error
+    stream = _joined(token_ids, documents)
+    with tempfile.TemporaryDirectory(prefix="speculant-") as temporary:
+        folder = Path(temporary)
+        with writing(folder):
+            stream.astype("<u4", copy=False).tofile(folder / "tokens")
+        metadata = describe_tokens(
+            stream,
+            fingerprint,
+            max_order=max_order,
+            num_documents=1 if documents is None else sum(1 for document in documents if len(document)),
+            document_boundaries=documents is not None,
+        )
+        output = folder / "graph.pkl"
+        count_tokens(folder / "tokens", output, metadata, folder, memory=memory, jobs=jobs, engine=engine)
+        return load_graph(output)
 
-    def on_level(num_levels: int) -> None:
-        if progress is not None:
-            progress(BuildProgress("count", num_levels, max_order + 1, stream.size))
 
-    trie = count_ngrams(stream, fingerprint.vocabulary_size, max_order, on_level)
-    metadata = GraphMetadata(
+def describe_tokens(
+    token_ids: UInt32Array,
+    fingerprint: Fingerprint,
+    *,
+    max_order: int,
+    num_documents: int,
+    document_boundaries: bool,
+    revision: str = "",
+    corpus_files: tuple[Any, ...] = (),
+) -> GraphMetadata:
+    """Return the metadata of a token stream's graph, its sizes left open."""
+    num_separators = num_documents - 1 if document_boundaries and num_documents else 0
+    return GraphMetadata(
         format_version=FORMAT_VERSION,
         tokenizer=fingerprint,
+        tokenizer_revision=revision,
         max_order=max_order,
-        num_tokens=stream.size,
-        contexts_per_order=_contexts_per_order(trie),
-        transitions_per_order=tuple(level.size for level in trie.token_ids[1:]),
-        built_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        num_tokens=token_ids.size - num_separators,
+        num_documents=num_documents,
+        document_boundaries=document_boundaries,
+        min_count=1,
+        nodes_per_level=(0,) * (max_order + 1),
+        contexts_per_order=(0,) * max_order,
+        # With boundaries nothing continues across the ends.
+        head_token_ids=() if document_boundaries else tuple(token_ids[:max_order].tolist()),
+        tail_token_ids=() if document_boundaries else tuple(token_ids[-max_order:].tolist()),
+        built_at=built_at(),
+        build_seconds=0.0,
         corpus_files=corpus_files,
-        library_version=_library_version(),
+        library_version=library_version(),
     )
-    return NgramGraph(trie, metadata)
 
 
-def _contexts_per_order(trie: Trie) -> tuple[int, ...]:
-    return tuple(int(np.count_nonzero(np.diff(offsets))) for offsets in trie.child_offsets)
-
-
-def _described(file: Path) -> CorpusFile:
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return CorpusFile(str(file), file.stat().st_size, digest)
-
-
-def _library_version() -> str:
+def library_version() -> str:
+    """Return the release of this library."""
     try:
         return importlib.metadata.version("speculant-graph")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def _joined(token_ids: Sequence[TokenId] | UInt32Array, documents: Sequence[Sequence[TokenId]] | None) -> UInt32Array:
+    try:
+        if documents is None:
+            stream = np.asarray(token_ids)
+            stream = stream.astype(np.int64) if not stream.size else stream
+        else:
+            pieces = [np.asarray(document, np.int64) for document in documents if len(document)]
+            separator = np.array([DOCUMENT_SEPARATOR])
+            joined = [piece for document in pieces for piece in (separator, document)][1:]
+            stream = np.concatenate(joined) if joined else np.empty(0, np.int64)
+        lowest, highest = (int(stream.min()), int(stream.max())) if stream.size else (0, 0)
+        if lowest < 0 or highest >= DOCUMENT_SEPARATOR + (documents is not None):
+            raise OverflowError
+    except OverflowError as error:
+        raise GraphError("token ids must be 0 or more and inside the vocabulary; check the tokenizer") from error
+    return stream.astype(np.uint32, copy=False)
 
 
 def _ignore(_: BuildProgress) -> None:

@@ -1,27 +1,32 @@
-"""A graph as a NetworkX DiGraph, for analysis and drawing. Small graphs only: about a kilobyte per edge."""
+"""A graph as an ordinary NetworkX graph in memory, or as a file for programs that draw graphs; small graphs only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-
-import networkx as nx
-import numpy as np
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.trie import Trie
+from speculant_graph.graph.container import writing
 
-Ngram = tuple[int, ...]
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from speculant_graph.graph.network import Decode, Node
+    from speculant_graph.graph.ngrams import NgramGraph
+
+# Characters that XML can't hold, not even escaped.
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def to_networkx(
-    graph: NgramGraph, decode: Callable[[Sequence[int]], str] | None = None, max_edges: int = 1_000_000
-) -> nx.DiGraph[int | Ngram]:
-    """Return the whole graph as objects.
+def to_networkx(graph: NgramGraph, decode: Decode | None = None, max_edges: int = 1_000_000) -> nx.DiGraph[Node]:
+    """Return the whole graph as objects, about a kilobyte per edge.
 
-    Nodes are tokens (int; attributes ``token_id``, ``text``, ``count``) and contexts of 1 to N tokens that
-    have successors (tuple; no attributes). Edges run from a context to a token that followed it: ``count``,
-    ``weight`` = P(token | context), ``order`` = length of the context.
+    Nodes, edges and attributes are those of :class:`~speculant_graph.graph.network.NgramDiGraph`, which needs no
+    memory; a copy can be changed.
 
     Args:
         graph: the graph.
@@ -31,36 +36,58 @@ def to_networkx(
     Raises:
         ConfigError: the graph has more edges.
     """
-    num_edges = sum(graph.metadata.transitions_per_order)
-    if num_edges > max_edges:
-        raise ConfigError(f"the graph has {num_edges} edges, more than max_edges={max_edges}; raise max_edges")
-    exported: nx.DiGraph[int | Ngram] = nx.DiGraph()
-    trie = graph.trie
-    for token_id, count in zip(trie.token_ids[0].tolist(), trie.counts[0].tolist(), strict=True):
-        exported.add_node(token_id, token_id=token_id, text=decode([token_id]) if decode else "", count=count)
-    for order in range(1, graph.max_order + 1):
-        exported.add_edges_from(_edges(trie, order))
-    return exported
+    from speculant_graph.graph.network import NgramDiGraph
+
+    view = NgramDiGraph(graph, decode)
+    if view.number_of_edges() > max_edges:
+        raise ConfigError(
+            f"the graph has {view.number_of_edges()} edges, more than max_edges={max_edges}; raise max_edges"
+        )
+    return view.copy()
 
 
-def ngrams_of_length(trie: Trie, length: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
-    """Return all n-grams of one length in lexicographic order, shape ``[nodes, length]``."""
-    columns = [trie.token_ids[0]]
-    for level in range(1, length):
-        num_children = np.diff(trie.child_offsets[level - 1])
-        columns = [np.repeat(column, num_children) for column in columns] + [trie.token_ids[level]]
-    return np.stack(columns, axis=1)
+def export_graph(graph: NgramGraph, path: str | Path, decode: Decode | None = None, max_edges: int = 1_000_000) -> None:
+    """Write the whole graph as GEXF (``.gexf``) or GraphML (``.graphml``).
+
+    Ids of nodes are ``12`` for a token and ``(3, 5)`` for a context. Control characters that XML can't hold become
+    U+FFFD in the attribute ``text``.
+
+    Args:
+        graph: the graph.
+        path: the file; an older one stays intact until the new one is complete.
+        decode: token ids to text.
+        max_edges: refuse larger graphs.
+
+    Raises:
+        ConfigError: the path has another ending, or the graph has more edges.
+        GraphFileError: the file can't be written.
+    """
+    import networkx as nx
+
+    path = Path(path)
+    writers: dict[str, Callable[[nx.DiGraph[Node], Path], None]] = {
+        ".gexf": nx.write_gexf,
+        ".graphml": nx.write_graphml,
+    }
+    write = writers.get(path.suffix.lower())
+    if write is None:
+        raise ConfigError(f"{path} ends in neither {' nor '.join(writers)}; choose one of these")
+    exported = to_networkx(graph, decode and (lambda token_ids: _NOT_XML.sub("\ufffd", decode(token_ids))), max_edges)
+    with replacing(path) as temporary:
+        write(exported, temporary)
 
 
-def _edges(trie: Trie, order: int) -> Iterator[tuple[Ngram, int, dict[str, float]]]:
-    offsets = trie.child_offsets[order - 1].tolist()
-    tokens, counts = trie.token_ids[order].tolist(), trie.counts[order].tolist()
-    for node, context in enumerate(map(tuple, ngrams_of_length(trie, order).tolist())):
-        row = range(offsets[node], offsets[node + 1])
-        total = sum(counts[child] for child in row)
-        for child in row:
-            yield (
-                context,
-                tokens[child],
-                {"weight": counts[child] / total, "count": counts[child], "order": order},
-            )
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write a new file to, which takes the place of ``path`` at the end, or is gone after an error.
+
+    Raises:
+        GraphFileError: the file can't be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with writing(path):
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from speculant_graph.types import Fingerprint
+from speculant_graph.corpus.files import CorpusFile
+from speculant_graph.types import Fingerprint, TokenId
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the graph file that this release writes and reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusFile:
-    """A file that was counted."""
-
-    name: str
-    """Its path as it was given."""
-    size_bytes: int
-    """Its size."""
-    sha256: str
-    """Hex digest of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +19,36 @@ class GraphMetadata:
     """Version of the file format."""
     tokenizer: Fingerprint
     """Tokenizer of the corpus; the verifier must use the same."""
+    tokenizer_revision: str
+    """Commit of the tokenizer on the hub; empty if it came from a folder."""
     max_order: int
     """Longest context N, in tokens."""
     num_tokens: int
     """Tokens counted, those that wrap documents included."""
+    num_documents: int
+    """Documents counted: files, or records of JSON files."""
+    document_boundaries: bool
+    """True if no n-gram crosses from one document into the next."""
+    min_count: int
+    """N-grams with lower counts were pruned; 1 if none were."""
+    nodes_per_level: tuple[int, ...]
+    """Distinct n-grams of 1 to N+1 tokens."""
     contexts_per_order: tuple[int, ...]
     """Distinct contexts with a successor, for orders 1 to N."""
-    transitions_per_order: tuple[int, ...]
-    """Distinct (context, next token) pairs, for orders 1 to N."""
+    head_token_ids: tuple[TokenId, ...]
+    """The first N tokens, which a graph that is put before this one continues into."""
+    tail_token_ids: tuple[TokenId, ...]
+    """The last N tokens, which a graph that is put behind this one continues."""
     built_at: str
     """ISO 8601 time, UTC."""
+    build_seconds: float
+    """How long that took."""
     corpus_files: tuple[CorpusFile, ...]
     """Files of the corpus in the order they were read; empty if it was made from token ids."""
     library_version: str
     """Release of speculant-graph that built it."""
+
+    @property
+    def transitions_per_order(self) -> tuple[int, ...]:
+        """Distinct (context, next token) pairs, for orders 1 to N."""
+        return self.nodes_per_level[1:]

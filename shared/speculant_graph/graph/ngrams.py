@@ -1,19 +1,32 @@
 """The read-only n-gram graph and its lookups: the hot path of drafting.
 
-Knows neither text nor strategies. Arrays may be memory-mapped and shared between processes.
+Knows neither text nor strategies. Arrays may be memory-mapped and shared between processes and threads; kernels run
+without the GIL.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from speculant_graph.errors import GraphError
+from speculant_graph.graph import lookup
+from speculant_graph.graph.context_index import ContextIndex
+from speculant_graph.graph.layout import CUMULATIVE, Int64Array, Trie, UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
-from speculant_graph.graph.trie import Trie, UInt32Array
 from speculant_graph.types import TokenId
+
+if TYPE_CHECKING:
+    from speculant_graph.graph.network import NgramDiGraph
+
+Ngram = tuple[TokenId, ...]
+
+_NGRAMS_AT_A_TIME = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +41,34 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Successors:
-    """What followed a context: views into the graph, not copies."""
+    """What followed a context, by ascending token id."""
 
     token_ids: UInt32Array
-    """Shape ``[s]``, s >= 1, ascending."""
+    """Shape ``[s]``, ascending; a copy."""
     counts: UInt32Array
     """Shape ``[s]``, how often each followed; all positive."""
+
+    def __len__(self) -> int:
+        """Number of different successors."""
+        return self.token_ids.size
+
+    @property
+    def total(self) -> int:
+        """Sum of the counts, the denominator of every probability."""
+        return int(self.counts.sum(dtype=np.uint64))
+
+    @property
+    def probabilities(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Shape ``[s]``, P(token | context) = count / total."""
+        return self.counts / max(1, self.total)
+
+    def most_common(self, n: int | None = None) -> list[tuple[TokenId, int]]:
+        """Return the n most frequent successors with their counts, of equals the lower id first; all if None."""
+        ranked = np.argsort(-self.counts.astype(np.int64), kind="stable")[:n]
+        return list(zip(self.token_ids[ranked].tolist(), self.counts[ranked].tolist(), strict=True))
+
+
+NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 
 
 class NgramGraph:
@@ -43,17 +78,20 @@ class NgramGraph:
     """
 
     def __init__(self, trie: Trie, metadata: GraphMetadata) -> None:
-        """Wrap arrays that were built here or passed :func:`~speculant_graph.graph.trie.check_trie`."""
+        """Wrap a trie; its words are read-only and may come from an untrusted file."""
         self.trie = trie
         self.metadata = metadata
         self.max_order = trie.max_order
-        self.vocabulary_size = metadata.tokenizer.vocabulary_size
-        # An element of a memoryview is a Python integer and costs half of an array's, and bisect on it beats
-        # numpy.searchsorted on rows of every length (measured: 0.1-0.6 us against 0.6-1.0 us).
-        self._token_ids = _views(trie.token_ids)
-        self._counts = _views(trie.counts)
-        self._offsets = _views(trie.child_offsets)
-        self._best = _views(trie.best_children)
+        self.vocabulary_size = trie.vocabulary_size
+        self._words = trie.words
+        self._table = trie.table
+
+    def __repr__(self) -> str:
+        """Name the graph's sizes."""
+        return (
+            f"NgramGraph(max_order={self.max_order}, num_tokens={self.metadata.num_tokens:,}, "
+            f"nodes={sum(self.trie.nodes_per_level):,}, tokenizer={self.metadata.tokenizer.name!r})"
+        )
 
     @classmethod
     def load(cls, path: str | Path, *, verify: bool = False) -> NgramGraph:
@@ -68,45 +106,90 @@ class NgramGraph:
 
         save_graph(self, path)
 
+    def warm_up(self) -> None:
+        """Make the kernels of lookups ready, which the first call of each does otherwise.
+
+        They are compiled once per installation, in some seconds, and loaded in a fraction of one afterwards.
+        """
+        words, table = self._words, self._table
+        self.draft_greedy([0], 1)
+        self.match([0])
+        self.count([0])
+        lookup.row_of(words, table, 1, 0)
+        lookup.best_child(words, table, 1, 0)
+        lookup.slide(words, table, 1, 0, -1)
+        lookup.read_row(words, table, 1, 0, np.empty(1, np.uint32), np.empty(1, np.uint32))
+
     def match(self, context: Sequence[TokenId]) -> Match | None:
         """Return the longest end of ``context``, of at most N tokens, that was seen and has successors."""
-        for order in range(min(self.max_order, len(context)), 0, -1):
-            match = self.match_order(context, order)
-            if match is not None:
-                return match
-        return None
+        order, node = lookup.find_context(self._words, self._table, self._token_array(context[-self.max_order :]))
+        return Match(order, node) if order else None
 
     def match_order(self, context: Sequence[TokenId], order: int) -> Match | None:
         """Return the last ``order`` tokens of ``context`` as a match; None if they have no successors."""
         if not 0 < order <= min(self.max_order, len(context)):
             return None
-        node = self._find(context[-order:])
-        if node is None:
+        node = lookup.find_ngram(self._words, self._table, self._token_array(context[-order:]))
+        if node < 0:
             return None
-        offsets = self._offsets[order - 1]
-        # An n-gram without successors can only be the end of the corpus.
-        return Match(order, node) if offsets[node] < offsets[node + 1] else None
+        low, high = lookup.row_of(self._words, self._table, order, node)
+        return Match(order, node) if low < high else None
 
-    def successors(self, match: Match) -> Successors:
-        """Return the tokens that followed a context, with their counts."""
-        offsets = self._offsets[match.order - 1]
-        row = slice(offsets[match.node], offsets[match.node + 1])
-        return Successors(self.trie.token_ids[match.order][row], self.trie.counts[match.order][row])
+    def slide(self, match: Match, token_id: TokenId) -> Match | None:
+        """Return the context one token on: of the same order, or the longest one that has successors.
+
+        Args:
+            match: the context.
+            token_id: one of its successors.
+
+        Raises:
+            GraphError: the token never followed it.
+        """
+        order, node = lookup.slide(self._words, self._table, match.order, match.node, token_id)
+        if order < 0:
+            raise GraphError(f"token {token_id} never followed this context; slide along its successors")
+        return Match(order, node) if order else None
+
+    def successors(self, context: Match | Sequence[TokenId]) -> Successors:
+        """Return the tokens that followed exactly this context, with their counts; none if it is unknown."""
+        match = context if isinstance(context, Match) else self.match_order(context, len(context))
+        if match is None:
+            return NO_SUCCESSORS
+        low, high = lookup.row_of(self._words, self._table, match.order, match.node)
+        token_ids, counts = np.empty(high - low, np.uint32), np.empty(high - low, np.uint32)
+        lookup.read_row(self._words, self._table, match.order + 1, low, token_ids, counts)
+        return Successors(token_ids, counts)
 
     def most_frequent(self, match: Match) -> TokenId:
         """Return the token that followed a context most often; of equals the lowest id."""
-        return self._token_ids[match.order][self._best[match.order - 1][match.node]]
+        child = lookup.best_child(self._words, self._table, match.order, match.node)
+        token_id, count = np.empty(1, np.uint32), np.empty(1, np.uint32)
+        lookup.read_row(self._words, self._table, match.order + 1, child, token_id, count)
+        return int(token_id[0])
+
+    def draft_greedy(self, context: Sequence[TokenId], k: int) -> list[TokenId]:
+        """Return up to k most frequent successors in a row, from the longest known end of ``context`` on.
+
+        The order of the match is kept while the window slides, until the window has no successors; then the longest
+        known context goes on.
+        """
+        token_ids = np.empty(max(0, k), np.int64)
+        window = self._token_array(context[-self.max_order :])
+        num_tokens = lookup.draft_greedy(self._words, self._table, window, token_ids)
+        drafted: list[TokenId] = token_ids[:num_tokens].tolist()
+        return drafted
 
     def probability(self, context: Sequence[TokenId], token_id: TokenId) -> float:
         """Return P(token | exactly this context): its share of all successors' counts; 0 if never seen."""
         match = self.match_order(context, len(context))
         if match is None:
             return 0.0
-        count = self.count([*context, token_id])
-        return count / int(self.successors(match).counts.sum())
+        low, high = lookup.row_of(self._words, self._table, match.order, match.node)
+        level = self.trie.level(match.order + 1)
+        return self.count([*context, token_id]) / (int(level[high, CUMULATIVE]) - int(level[low, CUMULATIVE]))
 
     def count(self, ngram: Sequence[TokenId]) -> int:
-        """Return how often an n-gram of 1 to N+1 tokens occurs.
+        """Return how often an n-gram of 1 to N+1 tokens occurs; 0 if never, or if it was pruned.
 
         Raises:
             GraphError: the n-gram is longer than what was counted, or empty.
@@ -115,27 +198,109 @@ class NgramGraph:
             raise GraphError(
                 f"n-grams of 1 to {self.max_order + 1} tokens are counted, not {len(ngram)}; ask for those"
             )
-        node = self._find(ngram)
-        return 0 if node is None else self._counts[len(ngram) - 1][node]
+        node = lookup.find_ngram(self._words, self._table, self._token_array(ngram))
+        if node < 0:
+            return 0
+        level = self.trie.level(len(ngram))
+        return int(level[node + 1, CUMULATIVE]) - int(level[node, CUMULATIVE])
 
     def order_of(self, context: Sequence[TokenId]) -> int | None:
         """Return the order of exactly this context if it is known and has successors."""
         match = self.match_order(context, len(context))
         return None if match is None else match.order
 
-    def _find(self, ngram: Sequence[TokenId]) -> int | None:
-        node, low, high = 0, 0, len(self._token_ids[0])
-        for depth, token_id in enumerate(ngram):
-            if depth:
-                offsets = self._offsets[depth - 1]
-                low, high = offsets[node], offsets[node + 1]
-            token_ids = self._token_ids[depth]
-            # Token ids are compared, never used as an index, so that any integer is safe.
-            node = bisect_left(token_ids, token_id, low, high)
-            if node == high or token_ids[node] != token_id:
-                return None
-        return node
+    def counts(self, length: int) -> UInt32Array:
+        """Return the counts of all n-grams of one length in lexicographic order, shape ``[n]``; a copy.
 
+        Raises:
+            GraphError: n-grams of this length are not counted.
+        """
+        return np.diff(self.trie.level(self._length(length))[:, CUMULATIVE])
 
-def _views(arrays: tuple[UInt32Array, ...]) -> tuple[memoryview[int], ...]:
-    return tuple(array.data for array in arrays)
+    def ngrams(self, length: int, start: int = 0, stop: int | None = None) -> UInt32Array:
+        """Return n-grams of one length in lexicographic order.
+
+        Args:
+            length: tokens of an n-gram, 1 to N+1.
+            start: number of the first one.
+            stop: number of the one behind the last; all if None.
+
+        Returns:
+            Token ids, shape ``[stop - start, length]``.
+
+        Raises:
+            GraphError: n-grams of this length are not counted.
+        """
+        size = self.trie.nodes_per_level[self._length(length) - 1]
+        start, stop, _ = slice(start, stop).indices(size)
+        ngrams = np.empty((max(0, stop - start), length), np.uint32)
+        if len(ngrams):
+            lookup.spell(self._words, self._table, length, start, ngrams)
+        return ngrams
+
+    def most_common(self, n: int, length: int = 1) -> list[tuple[Ngram, int]]:
+        """Return the n most frequent n-grams of one length with their counts; of equals the lower one first.
+
+        Raises:
+            GraphError: n-grams of this length are not counted.
+        """
+        counts = self.counts(length)
+        n = min(max(n, 0), counts.size)
+        if not n:
+            return []
+        # Everything at least as frequent as the n-th, then a stable sort: ties fall in lexicographic order.
+        threshold = np.partition(counts, counts.size - n)[counts.size - n]
+        nodes = np.flatnonzero(counts >= threshold)
+        nodes = nodes[np.argsort(-counts[nodes].astype(np.int64), kind="stable")][:n]
+        return [(tuple(self.ngrams(length, node, node + 1)[0].tolist()), int(counts[node])) for node in nodes.tolist()]
+
+    def contexts(self, order: int) -> Iterator[tuple[Ngram, Match]]:
+        """Yield all contexts of one order that have successors, in lexicographic order.
+
+        Raises:
+            GraphError: there is no such order.
+        """
+        if not 0 < order <= self.max_order:
+            raise GraphError(f"contexts have 1 to {self.max_order} tokens, not {order}; ask for those")
+        for start in range(0, self.trie.nodes_per_level[order - 1], _NGRAMS_AT_A_TIME):
+            ngrams = self.ngrams(order, start, start + _NGRAMS_AT_A_TIME)
+            for node, ngram in enumerate(ngrams.tolist(), start):
+                low, high = lookup.row_of(self._words, self._table, order, node)
+                if low < high:
+                    yield tuple(ngram), Match(order, node)
+
+    @cached_property
+    def context_index(self) -> ContextIndex:
+        """All contexts that have successors, as a mapping from the context (a tuple) to its order."""
+        return ContextIndex(self)
+
+    @cached_property
+    def nx(self) -> NgramDiGraph:
+        """The graph as a read-only :class:`networkx.DiGraph` that is computed as it is asked; see its class."""
+        from speculant_graph.graph.network import NgramDiGraph
+
+        return NgramDiGraph(self)
+
+    def to_networkx(
+        self, decode: Callable[[Sequence[TokenId]], str] | None = None, max_edges: int = 1_000_000
+    ) -> object:
+        """Return a copy as NetworkX objects; see :func:`~speculant_graph.graph.export.to_networkx`."""
+        from speculant_graph.graph.export import to_networkx
+
+        return to_networkx(self, decode, max_edges)
+
+    def _length(self, length: int) -> int:
+        if not 0 < length <= self.max_order + 1:
+            raise GraphError(f"n-grams of 1 to {self.max_order + 1} tokens are counted, not {length}; ask for those")
+        return length
+
+    def _token_array(self, token_ids: Sequence[TokenId]) -> Int64Array:
+        try:
+            array = np.asarray(token_ids)
+        except ValueError:  # of different shapes inside
+            array = np.empty(0, object)
+        if array.dtype.kind in "iu" and array.ndim == 1:
+            return array.astype(np.int64)
+        # Whatever else it is, what is no token id is unknown.
+        known = range(self.vocabulary_size)
+        return np.array([token if isinstance(token, int) and token in known else -1 for token in token_ids], np.int64)

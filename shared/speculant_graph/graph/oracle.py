@@ -14,17 +14,26 @@ from speculant_graph.types import StrategyName
 class OracleGraph:
     """Counts of all n-grams as Python objects; for tests with short texts."""
 
-    def __init__(self, token_ids: Sequence[int], max_order: int) -> None:
-        """Count every n-gram of 1 to ``max_order + 1`` tokens."""
+    def __init__(self, documents: Sequence[Sequence[int]], max_order: int, min_count: int = 1) -> None:
+        """Count every n-gram of 1 to ``max_order + 1`` tokens that lies within a document.
+
+        Args:
+            documents: a single one if n-grams may cross everything.
+            max_order: longest context.
+            min_count: n-grams that occur less often are forgotten.
+        """
         self.max_order = max_order
         self.ngram_counts: Counter[tuple[int, ...]] = Counter()
         self.context_index: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-        for length in range(1, max_order + 2):
-            for start in range(len(token_ids) - length + 1):
-                ngram = tuple(token_ids[start : start + length])
-                self.ngram_counts[ngram] += 1
-                if length > 1:
-                    self.context_index[ngram[:-1]][ngram[-1]] += 1
+        for token_ids in documents:
+            for length in range(1, max_order + 2):
+                for start in range(len(token_ids) - length + 1):
+                    self.ngram_counts[tuple(token_ids[start : start + length])] += 1
+        for ngram, count in list(self.ngram_counts.items()):
+            if count < min_count:
+                del self.ngram_counts[ngram]
+            elif len(ngram) > 1:
+                self.context_index[ngram[:-1]][ngram[-1]] = count
         self.context_index.default_factory = None
 
     def longest_context(self, context: Sequence[int]) -> tuple[int, ...] | None:

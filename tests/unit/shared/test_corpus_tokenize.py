@@ -90,6 +90,23 @@ else:
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
 
 
+def test_tokenizers_of_the_hub_have_a_revision(tokenizer_folder: Path, tmp_path: Path) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--somebody--something"
+    shutil.copytree(tokenizer_folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit, "utf-8")
+    script = f"""
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+tokenizer = CorpusTokenizer.load("somebody/something")
+assert (tokenizer.revision, tokenizer.bos_id, tokenizer.eos_id) == ({commit!r}, 0, 1)
+assert tokenizer.fingerprint.name == "somebody/something"
+assert CorpusTokenizer.load({str(tokenizer_folder)!r}).revision == ""
+"""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
 def test_a_missing_extra_is_named(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ImportError, match=r'pip install "speculant-graph\[build\]"'):

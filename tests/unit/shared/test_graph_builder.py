@@ -9,11 +9,13 @@ import pytest
 from pydantic import SecretStr
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError, CorpusError, GraphError
+from speculant_graph.errors import ConfigError, CorpusError, GraphError, GraphFileError
 from speculant_graph.graph.builder import BuildProgress, GraphBuilder, build_from_token_ids
 from speculant_graph.graph.export import to_networkx
 from speculant_graph.graph.ngrams import Match, NgramGraph
+from speculant_graph.graph.workspace import workspace
 from speculant_graph.types import Fingerprint
+from support.graphs import counts_of
 
 FINGERPRINT = Fingerprint("test", "00" * 32, 10)
 
@@ -36,7 +38,8 @@ def test_counts_probabilities_and_successors() -> None:
     successors = graph.successors(match)
     assert successors.token_ids.tolist() == [3, 4]
     assert successors.counts.tolist() == [1, 2]
-    assert not successors.counts.flags.owndata
+    assert successors.most_common(1) == [(4, 2)]
+    assert successors.probabilities.tolist() == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
     assert graph.most_frequent(match) == 4
     assert graph.metadata.num_tokens == 10
     assert graph.metadata.contexts_per_order == (4, 5)
@@ -67,6 +70,13 @@ def test_ids_outside_the_vocabulary_are_unknown(token_id: int) -> None:
     assert match.order == 1
     assert graph.count([token_id]) == 0
     assert graph.probability([1, 2], token_id) == 0
+
+
+def test_what_is_no_token_is_unknown() -> None:
+    index = small_graph().context_index
+    assert (1, 2) in index
+    for key in ((1.0,), ("1",), (1, (2,)), ([1],), (None,), (), [1], 1, "1", (1, 2, 3)):
+        assert key not in index
 
 
 def test_ngrams_of_other_lengths_have_no_count() -> None:
@@ -108,8 +118,7 @@ def test_documents_are_wrapped_and_joined(
     tokenizer = CorpusTokenizer.load(tokenizer_folder)
     stream = [0, *tokenizer.encode(sample_text * 30), 1, 0, *tokenizer.encode("The end"), 1]
     expected = build_from_token_ids(stream, tokenizer.fingerprint, max_order=3)
-    for mine, theirs in zip(graph.trie.counts, expected.trie.counts, strict=True):
-        assert mine.tolist() == theirs.tolist()
+    assert counts_of(graph) == counts_of(expected)
     seam = stream.index(1)
     assert graph.count(stream[seam - 1 : seam + 3]) == 1, "n-grams run across files"
     assert graph.count([0, stream[seam + 2]]) >= 1
@@ -122,8 +131,12 @@ def test_documents_are_wrapped_and_joined(
     tokenized = [report for report in reports if report.phase == "tokenize"]
     assert tokenized[-1] == BuildProgress("tokenize", text_bytes, text_bytes, len(stream))
     assert [report.done for report in tokenized] == sorted(report.done for report in tokenized)
-    counted = [report for report in reports if report.phase == "count"]
-    assert counted == [BuildProgress("count", done, 4, len(stream)) for done in (1, 2, 3, 4)]
+    for phase in ("count", "save"):
+        last = [report for report in reports if report.phase == phase][-1]
+        assert last.done == last.total
+    assert builder.report is not None
+    assert builder.report.total_s >= builder.report.tokenize_s > 0
+    assert builder.report.peak_anon_bytes > 1_000_000
 
 
 def test_tokenizers_without_special_tokens_add_none(tmp_path: Path, plain_tokenizer_folder: Path) -> None:
@@ -158,6 +171,33 @@ def test_settings_are_checked() -> None:
         GraphBuilder("x", max_order=11)
     with pytest.raises(ConfigError, match="chunk_size"):
         GraphBuilder("x", chunk_size=1)
+    with pytest.raises(ConfigError, match="memory"):
+        GraphBuilder("x", memory="1MB")
+    with pytest.raises(ConfigError, match="no_such_setting"):
+        GraphBuilder("x", no_such_setting=1)
+    assert GraphBuilder("x", memory="2GB").config.memory == 2_000_000_000
+
+
+@pytest.mark.parametrize("output", ["none/graph.pkl", "."])
+def test_a_place_that_can_not_be_written_is_refused_before_the_work(tmp_path: Path, output: str) -> None:
+    with pytest.raises(GraphFileError, match="choose another path"):
+        GraphBuilder("there is no such tokenizer").build([tmp_path], tmp_path / output)
+
+
+def test_what_a_killed_build_left_is_swept_and_what_runs_is_not(
+    tmp_path: Path, tokenizer_folder: Path, sample_text: str
+) -> None:
+    (tmp_path / "a.txt").write_text(sample_text, "utf-8")
+    output = tmp_path / "graph.pkl"
+    left_over = tmp_path / ".graph.pkl.abc.building"
+    left_over.mkdir()
+    (left_over / "lock").touch()
+    (left_over / "tokens").touch()
+    with workspace(output) as running:
+        GraphBuilder(tokenizer_folder).build(tmp_path / "a.txt", output)
+        assert running.is_dir()
+        assert not left_over.exists()
+    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "graph.pkl"}
 
 
 def test_networkx_export() -> None:

@@ -93,9 +93,8 @@ def _graph(folder: Path, report: DemoReport) -> Path:
     files = standard_library_files()
     folder.mkdir(parents=True, exist_ok=True)
     builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER))
-    with show_progress(f"{len(files)} files") as progress:
-        graph = builder.build_from_files(files, progress=progress)
-        builder.save(path, progress=progress)
+    with show_progress() as progress:
+        graph = builder.build(files, path, progress=progress)
     report.say(
         f"graph:   {graph.metadata.num_tokens:,} tokens of {len(files)} standard library files, "
         f"{sum(graph.metadata.transitions_per_order):,} transitions, {path.stat().st_size / 1e6:.0f} MB"

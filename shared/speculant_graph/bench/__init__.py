@@ -1,0 +1,1 @@
+"""Measurements that anybody can repeat: each against the obvious alternative, in one run."""

@@ -1,0 +1,80 @@
+"""The first tokens of a corpus, without reading the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from speculant_graph.config import GraphConfig
+from speculant_graph.corpus.documents import read_documents
+from speculant_graph.corpus.files import STANDARD_INPUT, list_corpus_files
+from speculant_graph.corpus.sample import sample_texts
+from speculant_graph.corpus.source import Source
+from speculant_graph.corpus.text import cut_text
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.errors import ConfigError, CorpusError
+from speculant_graph.graph.layout import UInt32Array
+
+_PIECE_CHARACTERS = 1 << 16
+_WHOLE = 1 << 62
+
+
+def bench_files(inputs: Sequence[Path]) -> list[Path]:
+    """List a bench's corpus.
+
+    Raises:
+        ConfigError: it is standard input, which can't be read again.
+        CorpusError: as in :func:`~speculant_graph.corpus.files.list_corpus_files`.
+    """
+    files = list_corpus_files(inputs)
+    if STANDARD_INPUT in files:
+        raise ConfigError("a bench reads its corpus more than once; name files instead of standard input")
+    return files
+
+
+def first_tokens(
+    tokenizer: CorpusTokenizer, files: Sequence[Path], config: GraphConfig, num_tokens: int
+) -> UInt32Array:
+    """Return the first tokens of a corpus as one stream, shape ``[at most num_tokens]``.
+
+    Args:
+        tokenizer: makes the ids; it may be sped up.
+        files: the corpus.
+        config: how its files are read; document boundaries are not marked.
+        num_tokens: how many.
+
+    Raises:
+        CorpusError: a file can't be read, or there is no text.
+    """
+    tokenizer.speed_up(sample_texts(files, config.encoding))
+    pieces: list[UInt32Array] = []
+    found = 0
+    for piece in _pieces(tokenizer, files, config):
+        pieces.append(piece)
+        found += piece.size
+        if found >= num_tokens:
+            break
+    if not found:
+        raise CorpusError(f"none of {len(files)} files holds text; name files that do")
+    return np.concatenate(pieces)[:num_tokens]
+
+
+def _pieces(tokenizer: CorpusTokenizer, files: Sequence[Path], config: GraphConfig) -> Iterator[UInt32Array]:
+    piece_characters = _PIECE_CHARACTERS if tokenizer.is_cuttable else _WHOLE
+    begin, end = (np.array([] if one is None else [one], np.uint32) for one in (tokenizer.bos_id, tokenizer.eos_id))
+    for file in files:
+        try:
+            for document in read_documents(Source(file), config.encoding, config.text_field):
+                is_empty = True
+                for text in cut_text(document.texts, piece_characters):
+                    if is_empty:
+                        yield begin
+                    is_empty = False
+                    yield tokenizer.encode_array(text)
+                if not is_empty:
+                    yield end
+        except CorpusError:
+            if config.on_error == "fail":
+                raise

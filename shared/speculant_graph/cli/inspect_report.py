@@ -1,0 +1,162 @@
+"""What ``speculant inspect`` knows about a graph, as plain values for tables and JSON."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant_graph.config import DraftConfig, GraphConfig
+from speculant_graph.corpus.files import list_corpus_files
+from speculant_graph.corpus.stream import write_token_stream
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.graph.count import map_tokens
+from speculant_graph.graph.coverage import measure_coverage
+from speculant_graph.graph.layout import CHILD
+from speculant_graph.graph.ngrams import NgramGraph
+
+FAN_OUT_BOUNDS = (1, 4, 16, 64)
+"""Most successors of the contexts in each class of the fan-out; the last class has more."""
+FAN_OUT_CLASSES = ("1", "2-4", "5-16", "17-64", ">64")
+"""Names of the classes."""
+
+_RECORDS_AT_A_TIME = 1 << 22
+
+
+def describe_graph(graph: NgramGraph, path: Path, num_top: int, tokenizer: CorpusTokenizer | None) -> dict[str, Any]:
+    """Return sizes, origin, frequent n-grams and fan-out of a graph; texts are None without a tokenizer."""
+    metadata, trie = graph.metadata, graph.trie
+    file_bytes, nodes = path.stat().st_size, sum(trie.nodes_per_level)
+    levels = range(1, graph.max_order + 2)
+    return {
+        "path": str(path),
+        "file_bytes": file_bytes,
+        "tokens": metadata.num_tokens,
+        "documents": metadata.num_documents,
+        "max_order": metadata.max_order,
+        "nodes": nodes,
+        "nodes_per_level": list(metadata.nodes_per_level),
+        "bytes_per_level": [trie.level(length).nbytes for length in levels],
+        "bytes_per_node": round(file_bytes / nodes, 2),
+        "bytes_per_token": round(file_bytes / metadata.num_tokens, 2),
+        "contexts_per_order": list(metadata.contexts_per_order),
+        "transitions_per_order": list(metadata.transitions_per_order),
+        "fan_out": [fan_out(graph, order) for order in range(1, graph.max_order + 1)],
+        "tokenizer": metadata.tokenizer.name,
+        "tokenizer_revision": metadata.tokenizer_revision,
+        "tokenizer_sha256": metadata.tokenizer.sha256,
+        "vocabulary_size": metadata.tokenizer.vocabulary_size,
+        "document_boundaries": metadata.document_boundaries,
+        "min_count": metadata.min_count,
+        "built_at": metadata.built_at,
+        "build_seconds": metadata.build_seconds,
+        "library_version": metadata.library_version,
+        "corpus_files": len(metadata.corpus_files),
+        "corpus_bytes": sum(file.size_bytes for file in metadata.corpus_files),
+        "top_ngrams": [
+            [
+                {"token_ids": list(ngram), "text": _text(tokenizer, ngram), "count": count}
+                for ngram, count in graph.most_common(num_top, length)
+            ]
+            for length in levels
+        ],
+    }
+
+
+def fan_out(graph: NgramGraph, order: int) -> dict[str, float]:
+    """Return the shares of an order's contexts that have so many successors, by class."""
+    children = graph.trie.level(order)[:, CHILD]
+    sizes = np.zeros(len(FAN_OUT_CLASSES), np.int64)
+    for start in range(0, children.size - 1, _RECORDS_AT_A_TIME):
+        num_successors = np.diff(children[start : start + _RECORDS_AT_A_TIME + 1])
+        classes = np.searchsorted(FAN_OUT_BOUNDS, num_successors[num_successors > 0])
+        sizes += np.bincount(classes, minlength=sizes.size)
+    total = max(1, int(sizes.sum()))
+    return {name: round(size / total, 4) for name, size in zip(FAN_OUT_CLASSES, sizes.tolist(), strict=True)}
+
+
+def explain_prompt(
+    graph: NgramGraph, tokenizer: CorpusTokenizer, prompt: str, config: DraftConfig, num_top: int
+) -> dict[str, Any]:
+    """Return the draft after a text and, for every order, what is known of the text's end."""
+    context = tokenizer.encode(prompt)
+    draft = DraftGenerator(graph, config, tokenizer).generate(context)
+    return {
+        "prompt": prompt,
+        "prompt_token_ids": context[-graph.max_order :],
+        "draft_token_ids": list(draft.token_ids),
+        "draft_text": tokenizer.decode(draft.token_ids),
+        "orders": [
+            _explain_order(graph, tokenizer, context, order, num_top) for order in range(graph.max_order, 0, -1)
+        ],
+    }
+
+
+def _explain_order(
+    graph: NgramGraph, tokenizer: CorpusTokenizer, context: Sequence[int], order: int, num_top: int
+) -> dict[str, Any]:
+    match = graph.match_order(context, order)
+    # An order longer than the prompt has no context at all.
+    shown = context[-order:] if order <= len(context) else []
+    explained = {"order": order, "context_token_ids": list(shown), "context": tokenizer.decode(shown)}
+    if match is None:
+        return explained | {"count": 0, "num_successors": 0, "successors": []}
+    successors = graph.successors(match)
+    total = successors.total
+    return explained | {
+        "count": total,
+        "num_successors": len(successors),
+        "successors": [
+            {
+                "token_id": token_id,
+                "text": tokenizer.decode([token_id]),
+                "count": count,
+                "probability": round(count / total, 6),
+            }
+            for token_id, count in successors.most_common(num_top)
+        ],
+    }
+
+
+def coverage_of(graph: NgramGraph, tokenizer: CorpusTokenizer, path: Path) -> dict[str, Any]:
+    """Return how much of a text the graph knows.
+
+    Raises:
+        CorpusError: the text can't be read.
+    """
+    config = GraphConfig(document_boundaries=graph.metadata.document_boundaries)
+    with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
+        stream = write_token_stream(tokenizer, list_corpus_files(path), Path(folder) / "tokens", config)
+        coverage = measure_coverage(graph, map_tokens(stream.path))
+    return {
+        "coverage": {
+            "path": str(path),
+            "tokens": stream.num_tokens,
+            "positions": coverage.num_positions,
+            "known": _share(coverage.num_known, coverage.num_positions),
+            "right": _share(coverage.num_right, coverage.num_positions),
+            "orders": [
+                {
+                    "order": order.order,
+                    "positions": order.num_positions,
+                    "known": _share(order.num_known, order.num_positions),
+                    "right_of_known": _share(order.num_right, order.num_known),
+                    "longest": _share(order.num_longest, coverage.num_positions),
+                    "right_of_longest": _share(order.num_longest_right, order.num_longest),
+                }
+                for order in coverage.orders
+            ],
+        }
+    }
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 6) if whole else 0.0
+
+
+def _text(tokenizer: CorpusTokenizer | None, token_ids: Sequence[int]) -> str | None:
+    return None if tokenizer is None else tokenizer.decode(token_ids)

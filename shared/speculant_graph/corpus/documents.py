@@ -1,0 +1,81 @@
+"""Files to documents: plain text, JSON records, PDF."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from loguru import logger
+
+from speculant_graph.corpus.records import read_json, read_json_lines, text_of_record
+from speculant_graph.corpus.source import Source
+from speculant_graph.corpus.text import read_text
+from speculant_graph.errors import CorpusError
+from speculant_graph.extras import needed_for
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text of its own inside of a file."""
+
+    label: str
+    """Where it is, for messages: the file, and the line or record in it."""
+    texts: Iterator[str]
+    """Its text in blocks of any size; to be read before the next document."""
+
+
+def read_documents(source: Source, encoding: str, text_field: str) -> Iterator[Document]:
+    """Stream the documents of a file, whose name says how it is read; all of the file has been read at the end.
+
+    ``.jsonl`` and ``.ndjson`` hold one record a line, ``.json`` an array of records or one of them: each record is a
+    document. ``.pdf`` is one document, pages joined by newlines. Everything else is one document of plain text.
+
+    Args:
+        source: the file.
+        encoding: text encoding of all but PDF.
+        text_field: where a record has its text; dots lead into nested objects.
+
+    Raises:
+        ConfigError: the encoding does not exist.
+        CorpusError: the file can't be read, unpacked, decoded or parsed; the message names file, place and remedy.
+        ModuleNotFoundError: the module that reads such files is not installed.
+    """
+    if source.suffix == ".pdf":
+        yield Document(source.label, iter([_read_pdf(source)]))
+        return
+    texts = read_text(source.blocks(), source.label, encoding)
+    if source.suffix in {".jsonl", ".ndjson", ".json"}:
+        read_records = read_json if source.suffix == ".json" else read_json_lines
+        for label, record in read_records(texts, source.label):
+            yield Document(label, iter([text_of_record(record, label, text_field)]))
+    else:
+        yield Document(source.label, texts)
+
+
+def _read_pdf(source: Source) -> str:
+    with needed_for(f"reading {source.label}", "build"):
+        from pypdf import PdfReader
+        from pypdf.errors import EmptyFileError
+
+    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it reports every flaw that it gets over
+    file = io.BytesIO(b"".join(source.blocks()))
+    try:
+        reader = PdfReader(file)
+        if reader.is_encrypted:
+            raise CorpusError(f"{source.label}: is encrypted; save it without a password")
+        text = "\n".join(page.extract_text() for page in reader.pages)
+    except CorpusError:
+        raise
+    except EmptyFileError:
+        return ""
+    except Exception as error:  # damaged files make the library raise whatever its code meets
+        raise CorpusError(
+            f"{source.label}: is no PDF that can be read ({type(error).__name__}: {error}); repair it or leave it out"
+        ) from error
+    if not text.strip():
+        logger.warning("{} has pages but no text, as scans do; recognise its text first", source.label)
+        return ""
+    # Fonts may map glyphs to halves of surrogate pairs, which are no text.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,174 @@
+"""JSON to records, and the text of a record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from speculant_graph.errors import CorpusError
+
+_BLANKS = " \t\n\r"
+# The longest thing that is wrong only because its end is missing, strings excepted, is two \\u escapes.
+_LONGEST_PART = 16
+_LISTED_FIELDS = 12
+
+
+def read_json_lines(texts: Iterable[str], label: str) -> Iterator[tuple[str, object]]:
+    """Stream the values of JSON Lines with the place of each, such as ``a.jsonl: line 3``; blank lines are left out.
+
+    Raises:
+        CorpusError: a line is no JSON.
+    """
+    for number, line in enumerate(_lines(texts), start=1):
+        if line.strip(_BLANKS):
+            place = f"{label}: line {number}"
+            try:
+                yield place, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise _no_json(place, error) from error
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    parts: list[str] = []  # of a line that is longer than a block
+    for text in texts:
+        *lines, rest = text.split("\n")
+        for line in lines:
+            yield "".join([*parts, line]) if parts else line
+            parts = []
+        parts.append(rest)
+    yield "".join(parts)
+
+
+def read_json(texts: Iterable[str], label: str) -> Iterator[tuple[str, object]]:
+    """Stream the elements of a JSON array with the place of each, or the one value that is no array.
+
+    Only about one element and one block of text are held at a time.
+
+    Raises:
+        CorpusError: the text is no JSON.
+    """
+    buffer = _Buffer(texts)
+    if buffer.next_character() != "[":
+        if buffer.next_character():
+            yield label, _element(buffer, label)
+            _expect_end(buffer, label)
+        return
+    buffer.position += 1
+    number = 0
+    if buffer.next_character() == "]":
+        buffer.position += 1
+        _expect_end(buffer, label)
+        return
+    while True:
+        number += 1
+        place = f"{label}: record {number}"
+        yield place, _element(buffer, place)
+        separator = buffer.next_character()
+        buffer.position += 1
+        if separator == "]":
+            _expect_end(buffer, label)
+            return
+        if separator != ",":
+            raise _no_json(place, "no comma or bracket after it" if separator else "the file ends in its array")
+
+
+class _Buffer:
+    """What is read of a text and not yet used."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = iter(texts)
+        self.text = ""
+        self.position = 0
+
+    def grow(self) -> bool:
+        """Drop what was used and add more, as much as is left of it or more; false, and no change, at the end."""
+        rest = self.text[self.position :]
+        parts: list[str] = []
+        missing = max(1, len(rest))
+        while missing > 0 and (text := next(self._texts, None)) is not None:
+            parts.append(text)
+            missing -= len(text)
+        if missing == max(1, len(rest)):
+            return False
+        self.text, self.position = "".join([rest, *parts]), 0
+        return True
+
+    def next_character(self) -> str:
+        """Pass over blanks and return the character after them, nothing at the end of the text."""
+        while True:
+            while self.position < len(self.text):
+                if self.text[self.position] not in _BLANKS:
+                    return self.text[self.position]
+                self.position += 1
+            if not self.grow():
+                return ""
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _element(buffer: _Buffer, place: str) -> object:
+    buffer.next_character()
+    while True:
+        try:
+            value, end = _DECODER.raw_decode(buffer.text, buffer.position)
+        except json.JSONDecodeError as error:
+            may_go_on = error.msg.startswith("Unterminated") or error.pos > len(buffer.text) - _LONGEST_PART
+            if may_go_on and buffer.grow():
+                continue
+            raise _no_json(place, error.msg) from error
+        except (ValueError, RecursionError) as error:
+            raise _no_json(place, error) from error
+        if end > len(buffer.text) - _LONGEST_PART and buffer.grow():  # a number may go on
+            continue
+        buffer.position = end
+        return value
+
+
+def _expect_end(buffer: _Buffer, label: str) -> None:
+    if buffer.next_character():
+        raise CorpusError(f"{label}: goes on after its JSON value; name it .jsonl if it holds one record a line")
+
+
+def text_of_record(record: object, place: str, text_field: str) -> str:
+    """Return the text of one record: a string itself, or what an object has in a field.
+
+    Args:
+        record: a JSON value.
+        place: where it is, for messages.
+        text_field: name of the field; dots lead into nested objects. A list of strings is joined with newlines.
+
+    Raises:
+        CorpusError: the record has no such field, or no text in it.
+    """
+    if isinstance(record, str):
+        return record
+    value = record
+    for name in text_field.split("."):
+        if not isinstance(value, dict):
+            raise CorpusError(
+                f"{place}: {_kind(value)} where an object with field {text_field!r} should be; mend the record"
+            )
+        if name not in value:
+            fields = ", ".join(list(value)[:_LISTED_FIELDS]) or "none"
+            more = ", ..." if len(value) > _LISTED_FIELDS else ""
+            raise CorpusError(
+                f"{place}: no field {text_field!r} (there are: {fields}{more}); set --graph.text-field to one with text"
+            )
+        value = value[name]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return "\n".join(value)
+    raise CorpusError(
+        f"{place}: field {text_field!r} is {_kind(value)}, not text; set --graph.text-field to one with text"
+    )
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _no_json(place: str, reason: object) -> CorpusError:
+    return CorpusError(f"{place}: is no JSON ({reason}); mend it, or name the file .txt to read it as plain text")

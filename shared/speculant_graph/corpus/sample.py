@@ -1,0 +1,50 @@
+"""A sample of a corpus, taken before it is read: a little from many places, for comparing encoders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from speculant_graph.corpus.files import format_of
+
+_NUM_PLACES = 16
+_PLACE_BYTES = 1 << 14
+
+
+def sample_texts(files: Sequence[Path], encoding: str) -> Iterator[str]:
+    """Return texts from places spread evenly over the stored bytes of all files.
+
+    Whatever does not decode is left out. Files that can be read only once, and those that do not hold their text
+    as it is (packed ones, PDF), are passed over.
+
+    Args:
+        files: the corpus; files that are gone or can't be read are passed over as well.
+        encoding: their text encoding.
+    """
+    plain = [file for file in files if os.path.isfile(file) and _holds_its_text(file)]
+    sizes = [os.path.getsize(file) for file in plain]
+    total = sum(sizes)
+    num_places = min(_NUM_PLACES, -(-total // _PLACE_BYTES))
+    targets = [place * total // num_places for place in range(num_places)]
+    begin = 0
+    for file, size in zip(plain, sizes, strict=True):
+        offsets = [target - begin for target in targets if begin <= target < begin + size]
+        begin += size
+        if offsets:
+            yield from _texts_at(file, offsets, encoding)
+
+
+def _holds_its_text(file: Path) -> bool:
+    suffix, packing = format_of(file)
+    return not packing and suffix != ".pdf"
+
+
+def _texts_at(file: Path, offsets: Sequence[int], encoding: str) -> Iterator[str]:
+    try:
+        with file.open("rb") as stream:
+            for offset in offsets:
+                stream.seek(offset)
+                yield stream.read(_PLACE_BYTES).decode(encoding, errors="ignore")
+    except (OSError, UnicodeError, LookupError):  # reported where the corpus itself is read
+        return

@@ -1,0 +1,233 @@
+"""Graphs from graphs: put one behind another, add text to one, drop what is rare.
+
+The result has the arrays that a build of all the text would have made, n-grams across the seam included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from speculant_graph.config import GraphConfig
+from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
+from speculant_graph.graph.assemble import assemble_graph
+from speculant_graph.graph.builder import (
+    BuildProgress,
+    GraphBuilder,
+    ProgressCallback,
+    library_version,
+)
+from speculant_graph.graph.container import writing
+from speculant_graph.graph.emit import Emitter
+from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.metadata import GraphMetadata
+from speculant_graph.graph.ngrams import Ngram, NgramGraph
+from speculant_graph.graph.partition import Partition, PartitionRecords
+from speculant_graph.graph.report import Stopwatch, built_at
+from speculant_graph.graph.store import check_description, load_graph, write_all
+from speculant_graph.graph.streams import KeyStream, keys_of, keys_of_ngrams, merged
+from speculant_graph.graph.workspace import refuse_output, workspace
+
+
+def merge_graphs(
+    first: NgramGraph,
+    second: NgramGraph,
+    output: str | Path,
+    *,
+    jobs: int = 1,
+    progress: ProgressCallback | None = None,
+) -> NgramGraph:
+    """Write the graph of the first corpus followed by the second one.
+
+    Args:
+        first: what comes first.
+        second: what follows it.
+        output: the graph file; it may be the one that ``first`` or ``second`` was opened from.
+        jobs: threads.
+        progress: told about every step.
+
+    Raises:
+        TokenizerMismatchError: the tokenizers differ.
+        GraphError: the graphs differ in their largest order or in document boundaries, or one was pruned.
+        GraphFileError: the file can't be written.
+    """
+    _require_alike(first, second)
+    ours, theirs = first.metadata, second.metadata
+    layout = KeyLayout.of(first.vocabulary_size, first.max_order)
+    stream = keys_of(first.trie, layout)
+    if not ours.document_boundaries:
+        stream = merged(stream, keys_of_ngrams(_seam(ours, theirs), layout))
+    order = first.max_order
+    metadata = dataclasses.replace(
+        ours,
+        num_tokens=ours.num_tokens + theirs.num_tokens,
+        num_documents=ours.num_documents + theirs.num_documents,
+        head_token_ids=(*ours.head_token_ids, *theirs.head_token_ids)[:order],
+        tail_token_ids=(*ours.tail_token_ids, *theirs.tail_token_ids)[-order:],
+        corpus_files=ours.corpus_files + theirs.corpus_files,
+    )
+    num_records = sum(first.trie.nodes_per_level) + sum(second.trie.nodes_per_level)
+    stream = merged(stream, keys_of(second.trie, layout))
+    return _write(stream, layout, metadata, Path(output), jobs, num_records, progress)
+
+
+def update_graph(
+    graph: NgramGraph,
+    corpus: str | Path | Iterable[str | Path],
+    output: str | Path,
+    config: GraphConfig | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+) -> NgramGraph:
+    """Write the graph of a graph's corpus followed by further files: counts the new ones, then merges.
+
+    Args:
+        graph: what there is.
+        corpus: new files, folders, glob patterns.
+        output: the graph file; it may be the one that ``graph`` was opened from.
+        config: how to read and count; tokenizer, largest order and boundaries are the graph's, and must not be set to
+            anything else.
+        progress: told about every step.
+
+    Raises:
+        ConfigError: a setting contradicts the graph, or its tokenizer can't be loaded.
+        CorpusError: a file can't be read, or there is no text.
+        TokenizerMismatchError: the tokenizer of the graph's name is another one now.
+        GraphError: the graph was pruned.
+        GraphFileError: the file can't be written.
+    """
+    output = Path(output)
+    refuse_output(output)
+    _require_whole(graph.metadata)
+    config = config or GraphConfig()
+    facts = graph.metadata
+    for name, value in (("max_order", facts.max_order), ("document_boundaries", facts.document_boundaries)):
+        if name in config.model_fields_set and getattr(config, name) != value:
+            raise ConfigError(
+                f"the graph has {name} = {value}, not {getattr(config, name)}; leave it out, or build anew"
+            )
+    own: dict[str, Any] = {"max_order": facts.max_order, "document_boundaries": facts.document_boundaries}
+    if "tokenizer_name" not in config.model_fields_set:
+        own["tokenizer_name"] = facts.tokenizer.name
+    with workspace(output) as folder:
+        builder = GraphBuilder(**(config.model_dump() | own))
+        new = builder.build(corpus, folder / "new.pkl", progress=progress)
+        return merge_graphs(graph, new, output, jobs=builder.jobs, progress=progress)
+
+
+def prune_graph(
+    graph: NgramGraph,
+    min_count: int,
+    output: str | Path,
+    *,
+    jobs: int = 1,
+    progress: ProgressCallback | None = None,
+) -> NgramGraph:
+    """Write a graph without the n-grams that occur fewer than ``min_count`` times.
+
+    Counts that remain are exact. A probability becomes the share among the successors that remain, so that those of a
+    context still sum to 1; contexts that lose all their successors are no longer matched.
+
+    Args:
+        graph: what to prune.
+        min_count: lowest count to keep, at least 2.
+        output: the graph file; it may be the one that ``graph`` was opened from.
+        jobs: threads.
+        progress: told about every step.
+
+    Raises:
+        GraphError: nothing would remain, or ``min_count`` is below 2 or below what the graph was pruned to before.
+        GraphFileError: the file can't be written.
+    """
+    least = max(2, graph.metadata.min_count)
+    if min_count < least:
+        raise GraphError(f"pruning to counts of {min_count} removes nothing; take at least {least}")
+    highest = int(graph.counts(1).max())
+    if min_count > highest:
+        raise GraphError(f"no n-gram occurs {min_count} times, the most frequent one {highest}; prune to less")
+    layout = KeyLayout.of(graph.vocabulary_size, graph.max_order)
+    metadata = dataclasses.replace(graph.metadata, min_count=min_count)
+    stream = keys_of(graph.trie, layout, min_count)
+    return _write(stream, layout, metadata, Path(output), jobs, sum(graph.trie.nodes_per_level), progress)
+
+
+def _require_alike(first: NgramGraph, second: NgramGraph) -> None:
+    ours, theirs = first.metadata, second.metadata
+    if ours.tokenizer.sha256 != theirs.tokenizer.sha256:
+        raise TokenizerMismatchError(
+            f"the graphs have different tokenizers, {ours.tokenizer.name} ({ours.tokenizer.sha256[:12]}) and "
+            f"{theirs.tokenizer.name} ({theirs.tokenizer.sha256[:12]}); build both with the same one"
+        )
+    if ours.max_order != theirs.max_order:
+        raise GraphError(
+            f"the graphs have orders up to {ours.max_order} and {theirs.max_order}; build both with one --max-order"
+        )
+    if ours.document_boundaries != theirs.document_boundaries:
+        raise GraphError("only one of the graphs has document boundaries; build both with or both without them")
+    _require_whole(ours)
+    _require_whole(theirs)
+
+
+def _require_whole(metadata: GraphMetadata) -> None:
+    if metadata.min_count > 1:
+        raise GraphError("a pruned graph lost counts that can't be added up again; combine first, prune afterwards")
+
+
+def _seam(ours: GraphMetadata, theirs: GraphMetadata) -> dict[Ngram, int]:
+    """Return what changes at the end of the first stream: its last tokens go on now."""
+    tail, head = ours.tail_token_ids, theirs.head_token_ids
+    changes: Counter[Ngram] = Counter()
+    for start in range(len(tail)):
+        changes[tail[start:]] -= 1
+        changes[(tail[start:] + head)[: ours.max_order + 1]] += 1
+    return dict(changes)
+
+
+def _write(
+    stream: KeyStream,
+    layout: KeyLayout,
+    metadata: GraphMetadata,
+    output: Path,
+    jobs: int,
+    num_records: int,
+    progress: ProgressCallback | None,
+) -> NgramGraph:
+    refuse_output(output)
+    metadata = dataclasses.replace(
+        metadata,
+        built_at=built_at(),
+        library_version=library_version(),
+    )
+    check_description(output, metadata)
+    watch = Stopwatch()
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(BuildProgress("combine", done, 2 * num_records, metadata.num_tokens))
+
+    with workspace(output) as folder:
+        emitter = Emitter(layout)
+        files = tuple(folder / f"level-{length}" for length in range(1, layout.length + 1))
+        num_keys = 0
+        with writing(output):
+            streams = [file.open("wb", buffering=0) for file in files]
+            try:
+                for chunk in stream:
+                    for block in emitter.emit(chunk.keys, chunk.weights):
+                        write_all(streams[block.length - 1], block.records)
+                    num_keys += chunk.weights.size
+                    report(min(num_keys, num_records))
+            finally:
+                for file in streams:
+                    file.close()
+        whole = Partition((), 0, metadata.tokenizer.vocabulary_size + 1, num_keys)
+        records = PartitionRecords(whole, tuple(emitter.num_nodes.tolist()), tuple(emitter.totals.tolist()), files)
+
+        def on_level(done: int, total: int) -> None:
+            report(num_records + num_records * done // total)
+
+        assemble_graph(output, folder, [records], metadata, jobs, watch, on_level)
+    return load_graph(output)

@@ -1,0 +1,32 @@
+"""The one way in which kernels are compiled: without the GIL, and kept on disk between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from loguru import logger
+
+Integer = Any
+"""A number inside a kernel: an ``int`` to Python, 64 bits to the machine."""
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def compiled(function: Kernel) -> Kernel:
+    """Compile a function of arrays and numbers to machine code when it is first called.
+
+    It runs without the GIL and without bounds checks: a kernel checks every index that comes from a file.
+    """
+    try:
+        kernel = numba.njit(function, nogil=True, cache=True)
+    except RuntimeError as error:  # neither the package's folder nor the user's cache can be written
+        logger.debug("kernels are compiled in every process: {}", error)
+        kernel = numba.njit(function, nogil=True)
+    return kernel  # type: ignore[no-any-return]
+
+
+def inlined(function: Kernel) -> Kernel:
+    """Compile a function that only kernels call, into its callers."""
+    return numba.njit(function, inline="always")  # type: ignore[no-any-return]

@@ -1,0 +1,124 @@
+"""How a graph lies in memory: a sorted forward trie of all n-grams of 1 to N+1 tokens, in 32-bit words.
+
+Level L holds one record per distinct L-gram, in lexicographic order of token ids. The children of a record are
+contiguous in level L+1 and sorted by token id: they are the tokens that ever followed the L-gram, so a record of a
+level L <= N is also the order-L context, and its children are the successor distribution.
+
+.. code-block:: text
+
+    level 1..N   token | best << 21, cumulative, child, link      16 bytes
+    level N+1    token, cumulative, link                          12 bytes
+    first        token id -> first record of level 1 with that token or a higher one
+
+``cumulative`` is the running total of counts in the level: a count is the difference to the next record. ``child`` is
+the first child; the row ends at the next record's. ``link`` is the n-gram without its first token, one level up.
+``best`` is the offset of the most frequent child in the row, all ones if it does not fit. One record more closes every
+level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.errors import GraphError
+
+UInt32Array = NDArray[np.uint32]
+UInt64Array = NDArray[np.uint64]
+Int64Array = NDArray[np.int64]
+
+TOKEN_BITS = 21
+TOKEN_MASK = (1 << TOKEN_BITS) - 1
+SCAN_ROW = (1 << (32 - TOKEN_BITS)) - 1
+"""Value of ``best`` that says: look for it."""
+MAX_VOCABULARY = TOKEN_MASK
+"""Token ids are below it: 21 bits hold the id, and the keys of a build hold the id plus 1."""
+MAX_NODES = 2**32 - 2
+"""Most tokens of a corpus and n-grams of a level: counts and numbers are 32 bits wide."""
+
+TOKEN, CUMULATIVE, CHILD, LINK, LEAF_LINK = 0, 1, 2, 3, 2
+"""Columns of a record."""
+INNER_WORDS, LEAF_WORDS = 4, 3
+"""Words of a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trie:
+    """The arrays of a graph, and where they are in one block of words."""
+
+    words: UInt32Array
+    """Everything, shape ``[num_words]``; mapped from a file or not, read-only either way."""
+    table: Int64Array
+    """Shape ``[N + 3, 2]``: (first word, number of n-grams) of levels 1 to N+1, (first word, vocabulary size) of
+    ``first``, (N, number of words)."""
+
+    @property
+    def max_order(self) -> int:
+        """Longest context N."""
+        return int(self.table.shape[0]) - 3
+
+    @property
+    def nodes_per_level(self) -> tuple[int, ...]:
+        """Distinct n-grams of 1 to N+1 tokens."""
+        return tuple(self.table[: self.max_order + 1, 1].tolist())
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below it."""
+        return int(self.table[self.max_order + 1, 1])
+
+    @property
+    def first(self) -> UInt32Array:
+        """Shape ``[vocabulary_size + 1]``."""
+        start, size = self.table[self.max_order + 1].tolist()
+        return self.words[start : start + size + 1]
+
+    def level(self, length: int) -> UInt32Array:
+        """Return the records of the n-grams of one length and the closing one, shape ``[n + 1, 3 or 4]``."""
+        start, size = self.table[length - 1].tolist()
+        width = record_words(length, self.max_order)
+        return self.words[start : start + (size + 1) * width].reshape(-1, width)
+
+
+def record_words(length: int, max_order: int) -> int:
+    """Return the words of a record of n-grams of this length."""
+    return INNER_WORDS if length <= max_order else LEAF_WORDS
+
+
+def array_words(nodes_per_level: tuple[int, ...], vocabulary_size: int) -> tuple[int, ...]:
+    """Return the words of every array: the levels in order, then ``first``."""
+    max_order = len(nodes_per_level) - 1
+    levels = [(size + 1) * record_words(length, max_order) for length, size in enumerate(nodes_per_level, start=1)]
+    return (*levels, vocabulary_size + 1)
+
+
+def trie_of(
+    words: UInt32Array, offsets: tuple[int, ...], nodes_per_level: tuple[int, ...], vocabulary_size: int
+) -> Trie:
+    """Put a trie together.
+
+    Args:
+        words: the block.
+        offsets: first word of every array, in the order of :func:`array_words`.
+        nodes_per_level: distinct n-grams of 1 to N+1 tokens.
+        vocabulary_size: token ids are below it.
+    """
+    sizes = (*nodes_per_level, vocabulary_size)
+    table = np.array([*zip(offsets, sizes, strict=True), (len(nodes_per_level) - 1, words.size)], np.int64)
+    table.flags.writeable = False
+    return Trie(words, table)
+
+
+def require_vocabulary(vocabulary_size: int) -> None:
+    """Refuse a vocabulary whose ids do not fit into a record.
+
+    Raises:
+        GraphError: it is too large.
+    """
+    if not 0 < vocabulary_size <= MAX_VOCABULARY:
+        raise GraphError(
+            f"a vocabulary of {vocabulary_size} ids does not fit: a graph holds ids below {MAX_VOCABULARY}; "
+            "use another tokenizer"
+        )

@@ -1,0 +1,359 @@
+"""A graph as a read-only :class:`networkx.DiGraph` whose nodes and edges are computed as they are asked for.
+
+NetworkX keeps a graph in three mappings: node attributes, successors, predecessors. Here they are views of the arrays,
+so algorithms of NetworkX run on a graph of any size, and what they touch costs memory, not what there is.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import abstractmethod
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar
+
+import networkx as nx
+import numpy as np
+from networkx.classes.reportviews import OutEdgeView
+
+from speculant_graph.graph import lookup
+from speculant_graph.graph.layout import CUMULATIVE, TOKEN, TOKEN_MASK, Int64Array
+from speculant_graph.graph.ngrams import Match, Ngram, NgramGraph
+from speculant_graph.types import TokenId
+
+Node = TokenId | Ngram
+Decode = Callable[[Sequence[TokenId]], str]
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+if TYPE_CHECKING:
+    _DiGraph = nx.DiGraph[Node]
+    _OutEdgeView = OutEdgeView[Node, dict[str, Any], dict[str, Any]]
+else:
+    _DiGraph, _OutEdgeView = nx.DiGraph, OutEdgeView
+
+_RECORDS_AT_A_TIME = 1 << 20
+
+
+class NgramDiGraph(_DiGraph):
+    """All tokens and contexts of an n-gram graph, and which token followed which context how often.
+
+    Nodes are tokens (int; attributes ``token_id``, ``text``, ``count``) and the contexts of 1 to N tokens that have
+    successors (tuple; no attributes). Edges run from a context to a token that followed it: ``weight`` =
+    P(token | context), ``count``, ``order`` = length of the context. ``G.graph`` says where the graph comes from.
+
+    Looking at a node, an edge or the successors of a context takes microseconds. The predecessors of a token are
+    searched for in the whole graph each time. Nothing can be changed; ``nx.DiGraph(G)`` and ``G.copy()`` are ordinary
+    graphs in memory, about a kilobyte per edge.
+    """
+
+    frozen = True
+    """What :func:`networkx.is_frozen` asks."""
+
+    def __new__(cls, graph: Any = None, decode: Decode | None = None, **attributes: Any) -> NgramDiGraph:  # noqa: D102
+        if isinstance(graph, NgramGraph):
+            return super().__new__(cls)
+        # Networkx calls the class of a graph for a new one to fill with a copy, a reversal or a part of it.
+        return nx.DiGraph(graph, **attributes)  # type: ignore[return-value]
+
+    def __init__(self, graph: NgramGraph, decode: Decode | None = None) -> None:
+        """Look into a graph.
+
+        Args:
+            graph: the graph.
+            decode: token ids to text, for the attribute ``text``, which is empty without it.
+        """
+        super().__init__()
+        metadata = graph.metadata
+        self.graph = {
+            "tokenizer": metadata.tokenizer.name,
+            "tokenizer_sha256": metadata.tokenizer.sha256,
+            "vocabulary_size": metadata.tokenizer.vocabulary_size,
+            "max_order": metadata.max_order,
+            "num_tokens": metadata.num_tokens,
+            "num_documents": metadata.num_documents,
+            "min_count": metadata.min_count,
+            "built_at": metadata.built_at,
+        }
+        self.ngrams = graph
+        self._node = _Nodes(graph, decode)
+        self._adj = _Successors(self._node)
+        self._pred = _Predecessors(self._node)
+
+    @cached_property
+    def adj(self) -> Any:
+        """Successors and the attributes of the edges to them, for every node; read-only as it is."""
+        return self._adj
+
+    @cached_property
+    def edges(self) -> _OutEdgeView:
+        """All edges; see :attr:`networkx.DiGraph.edges`."""
+        return _Edges(self)
+
+    def number_of_edges(self, u: Node | None = None, v: Node | None = None) -> int:
+        """Return how many edges there are, or how many (0 or 1) from ``u`` to ``v``."""
+        if u is not None:
+            return super().number_of_edges(u, v)
+        return sum(self.ngrams.metadata.transitions_per_order)
+
+    def size(self, weight: str | None = None) -> float:  # type: ignore[override]
+        """Return the number of edges, or the sum of one of their attributes."""
+        metadata = self.ngrams.metadata
+        if weight == "weight":  # those of a context add up to 1
+            return float(sum(metadata.contexts_per_order))
+        if weight == "order":
+            return float(sum(order * size for order, size in enumerate(metadata.transitions_per_order, start=1)))
+        if weight == "count":
+            ends = (self.ngrams.trie.level(length)[[0, -1], CUMULATIVE] for length in range(2, metadata.max_order + 2))
+            return float(sum(int(last) - int(first) for first, last in ends))
+        num_edges = self.number_of_edges()
+        return num_edges if weight is None else float(num_edges)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise _frozen()
+
+    add_node = add_nodes_from = remove_node = remove_nodes_from = _refuse
+    add_edge = add_edges_from = add_weighted_edges_from = remove_edge = remove_edges_from = _refuse
+    clear = clear_edges = update = _refuse
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        """Refuse to be pickled: it would bring all arrays of the graph."""
+        raise pickle.PicklingError(
+            "the networkx view of a graph is not pickled; load the graph file where it is needed, "
+            "or pickle a copy: nx.DiGraph(graph.nx)"
+        )
+
+
+class _Edges(_OutEdgeView):
+    __slots__ = ()
+    _graph: NgramDiGraph
+
+    def __len__(self) -> int:
+        return self._graph.number_of_edges()
+
+
+class _Attributes(dict[str, Any]):
+    """Attributes of a node or an edge; changing them would change nothing, so it is refused."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise _frozen()
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
+
+
+class _Lazy(Mapping[Key, Value]):
+    """A mapping that is asked for single entries, or for all of them in one go."""
+
+    @abstractmethod
+    def pairs(self) -> Iterator[tuple[Key, Value]]:
+        """Yield all entries."""
+
+    def __iter__(self) -> Iterator[Key]:
+        return (key for key, _ in self.pairs())
+
+    def items(self) -> ItemsView[Key, Value]:
+        return _Items(self)
+
+    def values(self) -> ValuesView[Value]:
+        return _Values(self)
+
+    def copy(self) -> dict[Key, Value]:
+        return dict(self.pairs())
+
+
+class _Items(ItemsView[Key, Value]):
+    __slots__ = ()
+    _mapping: _Lazy[Key, Value]
+
+    def __iter__(self) -> Iterator[tuple[Key, Value]]:
+        return self._mapping.pairs()
+
+
+class _Values(ValuesView[Value]):
+    __slots__ = ()
+    _mapping: _Lazy[Any, Value]
+
+    def __iter__(self) -> Iterator[Value]:
+        return (value for _, value in self._mapping.pairs())
+
+
+class _Nodes(_Lazy[Node, _Attributes]):
+    """Node -> attributes: tokens by ascending id, then contexts, shorter ones first."""
+
+    def __init__(self, graph: NgramGraph, decode: Decode | None) -> None:
+        self.ngrams = graph
+        self._decode = decode
+
+    def __len__(self) -> int:
+        return self.ngrams.trie.nodes_per_level[0] + sum(self.ngrams.metadata.contexts_per_order)
+
+    def __getitem__(self, node: object) -> _Attributes:
+        token_id = _token_of(node)
+        if token_id is None:
+            self.context(node)
+            return _Attributes()
+        count = self.ngrams.count((token_id,))
+        if not count:
+            raise KeyError(node)
+        return self._token(token_id, count)
+
+    def pairs(self) -> Iterator[tuple[Node, _Attributes]]:
+        for token_id, count in self.tokens():
+            yield token_id, self._token(token_id, count)
+        for context, _ in self.contexts():
+            yield context, _Attributes()
+
+    def tokens(self) -> Iterator[tuple[TokenId, int]]:
+        """Yield every token with its count."""
+        yield from zip(self.ngrams.ngrams(1)[:, 0].tolist(), self.ngrams.counts(1).tolist(), strict=True)
+
+    def contexts(self) -> Iterator[tuple[Ngram, Match]]:
+        """Yield every context."""
+        for order in range(1, self.ngrams.max_order + 1):
+            yield from self.ngrams.contexts(order)
+
+    def context(self, node: object) -> tuple[Ngram, Match]:
+        """Return a node as a context; KeyError if it is none."""
+        token_ids = tuple(map(_token_of, node)) if isinstance(node, tuple) else ()
+        context = tuple(token_id for token_id in token_ids if token_id is not None)
+        match = self.ngrams.match_order(context, len(context)) if len(context) == len(token_ids) else None
+        if match is None:
+            raise KeyError(node)
+        return context, match
+
+    def edge(self, context: Ngram, token_id: TokenId) -> _Attributes:
+        """Return the attributes of the edge from a context to a token; KeyError if there is none."""
+        weight = self.ngrams.probability(context, token_id)
+        if not weight:
+            raise KeyError(token_id)
+        return _edge(weight, self.ngrams.count((*context, token_id)), len(context))
+
+    def _token(self, token_id: TokenId, count: int) -> _Attributes:
+        text = self._decode([token_id]) if self._decode else ""
+        return _Attributes(token_id=token_id, text=text, count=count)
+
+
+class _Successors(_Lazy[Node, Mapping[TokenId, _Attributes]]):
+    """Node -> its successors; tokens have none, since edges leave contexts."""
+
+    def __init__(self, nodes: _Nodes) -> None:
+        self._nodes = nodes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, node: object) -> Mapping[TokenId, _Attributes]:
+        if _token_of(node) is None:
+            return _Row(self._nodes, *self._nodes.context(node))
+        if node not in self._nodes:
+            raise KeyError(node)
+        return {}
+
+    def pairs(self) -> Iterator[tuple[Node, Mapping[TokenId, _Attributes]]]:
+        for token_id, _ in self._nodes.tokens():
+            yield token_id, {}
+        for context, match in self._nodes.contexts():
+            yield context, _Row(self._nodes, context, match)
+
+
+class _Row(_Lazy[TokenId, _Attributes]):
+    """Token that followed a context -> attributes of the edge."""
+
+    def __init__(self, nodes: _Nodes, context: Ngram, match: Match) -> None:
+        self._nodes, self._context, self._match = nodes, context, match
+
+    def __len__(self) -> int:
+        trie = self._nodes.ngrams.trie
+        low, high = lookup.row_of(trie.words, trie.table, self._match.order, self._match.node)
+        return int(high - low)
+
+    def __getitem__(self, node: object) -> _Attributes:
+        token_id = _token_of(node)
+        if token_id is None:
+            raise KeyError(node)
+        return self._nodes.edge(self._context, token_id)
+
+    def pairs(self) -> Iterator[tuple[TokenId, _Attributes]]:
+        row = self._nodes.ngrams.successors(self._match)
+        for token_id, weight, count in zip(
+            row.token_ids.tolist(), row.probabilities.tolist(), row.counts.tolist(), strict=True
+        ):
+            yield token_id, _edge(weight, count, self._match.order)
+
+
+class _Predecessors(_Lazy[Node, Mapping[Ngram, _Attributes]]):
+    """Node -> its predecessors; contexts have none."""
+
+    def __init__(self, nodes: _Nodes) -> None:
+        self._nodes = nodes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, node: object) -> Mapping[Ngram, _Attributes]:
+        token_id = _token_of(node)
+        if node not in self._nodes:
+            raise KeyError(node)
+        return {} if token_id is None else _Column(self, self._nodes, token_id)
+
+    def pairs(self) -> Iterator[tuple[Node, Mapping[Ngram, _Attributes]]]:
+        for token_id, _ in self._nodes.tokens():
+            yield token_id, _Column(self, self._nodes, token_id)
+        for context, _ in self._nodes.contexts():
+            yield context, {}
+
+    @cached_property
+    def num_contexts(self) -> Int64Array:
+        """How many contexts each token followed, shape ``[ids]``; kept, since a degree would take a pass over all."""
+        sums: Int64Array = np.zeros(TOKEN_MASK + 1, np.int64)
+        for _, _, token_ids in _records(self._nodes.ngrams):
+            sums += np.bincount(token_ids, minlength=sums.size)
+        return sums[: self._nodes.ngrams.vocabulary_size]
+
+
+class _Column(_Lazy[Ngram, _Attributes]):
+    """Context that a token followed -> attributes of the edge, found by searching the whole graph."""
+
+    def __init__(self, predecessors: _Predecessors, nodes: _Nodes, token_id: TokenId) -> None:
+        self._predecessors, self._nodes, self._token_id = predecessors, nodes, token_id
+
+    def __len__(self) -> int:
+        return int(self._predecessors.num_contexts[self._token_id])
+
+    def __getitem__(self, node: object) -> _Attributes:
+        return self._nodes.edge(self._nodes.context(node)[0], self._token_id)
+
+    def __iter__(self) -> Iterator[Ngram]:
+        graph = self._nodes.ngrams
+        for length, start, token_ids in _records(graph):
+            for record in (start + np.flatnonzero(token_ids == self._token_id)).tolist():
+                yield tuple(graph.ngrams(length, record, record + 1)[0, :-1].tolist())
+
+    def pairs(self) -> Iterator[tuple[Ngram, _Attributes]]:
+        return ((context, self._nodes.edge(context, self._token_id)) for context in self)
+
+
+def _records(graph: NgramGraph) -> Iterator[tuple[int, int, Int64Array]]:
+    """Yield the last tokens of all n-grams of 2 tokens and more, as (length, number of the first one, tokens)."""
+    for length in range(2, graph.max_order + 2):
+        tokens = graph.trie.level(length)[:-1, TOKEN]
+        for start in range(0, tokens.size, _RECORDS_AT_A_TIME):
+            yield length, start, (tokens[start : start + _RECORDS_AT_A_TIME] & np.uint32(TOKEN_MASK)).astype(np.int64)
+
+
+def _edge(weight: float, count: int, order: int) -> _Attributes:
+    return _Attributes(weight=weight, count=count, order=order)
+
+
+def _token_of(node: object) -> TokenId | None:
+    return int(node) if isinstance(node, int | np.integer) else None
+
+
+def _frozen() -> nx.NetworkXError:
+    return nx.NetworkXError("the networkx view of a graph is frozen; change a copy of it: nx.DiGraph(graph.nx)")

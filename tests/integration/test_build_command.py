@@ -1,0 +1,211 @@
+"""``speculant build`` as a process: what it takes and prints, and what is left when it is ended in the middle."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from speculant_graph.graph.store import load_graph, verify_graph
+from speculant_verifier.demo.run import MODEL_FOLDER
+
+PHASES = ("tokenize", "count", "save")
+TEXT = "The parties agree to the terms of the agreement.\nA clause ends the agreement.\n" * 200
+
+# The command itself, but its progress waits for a signal where the test wants it to be.
+PAUSING = """
+import sys, time
+from contextlib import contextmanager
+import speculant_graph.cli.progress as progress
+from speculant_graph.cli.main import main
+
+phase = sys.argv.pop(1)
+
+@contextmanager
+def pausing():
+    def report(state):
+        if state.phase == phase:
+            print("waiting", flush=True)
+            time.sleep(60)
+    yield report
+
+progress.show_progress = pausing
+sys.exit(main())
+"""
+
+
+def speculant(*arguments: object, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "speculant_graph.cli.main", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def build(cwd: Path, *arguments: object, **options: object) -> dict[str, object]:
+    result = speculant("build", *arguments, "--tokenizer", MODEL_FOLDER, "--json", cwd=cwd, **options)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "", "nothing moves where nobody looks"
+    report: dict[str, object] = json.loads(result.stdout.splitlines()[-1])
+    return report
+
+
+@contextmanager
+def build_paused_in(phase: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [
+        sys.executable,
+        "-c",
+        PAUSING,
+        phase,
+        "build",
+        "new.txt",
+        "--tokenizer",
+        str(MODEL_FOLDER),
+        "-o",
+        "g.pkl",
+    ]
+    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waiting\n", process.communicate()[1]
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def with_graph(tmp_path: Path) -> Path:
+    """A folder with a finished graph and the text of a new one."""
+    (tmp_path / "old.txt").write_text("one two three " * 100, encoding="utf-8")
+    (tmp_path / "new.txt").write_text(TEXT, encoding="utf-8")
+    build(tmp_path, "old.txt", "-o", "g.pkl")
+    return tmp_path
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_everything_that_can_be_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    (tmp_path / "folder" / "deep" / "a.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "folder" / "b.jsonl").write_text('{"body": {"text": "one two"}}\n' * 3, encoding="utf-8")
+    (tmp_path / "packed.md.gz").write_bytes(gzip.compress(b"three four " * 50))
+    inputs = ("folder", "pack*.gz", "-", "--text-field", "body.text")
+    report = build(tmp_path, *inputs, "-o", "g.pkl", input="from standard input")
+    assert report["files"] == 4
+    assert report["documents"] == 6
+    assert report["skipped"] == []
+    graph = load_graph(tmp_path / "g.pkl")
+    assert report["tokens"] == graph.metadata.num_tokens
+    assert report["nodes_per_level"] == list(graph.metadata.nodes_per_level)
+    assert report["file_bytes"] == (tmp_path / "g.pkl").stat().st_size
+    assert report["output"] == "g.pkl"
+    assert report["text_bytes"] == sum(file.size_bytes for file in graph.metadata.corpus_files)
+    assert [Path(file.name).name for file in graph.metadata.corpus_files] == ["b.jsonl", "a.txt", "packed.md.gz", "-"]
+    phases = {"tokenize_s", "count_s", "save_s", "total_s", "count_cpu_s", "peak_anon_bytes", "encoder"}
+    assert phases <= report.keys()
+
+
+def test_files_that_are_left_out_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff" * 50)
+    result = speculant("build", "good.txt", "bad.txt", "--tokenizer", MODEL_FOLDER, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "bad.txt" in result.stderr
+    assert listing(tmp_path) == ["bad.txt", "good.txt"]
+    arguments = ("good.txt", "bad.txt", "--on-error", "skip", "--tokenizer", MODEL_FOLDER, "--json")
+    result = speculant("build", *arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "left out: bad.txt: " in result.stdout
+    assert "1 files" in result.stdout.splitlines()[0]
+    skipped = json.loads(result.stdout.splitlines()[-1])["skipped"]
+    assert [file["name"] for file in skipped] == ["bad.txt"]
+    assert "utf-8" in skipped[0]["reason"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c(phase: str, with_graph: Path) -> None:
+    before, old = listing(with_graph), (with_graph / "g.pkl").read_bytes()
+    with build_paused_in(phase, with_graph) as process:
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=30)
+    assert process.returncode == 130, shown
+    assert shown == "speculant: interrupted\n"
+    assert listing(with_graph) == before, "nothing half-written"
+    assert (with_graph / "g.pkl").read_bytes() == old
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_build_that_is_killed(phase: str, with_graph: Path) -> None:
+    before, old = listing(with_graph), (with_graph / "g.pkl").read_bytes()
+    with build_paused_in(phase, with_graph) as process:
+        assert len(listing(with_graph)) > len(before), "it was in the middle of it"
+        process.kill()
+    assert (with_graph / "g.pkl").read_bytes() == old
+    verify_graph(with_graph / "g.pkl")
+    build(with_graph, "new.txt", "-o", "g.pkl")
+    assert listing(with_graph) == before, "the next build sweeps what was left behind"
+    assert (with_graph / "g.pkl").read_bytes() != old
+    verify_graph(with_graph / "g.pkl")
+
+
+def test_a_build_does_not_sweep_one_that_runs(with_graph: Path) -> None:
+    with build_paused_in("count", with_graph) as process:
+        during = set(listing(with_graph))
+        build(with_graph, "new.txt", "-o", "g.pkl")
+        assert process.poll() is None
+        assert set(listing(with_graph)) == during
+
+
+def test_bars_on_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "speculant_graph.cli.main", "build", "text.txt", "--tokenizer", str(MODEL_FOLDER)]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True)
+    os.close(theirs)
+    shown = b""
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        while True:
+            try:
+                block = terminal.read(4096)
+            except OSError:  # how Linux tells that the other side is closed
+                break
+            if not block:
+                break
+            shown += block
+    output, _ = process.communicate()
+    assert process.returncode == 0, shown
+    assert all(label in shown.decode() for label in ("tokenising", "counting", "linking", "tokens", "RAM", "100%"))
+    assert output.startswith("graph.pkl: ")
+    assert len(output.splitlines()) == 1
+
+
+def test_interrupting_a_bench_ends_its_build(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "endless.txt")  # the build waits for somebody to write
+    command = [sys.executable, "-m", "speculant_graph.cli.main", "bench", "build", "--corpus", "endless.txt"]
+    command += ["--tokenizer", str(MODEL_FOLDER), "-o", "g.pkl"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            bench = psutil.Process(process.pid)
+            while not (children := bench.children()) and process.poll() is None:
+                time.sleep(0.01)
+            (child,) = children
+            while len(listing(tmp_path)) == 1 and child.is_running():
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            _, shown = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130, shown
+    assert not child.is_running()
+    assert listing(tmp_path) == ["endless.txt"]

@@ -1,0 +1,77 @@
+"""Graphs of token ids, made in the ways that a build knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from speculant_graph.graph.assemble import assemble_graph
+from speculant_graph.graph.builder import build_from_token_ids, describe_tokens
+from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.ngrams import Ngram, NgramGraph
+from speculant_graph.graph.partition import KeyBuffers, count_partition, plan_partitions
+from speculant_graph.graph.report import Stopwatch
+from speculant_graph.graph.store import load_graph
+from speculant_graph.types import Fingerprint
+
+
+def fingerprint(vocabulary_size: int) -> Fingerprint:
+    return Fingerprint("test", "00" * 32, vocabulary_size)
+
+
+def graph_of(
+    documents: Sequence[Sequence[int]], max_order: int, vocabulary_size: int, *, boundaries: bool = False
+) -> NgramGraph:
+    """Build a graph of documents, separated or as one stream."""
+    stream = [token_id for document in documents for token_id in document]
+    return build_from_token_ids(
+        stream, fingerprint(vocabulary_size), max_order=max_order, documents=documents if boundaries else None
+    )
+
+
+def graph_in_parts(
+    token_ids: Sequence[int], max_order: int, vocabulary_size: int, max_keys: int
+) -> tuple[NgramGraph, int]:
+    """Build a graph of a stream, separators included, in parts of at most so many keys; return it with their number."""
+    stream = np.array(token_ids, np.uint32)
+    layout = KeyLayout.of(vocabulary_size, max_order)
+    metadata = describe_tokens(
+        stream, fingerprint(vocabulary_size), max_order=max_order, num_documents=1, document_boundaries=False
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        parts = list(plan_partitions(stream, vocabulary_size, layout, max_keys))
+        records = [
+            count_partition(stream, part, layout, folder / str(number), KeyBuffers(layout, max_keys))
+            for number, part in enumerate(parts)
+        ]
+        assemble_graph(folder / "graph", folder, records, metadata, 1, Stopwatch(), lambda done, total: None)
+        return load_graph(folder / "graph", verify=True), len(parts)
+
+
+def counts_of(graph: NgramGraph) -> Counter[Ngram]:
+    """Return every n-gram of a graph with its count."""
+    counted: Counter[Ngram] = Counter()
+    for length in range(1, graph.max_order + 2):
+        ngrams = [tuple(row) for row in graph.ngrams(length).tolist()]
+        assert ngrams == sorted(set(ngrams)), "in order, each once"
+        counted.update(dict(zip(ngrams, graph.counts(length).tolist(), strict=True)))
+    return counted
+
+
+def assert_same_arrays(first: NgramGraph, second: NgramGraph) -> None:
+    """Compare all words of two graphs, and what their metadata says of sizes and seams."""
+    assert first.trie.nodes_per_level == second.trie.nodes_per_level
+    for length in range(1, first.max_order + 2):
+        np.testing.assert_array_equal(first.trie.level(length), second.trie.level(length))
+    np.testing.assert_array_equal(first.trie.first, second.trie.first)
+    facts = [
+        dataclasses.replace(graph.metadata, built_at="", build_seconds=0.0, corpus_files=(), num_documents=0)
+        for graph in (first, second)
+    ]
+    assert facts[0] == facts[1]

@@ -1,0 +1,82 @@
+"""Which files make a corpus."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from speculant_graph.corpus.files import STANDARD_INPUT, format_of, list_corpus_files
+from speculant_graph.errors import CorpusError
+
+
+def _write(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("text", "utf-8")
+
+
+def test_files_in_order_folders_sorted_and_nothing_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    _write(folder, "b.txt", "a.md", "deep/c.py", "deep/d.rst", "picture.png", "../last.log")
+    last = tmp_path / "last.log"
+    expected = [last, folder / "a.md", folder / "b.txt", folder / "deep/c.py", folder / "deep/d.rst"]
+    assert list_corpus_files([last, str(folder), folder / "a.md"]) == expected
+    assert list_corpus_files(str(last)) == [last]
+
+
+def test_a_folder_gives_text_and_records_packed_or_not_and_nothing_hidden(tmp_path: Path) -> None:
+    taken = ["a.jsonl", "b.ndjson", "c.pdf", "d.txt.gz", "e.py.ZST", "f.jsonl.zst", "g.TXT"]
+    _write(tmp_path, *taken, "h.json", "i.gz", "j.tar.gz", "k.json.gz", ".hidden.txt", ".git/l.txt", "m")
+    os.mkfifo(tmp_path / "n.txt")
+    assert [file.name for file in list_corpus_files(tmp_path)] == sorted(taken)
+
+
+def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path, "docs/a.md", "docs/deep/b.md", "docs/deep/er/c.md", "docs/d.json", "docs/.e.md", "docs/[ab].md")
+    docs = tmp_path / "docs"
+    monkeypatch.chdir(tmp_path)
+    assert list_corpus_files("docs/**/*.md") == [
+        Path("docs/[ab].md"),
+        Path("docs/a.md"),
+        Path("docs/deep/b.md"),
+        Path("docs/deep/er/c.md"),
+    ]
+    assert list_corpus_files([docs / "*.json", docs / "?.md"]) == [docs / "d.json", docs / "a.md"]
+    assert list_corpus_files("docs/[ab].md") == [Path("docs/[ab].md")]  # a file that exists is no pattern
+    (docs / "[ab].md").unlink()
+    assert list_corpus_files("docs/[ab].md") == [Path("docs/a.md")]
+    assert list_corpus_files("docs/d*") == [Path("docs/d.json"), Path("docs/deep/b.md"), Path("docs/deep/er/c.md")]
+    with pytest.raises(CorpusError, match=r"pattern docs/\*\.tex matches no file; check it"):
+        list_corpus_files(["docs/a.md", "docs/*.tex"])
+
+
+def test_standard_input_and_pipes_are_taken_by_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert list_corpus_files(["-", tmp_path / "pipe", "-"]) == [STANDARD_INPUT, tmp_path / "pipe"]
+
+
+def test_what_can_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CorpusError, match="does not exist; name"):
+        list_corpus_files([tmp_path / "nothing.txt"])
+    with pytest.raises(CorpusError, match="holds no text; name files"):
+        list_corpus_files([tmp_path])
+    with pytest.raises(CorpusError, match="no corpus"):
+        list_corpus_files([])
+    with pytest.raises(CorpusError, match="device or a socket; name"):
+        list_corpus_files("/dev/null")
+    with pytest.raises(CorpusError, match=r"can't be read \(File name too long\); check"):
+        list_corpus_files("x" * 5000)
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.txt")
+        with pytest.raises(CorpusError, match="device or a socket"):
+            list_corpus_files("socket.txt")
+
+
+def test_the_format_is_in_the_name() -> None:
+    names = ["a", "a.txt", "a.JSONL.GZ", "a.b.zst", ".gz", "a.gz", "v1.2/a"]
+    formats = [("", ""), (".txt", ""), (".jsonl", ".gz"), (".b", ".zst"), ("", ""), ("", ".gz"), ("", "")]
+    assert [format_of(Path(name)) for name in names] == formats

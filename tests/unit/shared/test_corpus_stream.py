@@ -1,0 +1,287 @@
+"""The stream of token ids: what is in it, in which order, and what a bad file leaves behind."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from speculant_graph.config import GraphConfig
+from speculant_graph.corpus import stream as stream_module
+from speculant_graph.corpus.files import STANDARD_INPUT, CorpusFile, SkippedFile
+from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, TokenStream, write_token_stream
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.errors import ConfigError, CorpusError, GraphError
+
+DOCUMENTS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\ufeff"), max_size=60)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_folder: Path) -> CorpusTokenizer:
+    return CorpusTokenizer.load(tokenizer_folder)
+
+
+def expected_ids(tokenizer: CorpusTokenizer, documents: Sequence[str], *, boundaries: bool = False) -> list[int]:
+    """The slow way: whole documents, one after another, by the tokenizers library."""
+    ids: list[int] = []
+    for document in filter(None, documents):
+        if boundaries and ids:
+            ids.append(DOCUMENT_SEPARATOR)
+        bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+        eos = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        ids += [*bos, *tokenizer.encode(document), *eos]
+    return ids
+
+
+def ids_of(stream: TokenStream) -> list[int]:
+    return np.fromfile(stream.path, dtype="<u4").tolist()
+
+
+def write(folder: Path, texts: dict[str, bytes | str]) -> list[Path]:
+    paths = []
+    for name, text in texts.items():
+        paths.append(folder / name)
+        paths[-1].write_bytes(text if isinstance(text, bytes) else text.encode())
+    return paths
+
+
+@settings(max_examples=60)
+@given(
+    files=st.lists(st.one_of(DOCUMENTS, st.lists(DOCUMENTS, max_size=4)), min_size=1, max_size=5),
+    piece=st.integers(1, 70),
+    jobs=st.integers(1, 3),
+    chunk_size=st.integers(1024, 3000),
+    boundaries=st.booleans(),
+)
+def test_a_stream_is_its_documents_one_after_another(
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer: CorpusTokenizer,
+    files: list[str | list[str]],
+    piece: int,
+    jobs: int,
+    chunk_size: int,
+    boundaries: bool,
+) -> None:
+    folder = tmp_path_factory.mktemp("stream")
+    documents = [document for file in files for document in ([file] if isinstance(file, str) else file)]
+    texts = {
+        f"{number}.txt" if isinstance(file, str) else f"{number}.jsonl": file
+        if isinstance(file, str)
+        else "\n".join(json.dumps({"text": document}) for document in file)
+        for number, file in enumerate(files)
+    }
+    paths = write(folder, texts)
+    config = GraphConfig(jobs=jobs, chunk_size=chunk_size, document_boundaries=boundaries)
+    reports: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_module, "_PIECE_CHARACTERS", piece)
+        if not any(documents):
+            with pytest.raises(CorpusError, match=r"none of \d files holds text; name files"):
+                write_token_stream(tokenizer, paths, folder / "out", config)
+            assert not (folder / "out").exists()
+            return
+        stream = write_token_stream(tokenizer, paths, folder / "out", config, lambda *report: reports.append(report))
+    assert tokenizer.encoder == "tiktoken"
+    expected = expected_ids(tokenizer, documents, boundaries=boundaries)
+    assert ids_of(stream) == expected
+    assert stream.num_tokens == len(expected) - expected.count(DOCUMENT_SEPARATOR)
+    assert stream.num_documents == sum(map(bool, documents))
+    assert stream.files == tuple(
+        CorpusFile(str(path), path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths
+    )
+    assert stream.skipped == ()
+    assert reports == sorted(reports)
+    assert reports[-1] == (sum(path.stat().st_size for path in paths), stream.num_tokens)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_long_files_of_all_kinds(tmp_path: Path, tokenizer: CorpusTokenizer, sample_text: str, jobs: int) -> None:
+    long = sample_text * 800 + "a" * 5000 + " " * 5000 + "1 2,3\n" * 60_000 + sample_text * 40
+    paths = write(
+        tmp_path,
+        {
+            "a.txt": long,
+            "b.txt.gz": gzip.compress(long.encode()),
+            "c.jsonl": "\n".join(json.dumps({"text": text}) for text in (sample_text, long, sample_text)),
+            "d.json": json.dumps([{"text": sample_text}] * 300),
+        },
+    )
+    documents = [long, long, sample_text, long, sample_text] + [sample_text] * 300
+    stream = write_token_stream(
+        tokenizer, paths, tmp_path / "out", GraphConfig(jobs=jobs, chunk_size=5000, document_boundaries=True)
+    )
+    assert ids_of(stream) == expected_ids(tokenizer, documents, boundaries=True)
+    assert stream.num_documents == 305
+
+
+def test_no_more_text_is_in_flight_than_allowed(
+    tmp_path: Path, tokenizer_folder: Path, sample_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = CorpusTokenizer.load(tokenizer_folder)
+    lock, started, finished, most = threading.Lock(), [0], [0], [0]
+    read, encode = stream_module.cut_text, tokenizer.encode_array
+
+    def counted_read(*arguments: object) -> object:
+        for piece in read(*arguments):
+            with lock:
+                started[0] += len(piece)
+                most[0] = max(most[0], started[0] - finished[0])
+            yield piece
+
+    def counted_encode(text: str) -> object:
+        ids = encode(text)
+        with lock:
+            finished[0] += len(text)
+        return ids
+
+    monkeypatch.setattr(stream_module, "cut_text", counted_read)
+    monkeypatch.setattr(tokenizer, "encode_array", counted_encode)
+    paths = write(tmp_path, {"a.txt": sample_text * 4000})
+    write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(jobs=2, chunk_size=4096))
+    assert finished[0] == len(sample_text) * 4000
+    assert 4096 <= most[0] <= 4 * 4096 + len(sample_text)
+
+
+def test_documents_are_not_wrapped_without_special_tokens(tmp_path: Path, plain_tokenizer_folder: Path) -> None:
+    plain = CorpusTokenizer.load(plain_tokenizer_folder)
+    stream = write_token_stream(plain, write(tmp_path, {"a": "one", "b": "two"}), tmp_path / "out", GraphConfig())
+    assert ids_of(stream) == plain.encode("one") + plain.encode("two")
+
+
+BAD_FILES = {
+    "bad.txt": (b"fine text \xff", r"byte 10 is not utf-8 .*; set --graph\.encoding"),
+    "bad.bin": (b"\0\1\2", "looks binary; leave it out"),
+    "bad.txt.gz": (gzip.compress(b"word " * 50_000)[:-9], r"damaged archive \(it ends too soon\); copy"),
+    "bad.jsonl": (b'{"text": "one"}\n' * 900 + b'{"txt": 1}', r"line 901: no field 'text' \(there are: txt\); set"),
+    "bad.json": (b'["one", "half \\ud83d"]', r"record 2: half of a surrogate pair .* mend"),
+    "bad.pdf": (b"%PDF-", "is no PDF that can be read"),
+    "gone.txt": (None, r"can't be read \(No such file or directory\); check"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+@pytest.mark.parametrize("boundaries", [False, True])
+def test_a_bad_file_stops_the_build_or_is_left_out_whole(
+    tmp_path: Path, tokenizer: CorpusTokenizer, name: str, boundaries: bool
+) -> None:
+    data, message = BAD_FILES[name]
+    paths = write(tmp_path, {"a.txt": "one two\n" * 900, name: data or b"", "c.txt": "last"})
+    if data is None:
+        paths[1].unlink()
+    output = tmp_path / "out"
+    with pytest.raises(CorpusError, match=re.escape(str(paths[1])) + ": " + message) as caught:
+        write_token_stream(tokenizer, paths, output, GraphConfig(chunk_size=1024))
+    assert not output.exists()
+    reports: list[tuple[int, int]] = []
+    config = GraphConfig(on_error="skip", document_boundaries=boundaries, chunk_size=1024, jobs=2)
+    for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1)):
+        files = [paths[number] for number in order]
+        stream = write_token_stream(tokenizer, files, output, config, lambda *report: reports.append(report))
+        texts = ["one two\n" * 900, "last"]
+        expected = expected_ids(tokenizer, texts, boundaries=boundaries)
+        assert ids_of(stream) == expected
+        assert (stream.num_tokens, stream.num_documents) == (len(expected) - boundaries, 2)
+        assert [file.name for file in stream.files] == [str(paths[0]), str(paths[2])]
+        reason = str(caught.value).removeprefix(f"{paths[1]}: ")
+        assert stream.skipped == (SkippedFile(str(paths[1]), reason),)
+        total = sum(path.stat().st_size for path in paths if path.exists())
+        assert reports[-1] == (total, stream.num_tokens)
+    with pytest.raises(CorpusError, match=r"none of 1 files holds text, 1 were left out: .*name files"):
+        write_token_stream(tokenizer, [paths[1]], output, config)
+    assert not output.exists()
+
+
+def test_settings_and_missing_modules_stop_the_build_even_if_files_are_skipped(
+    tmp_path: Path, tokenizer: CorpusTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = write(tmp_path, {"a.txt": "text", "b.zst": b""})
+    with pytest.raises(ConfigError, match="no text encoding"):
+        write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(encoding="no-such", on_error="skip"))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install"):
+        write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(on_error="skip"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_left_behind_by_an_interrupt(tmp_path: Path, tokenizer: CorpusTokenizer) -> None:
+    def interrupt(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    paths = write(tmp_path, {"a.txt": "word " * 100_000})
+    with pytest.raises(KeyboardInterrupt):
+        write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(jobs=2), interrupt)
+    assert not (tmp_path / "out").exists()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tokenize")]
+
+
+def test_an_output_that_can_not_be_written_is_one_line(tmp_path: Path, tokenizer: CorpusTokenizer) -> None:
+    paths = write(tmp_path, {"a.txt": "word " * 100_000})
+    (tmp_path / "out").mkdir()
+    with pytest.raises(GraphError, match=r"out can't be written \(Is a directory\); free space"):
+        write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig())
+    assert (tmp_path / "out").is_dir()
+    full = Path("/dev/full")
+    if full.exists():
+        link = tmp_path / "full"
+        link.symlink_to(full)
+        with pytest.raises(GraphError, match=r"full can't be written \(No space left on device\)"):
+            write_token_stream(tokenizer, paths, link, GraphConfig())
+        assert full.exists()
+
+
+def test_standard_input_and_pipes(
+    tmp_path: Path, tokenizer: CorpusTokenizer, sample_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = sample_text * 900
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    feeder = threading.Thread(target=pipe.write_text, args=("from a pipe", "utf-8"))
+    feeder.start()
+    reports: list[tuple[int, int]] = []
+    stream = write_token_stream(
+        tokenizer, [STANDARD_INPUT, pipe], tmp_path / "out", GraphConfig(), lambda *report: reports.append(report)
+    )
+    feeder.join()
+    assert ids_of(stream) == expected_ids(tokenizer, [text, "from a pipe"])
+    assert [(file.name, file.size_bytes) for file in stream.files] == [("-", len(text)), (str(pipe), 11)]
+    assert reports[-1] == (len(text) + 11, stream.num_tokens)
+
+
+def test_tokenizers_that_see_spaces_take_documents_whole(
+    tmp_path: Path, sample_text: str, make_tokenizer: Callable[..., Path]
+) -> None:
+    sentences = Tokenizer(models.BPE())
+    sentences.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    sentences.train_from_iterator([sample_text] * 4, trainers.BpeTrainer(vocab_size=400, show_progress=False))
+    tokenizer = CorpusTokenizer("sentences", sentences)
+    assert not tokenizer.is_cuttable
+    assert CorpusTokenizer.load(make_tokenizer()).is_cuttable
+    paths = write(tmp_path, {"a.txt": sample_text * 20})
+    stream = write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(chunk_size=1024))
+    assert tokenizer.encoder == "tokenizers"
+    assert ids_of(stream) == tokenizer.encode(sample_text * 20)
+
+
+def test_runs_that_no_tokenizer_takes_are_refused(
+    tmp_path: Path, tokenizer: CorpusTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "_MOST_BLANKS", 1000)
+    paths = write(tmp_path, {"a.txt": "x" + " \t" * 500, "b.txt": "x" + " \t" * 499})
+    config = GraphConfig(on_error="skip")
+    stream = write_token_stream(tokenizer, paths, tmp_path / "out", config)
+    assert stream.skipped == (SkippedFile(str(paths[0]), "1,000 blanks in a row can't be tokenised; take them out"),)
+    assert ids_of(stream) == expected_ids(tokenizer, ["x" + " \t" * 499])

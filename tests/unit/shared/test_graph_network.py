@@ -1,0 +1,248 @@
+"""The graph as networkx sees it: the view, copies of it, and exported files."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_graph.errors import ConfigError, GraphFileError
+from speculant_graph.graph.export import export_graph, to_networkx
+from speculant_graph.graph.network import NgramDiGraph
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.graph.oracle import OracleGraph
+from support.graphs import graph_of
+
+VOCABULARY_SIZE = 50
+
+streams = st.lists(st.one_of(st.integers(0, 4), st.just(VOCABULARY_SIZE - 1)), min_size=1, max_size=60)
+orders = st.integers(1, 4)
+
+
+def spell(token_ids: Any) -> str:
+    return "".join(f"<{token_id}>" for token_id in token_ids)
+
+
+def graph(token_ids: list[int], max_order: int = 3) -> NgramGraph:
+    return graph_of([token_ids], max_order, VOCABULARY_SIZE)
+
+
+def obvious(token_ids: list[int], max_order: int) -> nx.DiGraph:
+    """Make the graph of the requirements from dictionaries."""
+    slow = OracleGraph([token_ids], max_order)
+    made: nx.DiGraph = nx.DiGraph()
+    for token_id in set(token_ids):
+        made.add_node(token_id, token_id=token_id, text=f"<{token_id}>", count=token_ids.count(token_id))
+    for context, successors in slow.context_index.items():
+        for token_id, count in successors.items():
+            made.add_edge(context, token_id, weight=count / successors.total(), count=count, order=len(context))
+    return made
+
+
+@pytest.fixture
+def small() -> nx.DiGraph:
+    return graph([1, 2, 3, 1, 2, 4, 1, 2, 4, 5, 3, 3]).nx
+
+
+@given(token_ids=streams, max_order=orders)
+def test_view_is_the_obvious_graph(token_ids: list[int], max_order: int) -> None:
+    view, expected = NgramDiGraph(graph(token_ids, max_order), spell), obvious(token_ids, max_order)
+    assert view.adj == expected.adj
+    assert view.nodes == expected.nodes
+    assert dict(view.nodes(data=True)) == dict(expected.nodes(data=True))
+    edges = {(u, v): data for u, v, data in expected.edges(data=True)}
+    assert {(u, v): data for u, v, data in view.edges(data=True)} == edges
+    assert {(u, v): data for u, v, data in view.in_edges(data=True)} == edges
+    assert {n: dict(view.pred[n]) for n in view} == {n: dict(expected.pred[n]) for n in expected}
+    assert {n: dict(row) for n, row in view._pred.items()} == {n: dict(expected.pred[n]) for n in expected}
+    assert list(view) == sorted(set(token_ids)) + sorted(
+        (node for node in expected if isinstance(node, tuple)), key=lambda context: (len(context), context)
+    )
+    for u, v in edges:
+        assert view.edges[u, v] == edges[u, v]
+        assert view.has_edge(u, v)
+        assert view.number_of_edges(u, v) == 1
+        assert not view.has_edge(v, u)
+
+
+@given(token_ids=streams, max_order=orders)
+def test_view_counts_as_networkx_does(token_ids: list[int], max_order: int) -> None:
+    view, expected = graph(token_ids, max_order).nx, obvious(token_ids, max_order)
+    assert (len(view), view.number_of_nodes()) == (len(expected), len(expected))
+    assert view.number_of_edges() == view.size() == len(view.edges) == expected.number_of_edges()
+    for attribute in ("weight", "count", "order", "none such"):
+        assert view.size(attribute) == pytest.approx(expected.size(attribute))
+    assert dict(view.in_degree()) == dict(expected.in_degree())
+    assert dict(view.out_degree()) == dict(expected.out_degree())
+    assert dict(view.degree()) == dict(expected.degree())
+    assert dict(view.degree(weight="count")) == dict(expected.degree(weight="count"))
+    assert str(view) == str(expected).replace("DiGraph", "NgramDiGraph")
+
+
+@given(token_ids=streams, max_order=orders, data=st.data())
+def test_copies_parts_and_reversals_are_ordinary(token_ids: list[int], max_order: int, data: st.DataObject) -> None:
+    view, expected = NgramDiGraph(graph(token_ids, max_order), spell), obvious(token_ids, max_order)
+    expected.graph.update(view.graph)
+    some = data.draw(st.lists(st.sampled_from(list(expected)), unique=True))
+    for made, original in (
+        (view.copy(), expected),
+        (nx.DiGraph(view), expected),
+        (type(view)(view), expected),
+        (to_networkx(view.ngrams, spell), expected),
+        (view.reverse(copy=True), expected.reverse(copy=True)),
+        (view.reverse(copy=False), expected.reverse(copy=False)),
+        (view.subgraph(some), expected.subgraph(some)),
+        (view.subgraph(some).copy(), expected.subgraph(some).copy()),
+        (view.edge_subgraph(list(view.edges)[:3]), expected.edge_subgraph(list(view.edges)[:3])),
+        (view.to_undirected(), expected.to_undirected()),
+        (view.to_directed(), expected.to_directed()),
+        (view.copy(as_view=True), expected),
+        (nx.relabel_nodes(view, str), nx.relabel_nodes(expected, str)),
+    ):
+        assert not isinstance(made, NgramDiGraph)
+        assert nx.utils.graphs_equal(made, original)
+        assert pickle.loads(pickle.dumps(dict(made.nodes(data=True)))) == dict(original.nodes(data=True))
+    changed = nx.DiGraph(view)
+    changed.add_edge("new", token_ids[0], weight=1.0)
+    changed.nodes[token_ids[0]]["text"] = "changed"
+    assert "new" not in view
+    assert view.nodes[token_ids[0]]["text"] == f"<{token_ids[0]}>"
+
+
+@given(token_ids=streams, max_order=orders)
+def test_algorithms_run(token_ids: list[int], max_order: int) -> None:
+    view, expected = graph(token_ids, max_order).nx, obvious(token_ids, max_order)
+    assert nx.pagerank(view) == pytest.approx(nx.pagerank(expected))
+    for node in expected:
+        assert nx.descendants(view, node) == nx.descendants(expected, node)
+        assert nx.ancestors(view, node) == nx.ancestors(expected, node)
+    for context, token_id in expected.edges:
+        assert nx.shortest_path(view, context, token_id) == [context, token_id]
+        assert not nx.has_path(view, token_id, context)
+    components = {frozenset(part) for part in nx.weakly_connected_components(expected)}
+    assert {frozenset(part) for part in nx.weakly_connected_components(view)} == components
+    assert nx.is_directed_acyclic_graph(view)
+    np.testing.assert_array_equal(
+        nx.to_scipy_sparse_array(view, nodelist=list(view)).toarray(),
+        nx.to_scipy_sparse_array(expected, nodelist=list(view)).toarray(),
+    )
+
+
+@pytest.mark.parametrize(
+    "node", [9, -1, 2**40, "1", None, 1.5, (), (9,), (1, "2"), (1, 2.5), (1, 2, 4, 5), (1, (2,)), [1], {1: 2}, (-1,)]
+)
+def test_what_is_no_node(small: nx.DiGraph, node: Any) -> None:
+    assert node not in small
+    assert not small.has_edge(node, 1)
+    assert not small.has_edge((1,), node)
+    with pytest.raises(KeyError):
+        small.nodes[node]
+    for neighbours in (small.successors, small.predecessors):
+        with pytest.raises(nx.NetworkXError, match="not in the digraph"):
+            neighbours(node)
+
+
+def test_numbers_of_numpy_name_the_same_nodes(small: nx.DiGraph) -> None:
+    assert np.int64(1) in small
+    assert small.has_edge((np.uint32(1),), np.int64(2))
+    assert small[np.int64(1), np.int64(2)][np.uint8(4)] == {"weight": 2 / 3, "count": 2, "order": 2}
+    assert sorted(small.nbunch_iter([1, 9, (1, 2)]), key=str) == [(1, 2), 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda view: view.add_node(9),
+        lambda view: view.add_nodes_from([9]),
+        lambda view: view.remove_node(1),
+        lambda view: view.remove_nodes_from([1]),
+        lambda view: view.add_edge(1, 2),
+        lambda view: view.add_edges_from([(1, 2)]),
+        lambda view: view.add_weighted_edges_from([(1, 2, 0.5)]),
+        lambda view: view.remove_edge((1,), 2),
+        lambda view: view.remove_edges_from([((1,), 2)]),
+        lambda view: view.clear(),
+        lambda view: view.clear_edges(),
+        lambda view: view.update(edges=[(1, 2)]),
+        lambda view: nx.add_path(view, [1, 2]),
+        lambda view: nx.set_node_attributes(view, {1: {"text": "x"}}),
+        lambda view: nx.set_edge_attributes(view, 1.0, "weight"),
+        lambda view: view.nodes[1].update(text="x"),
+        lambda view: view.edges[(1,), 2].pop("weight"),
+        lambda view: nx.relabel_nodes(view, {1: 11}, copy=False),
+        lambda view: view.nodes[1].__delitem__("text"),
+        lambda view: nx.empty_graph(3, create_using=view),
+    ],
+)
+def test_changes_are_refused(small: nx.DiGraph, change: Callable[[nx.DiGraph], object]) -> None:
+    before = nx.DiGraph(small)
+    with pytest.raises(nx.NetworkXError, match=r"frozen; change a copy of it: nx\.DiGraph\(graph\.nx\)"):
+        change(small)
+    assert nx.is_frozen(small)
+    assert nx.utils.graphs_equal(small, before)
+
+
+def test_pickling_is_refused(small: nx.DiGraph) -> None:
+    for attempt in (pickle.dumps, copy.deepcopy, copy.copy):
+        with pytest.raises(pickle.PicklingError, match="load the graph file where it is needed"):
+            attempt(small)
+    assert nx.utils.graphs_equal(pickle.loads(pickle.dumps(nx.DiGraph(small))), small)
+
+
+def test_the_graph_says_where_it_comes_from(small: nx.DiGraph) -> None:
+    facts = {"tokenizer": "test", "tokenizer_sha256": "00" * 32, "vocabulary_size": 50, "max_order": 3}
+    assert facts.items() <= small.graph.items()
+    assert small.graph["num_tokens"] == 12
+
+
+@pytest.mark.parametrize(("ending", "read"), [(".gexf", nx.read_gexf), (".GraphML", nx.read_graphml)])
+def test_files_are_read_back(tmp_path: Path, ending: str, read: Callable[[Path], nx.DiGraph]) -> None:
+    texts = {0: "<&\"'>", 1: " the", 2: "a\nb\tc", 3: "\x00\x1b\ufffe", 4: "日本 𝄞"}
+    file = tmp_path / f"graph{ending}"
+    file.write_text("older", "utf-8")
+    saved = graph([0, 1, 2, 3, 4, 1, 2, 4])
+    export_graph(saved, file, decode=lambda token_ids: texts[token_ids[0]])
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    found, expected = read(file), nx.relabel_nodes(saved.nx, str)
+    assert found.is_directed()
+    assert {"12", "(1, 2)"} & set(found) == {"(1, 2)"}
+    assert set(found) == set(expected)
+    assert found.nodes["0"]["count"] == 1
+    shown = {int(node): data["text"] for node, data in found.nodes(data=True) if "text" in data}
+    assert shown == texts | {3: "\ufffd" * 3}
+    for u, v, data in expected.edges(data=True):
+        assert {name: found.edges[u, v][name] for name in data} == pytest.approx(data)
+    assert found.number_of_edges() == expected.number_of_edges()
+
+
+def test_the_view_itself_can_be_written(tmp_path: Path, small: nx.DiGraph) -> None:
+    nx.write_graphml(small, tmp_path / "view.graphml")
+    nx.write_gexf(small, tmp_path / "view.gexf")
+    for found in (nx.read_graphml(tmp_path / "view.graphml"), nx.read_gexf(tmp_path / "view.gexf")):
+        assert set(found.edges) == {(str(u), str(v)) for u, v in small.edges}
+
+
+def test_export_refuses_what_it_can_not_write(tmp_path: Path) -> None:
+    made = graph([1, 2, 1, 3], 2)
+    num_edges = made.nx.number_of_edges()
+    assert to_networkx(made, max_edges=num_edges).number_of_edges() == num_edges
+    with pytest.raises(ConfigError, match=f"{num_edges} edges, more than max_edges={num_edges - 1}; raise max_edges"):
+        to_networkx(made, max_edges=num_edges - 1)
+    with pytest.raises(ConfigError, match="max_edges=1"):
+        export_graph(made, tmp_path / "graph.gexf", max_edges=1)
+    with pytest.raises(ConfigError, match=r"graph\.dot ends in neither \.gexf nor \.graphml; choose"):
+        export_graph(made, tmp_path / "graph.dot")
+    with pytest.raises(GraphFileError, match="can't be written"):
+        export_graph(made, tmp_path / "none" / "graph.gexf")
+    (tmp_path / "folder.gexf").mkdir()
+    with pytest.raises(GraphFileError, match="can't be written"):
+        export_graph(made, tmp_path / "folder.gexf")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.gexf"], "nothing is left behind"

@@ -1,0 +1,174 @@
+"""``speculant inspect``: its figures are those of the graph, and texts are shown so that nothing in them hides."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_graph.cli.inspect import run
+from speculant_graph.cli.inspect_report import FAN_OUT_CLASSES, fan_out
+from speculant_graph.config import GraphConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.errors import ConfigError, CorpusError, GraphFileError, TokenizerMismatchError
+from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.types import Fingerprint
+
+FINGERPRINT = Fingerprint("nowhere/tokenizer", "00" * 32, 200)
+TEXT = "a[i] = b[/j]\n\tthe value of a\x1b[31m\n" * 20 + "the value of b\n" * 5
+
+
+@pytest.fixture
+def folder(tmp_path: Path, plain_tokenizer_folder: Path) -> Path:
+    """A folder with a tokenizer, a text and its graph of orders 1 to 3."""
+    shutil.copytree(plain_tokenizer_folder, tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    builder = GraphBuilder(tokenizer_name=tmp_path / "tokenizer", max_order=3)
+    builder.build(tmp_path / "text.txt", tmp_path / "g.pkl")
+    return tmp_path
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, dict[str, object]]:
+    assert run([*map(str, arguments), "--json"]) == 0
+    shown = capsys.readouterr().out
+    return shown, json.loads(shown.splitlines()[-1])
+
+
+def test_what_a_graph_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown, report = inspect(capsys, folder / "g.pkl", "--top", 2)
+    graph = NgramGraph.load(folder / "g.pkl")
+    tokenizer = CorpusTokenizer.load(folder / "tokenizer")
+    assert report["tokens"] == graph.metadata.num_tokens == len(tokenizer.encode(TEXT))
+    assert report["nodes"] == sum(graph.metadata.nodes_per_level)
+    assert report["file_bytes"] == (folder / "g.pkl").stat().st_size
+    assert report["bytes_per_node"] == pytest.approx(report["file_bytes"] / report["nodes"], abs=0.01)  # type: ignore[operator]
+    assert report["corpus_files"] == 1
+    assert report["corpus_bytes"] == len(TEXT)
+    assert report["document_boundaries"] is GraphConfig().document_boundaries
+    assert report["min_count"] == 1
+    assert report["tokenizer_sha256"] == graph.metadata.tokenizer.sha256
+    assert report["verified"] is False
+    assert "every checksum" not in shown
+    top: list[list[dict[str, object]]] = report["top_ngrams"]  # type: ignore[assignment]
+    for length, ngrams in enumerate(top, start=1):
+        expected = graph.most_common(2, length)
+        assert [(tuple(ngram["token_ids"]), ngram["count"]) for ngram in ngrams] == expected  # type: ignore[arg-type]
+        assert [ngram["text"] for ngram in ngrams] == [tokenizer.decode(ngram) for ngram, _ in expected]
+    assert "\x1b" not in shown, "no text reaches the terminal as it is"
+
+
+def test_verify_reads_every_array(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown, report = inspect(capsys, folder / "g.pkl", "--verify")
+    assert report["verified"] is True
+    assert "every checksum of 5 arrays is right" in shown
+    content = bytearray((folder / "g.pkl").read_bytes())
+    graph = NgramGraph.load(folder / "g.pkl")
+    content[-4 * graph.vocabulary_size] ^= 1  # in the last array
+    (folder / "g.pkl").write_bytes(content)
+    inspect(capsys, folder / "g.pkl")
+    with pytest.raises(GraphFileError, match="checksum"):
+        run([str(folder / "g.pkl"), "--verify"])
+
+
+def test_what_follows_a_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown, report = inspect(capsys, folder / "g.pkl", "--prompt", "the value of", "--top", 2, "-k", 4)
+    tokenizer = CorpusTokenizer.load(folder / "tokenizer")
+    context, slow = tokenizer.encode("the value of"), OracleGraph([tokenizer.encode(TEXT)], 3)
+    assert report["draft_token_ids"] == slow.draft(context, 4, "greedy")[0]
+    assert repr(report["draft_text"]) in shown
+    orders: list[dict[str, object]] = report["orders"]  # type: ignore[assignment]
+    assert [order["order"] for order in orders] == [3, 2, 1]
+    for order in orders:
+        ngram = tuple(context[-int(str(order["order"])) :])
+        counts = slow.context_index[ngram]
+        assert order["context_token_ids"] == list(ngram)
+        assert order["count"] == counts.total()
+        assert order["num_successors"] == len(counts)
+        best = sorted(counts, key=lambda token: (-counts[token], token))[:2]
+        found = order["successors"]
+        assert [item["token_id"] for item in found] == best  # type: ignore[attr-defined]
+        assert [item["count"] for item in found] == [counts[token] for token in best]  # type: ignore[attr-defined]
+        for item in found:  # type: ignore[attr-defined]
+            assert item["probability"] == pytest.approx(item["count"] / counts.total(), abs=1e-6)
+
+
+def test_a_prompt_that_is_short_or_unknown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown, report = inspect(capsys, folder / "g.pkl", "--prompt", "~")
+    assert report["draft_token_ids"] == []
+    assert [order["count"] for order in report["orders"]] == [0, 0, 0]  # type: ignore[attr-defined]
+    assert "(longer than the prompt)" in shown
+    _, report = inspect(capsys, folder / "g.pkl", "--prompt", "")
+    assert report["draft_token_ids"] == []
+
+
+def test_coverage_of_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown, report = inspect(capsys, folder / "g.pkl", "--coverage", folder / "text.txt")
+    coverage: dict[str, object] = report["coverage"]  # type: ignore[assignment]
+    assert coverage["known"] == 1.0
+    assert coverage["tokens"] == report["tokens"]
+    assert 0.5 < float(str(coverage["right"])) < 1
+    assert [order["known"] for order in coverage["orders"]] == [1.0, 1.0, 1.0]  # type: ignore[attr-defined]
+    assert f"{coverage['right']:.1%}" in shown
+    with pytest.raises(CorpusError, match=r"missing\.txt"):
+        run([str(folder / "g.pkl"), "--coverage", str(folder / "missing.txt")])
+
+
+def test_without_the_tokenizer_ids_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "tokenizer").rename(folder / "moved")
+    shown, report = inspect(capsys, folder / "g.pkl", "--top", 1)
+    assert "only token ids" in shown
+    top: list[list[dict[str, object]]] = report["top_ngrams"]  # type: ignore[assignment]
+    assert all(ngram["text"] is None and ngram["token_ids"] for ngrams in top for ngram in ngrams)
+    with pytest.raises(ConfigError):
+        run([str(folder / "g.pkl"), "--prompt", "x"])
+    _, report = inspect(capsys, folder / "g.pkl", "--prompt", "the value", "--tokenizer", folder / "moved")
+    assert report["draft_token_ids"]
+
+
+def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "other.pkl"
+    build_from_token_ids([1, 2, 1, 3], FINGERPRINT, max_order=2).save(path)
+    with pytest.raises(TokenizerMismatchError):
+        run([str(path), "--tokenizer", str(folder / "tokenizer")])
+    shown, report = inspect(capsys, path)
+    assert "only token ids" in shown
+    assert report["corpus_files"] == 0
+    # Something else has taken the place of the graph's tokenizer.
+    named = Fingerprint(str(folder / "tokenizer"), "00" * 32, 200)
+    build_from_token_ids([1, 2, 1, 3], named, max_order=2).save(path)
+    shown, _ = inspect(capsys, path)
+    assert "only token ids" in shown
+
+
+@given(token_ids=st.lists(st.integers(0, 199), min_size=1, max_size=300), max_order=st.integers(1, 3))
+def test_fan_out(token_ids: list[int], max_order: int) -> None:
+    graph, slow = build_from_token_ids(token_ids, FINGERPRINT, max_order=max_order), OracleGraph([token_ids], max_order)
+    for order in range(1, max_order + 1):
+        sizes = [len(row) for context, row in slow.context_index.items() if len(context) == order]
+        expected = Counter(name_of(size) for size in sizes)
+        found = fan_out(graph, order)
+        assert tuple(found) == FAN_OUT_CLASSES
+        for name, share in found.items():
+            assert share == pytest.approx(expected[name] / max(1, len(sizes)), abs=1e-4)
+
+
+def test_fan_out_of_wide_contexts() -> None:
+    for num_successors in (1, 2, 4, 5, 16, 17, 64, 65, 150):
+        token_ids = np.array([token for n in range(num_successors) for token in (0, n + 1)], np.uint32)
+        found = fan_out(build_from_token_ids(token_ids, FINGERPRINT, max_order=1), 1)
+        # All other tokens are followed by 0 alone, but for the last one, which nothing follows.
+        share = 1 / num_successors
+        assert found[name_of(num_successors)] >= round(share, 4)
+        assert num_successors == 1 or found["1"] == pytest.approx(1 - share, abs=1e-4)
+
+
+def name_of(size: int) -> str:
+    return next((name for name, bound in zip(FAN_OUT_CLASSES, (1, 4, 16, 64), strict=False) if size <= bound), ">64")
