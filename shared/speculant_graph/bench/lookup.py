@@ -59,7 +59,6 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.bench.report import print_report
     from speculant_graph.bench.tokens import bench_files, first_tokens
     from speculant_graph.corpus.tokenize import CorpusTokenizer
-    from speculant_graph.draft.generator import DraftGenerator
     from speculant_graph.graph.builder import build_from_token_ids
     from speculant_graph.graph.store import load_graph
 
@@ -72,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     large = None
     if settings.graph_path is not None:
         large = load_graph(settings.graph_path)
-        DraftGenerator(large, tokenizer=tokenizer)  # refuses a graph of another tokenizer
+        tokenizer.require(large.metadata.tokenizer)
     num_tokens = settings.num_tokens
     token_ids = first_tokens(tokenizer, files, config, num_tokens if held_files else 2 * num_tokens)
     held = first_tokens(tokenizer, held_files, config, num_tokens) if held_files else token_ids[num_tokens:]

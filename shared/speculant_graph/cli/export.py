@@ -22,7 +22,7 @@ class ExportSettings(CommandSettings):
     """Where it goes; the ending .gexf or .graphml decides."""
     max_edges: int = Field(200_000, ge=1)
     """Refuse graphs with more edges: each takes about a kilobyte of memory."""
-    tokenizer_name: str | None = None
+    tokenizer: str | None = None
     """Tokenizer for the texts of tokens; the graph's own if not given."""
     json_output: bool = False
     """Print one JSON object as the last line."""
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.graph.ngrams import NgramGraph
 
     graph = NgramGraph.load(settings.path)
-    tokenizer = CorpusTokenizer.load(settings.tokenizer_name or graph.metadata.tokenizer.name)
+    tokenizer = CorpusTokenizer.load(settings.tokenizer or graph.metadata.tokenizer.name)
     tokenizer.require(graph.metadata.tokenizer)
     export_graph(graph, settings.output, tokenizer.decode, settings.max_edges)
     edges = sum(graph.metadata.transitions_per_order)

@@ -34,7 +34,7 @@ class InspectSettings(CommandSettings):
     tokenizer: str | None = None
     """The graph's tokenizer, if it is no longer where the graph was built: a name on the hub or a folder."""
     verify: bool = False
-    """Check every array against its checksum."""
+    """Check every array against its checksum, and that all of it fits together."""
     json_output: bool = False
     """Print one JSON object as the last line."""
     draft: DraftConfig = DraftConfig()
@@ -46,9 +46,9 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(InspectSettings, "inspect", arguments)
     from speculant_graph.cli.inspect_report import coverage_of, describe_graph, explain_prompt
     from speculant_graph.cli.inspect_tables import InspectPrinter
-    from speculant_graph.graph.store import load_graph
+    from speculant_graph.graph.store import load_graph, verify_graph
 
-    graph = load_graph(settings.path, verify=settings.verify)
+    graph = verify_graph(settings.path) if settings.verify else load_graph(settings.path)
     needs_text = settings.prompt is not None or settings.coverage is not None
     tokenizer, problem = _tokenizer(graph, settings.tokenizer, is_needed=needs_text)
     report = describe_graph(graph, settings.path, settings.top, tokenizer) | {"verified": settings.verify}
@@ -70,18 +70,17 @@ def run(arguments: Sequence[str]) -> int:
 def _tokenizer(graph: NgramGraph, name: str | None, *, is_needed: bool) -> tuple[CorpusTokenizer | None, str]:
     """Return the graph's tokenizer, or None and why there is none; merely to show texts nothing is downloaded."""
     from speculant_graph.corpus.tokenize import CorpusTokenizer
-    from speculant_graph.draft.generator import DraftGenerator
 
     if is_needed or name is not None:
         tokenizer = CorpusTokenizer.load(name or graph.metadata.tokenizer.name)
-        DraftGenerator(graph, tokenizer=tokenizer)  # refuses a tokenizer of another graph
+        tokenizer.require(graph.metadata.tokenizer)
         return tokenizer, ""
     folder = _local_folder(graph.metadata.tokenizer.name)
     if folder is None:
         return None, "the tokenizer is not on this machine; name it by --tokenizer"
     try:
         tokenizer = CorpusTokenizer.load(folder)
-        DraftGenerator(graph, tokenizer=tokenizer)
+        tokenizer.require(graph.metadata.tokenizer)
     except (ConfigError, TokenizerMismatchError, ModuleNotFoundError) as error:
         return None, str(error)
     return tokenizer, ""

@@ -49,7 +49,8 @@ class InspectPrinter:
             self._say(f"no texts, only token ids: {tokenizer_problem}", style="yellow")
         if report["verified"]:
             self._say(
-                f"verified: every checksum of {len(report['bytes_per_level']) + 1} arrays is right", style="green"
+                f"verified: {len(report['bytes_per_level']) + 1} arrays have their checksums and fit together",
+                style="green",
             )
         self._console.print("\nn-grams and contexts by length, and the share of contexts with so many successors:")
         self._console.print(_sizes(report))

@@ -33,7 +33,7 @@ class ViewSettings(CommandSettings):
     """Most successors shown of one context."""
     max_nodes: Annotated[int, Field(ge=1, le=2_000)] | None = None
     """Most tokens shown, the likeliest paths first; 400 on a page and 60 in a picture if it is not set."""
-    tokenizer_name: str | None = None
+    tokenizer: str | None = None
     """Tokenizer, if it is not where it was when the graph was built: a name on the hub or a folder."""
     json_output: bool = False
     """Print one JSON object as the last line."""
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.view.neighbourhood import explore
 
     graph = NgramGraph.load(settings.path)
-    tokenizer = CorpusTokenizer.load(settings.tokenizer_name or graph.metadata.tokenizer.name)
+    tokenizer = CorpusTokenizer.load(settings.tokenizer or graph.metadata.tokenizer.name)
     tokenizer.require(graph.metadata.tokenizer)
     shown = explore(
         graph,

@@ -68,7 +68,7 @@ def test_what_a_graph_holds(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_verify_reads_every_array(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown, report = inspect(capsys, folder / "g.pkl", "--verify")
     assert report["verified"] is True
-    assert "every checksum of 5 arrays is right" in shown
+    assert "5 arrays have their checksums and fit together" in shown
     content = bytearray((folder / "g.pkl").read_bytes())
     graph = NgramGraph.load(folder / "g.pkl")
     content[-4 * graph.vocabulary_size] ^= 1  # in the last array

@@ -333,7 +333,7 @@ def test_command_refuses_what_is_wrong(
         run([str(tmp_path / "none.pkl"), "-o", page])
     other = make_tokenizer(vocabulary_size=300)
     with pytest.raises(TokenizerMismatchError, match="tokenizer"):
-        run([str(graph_file), "-o", page, "--tokenizer-name", str(other)])
+        run([str(graph_file), "-o", page, "--tokenizer", str(other)])
     with pytest.raises(ConfigError, match="--depth"):
         run([str(graph_file), "-o", page, "--depth", "0"])
     with pytest.raises(ConfigError, match="not valid UTF-8"):
@@ -341,7 +341,7 @@ def test_command_refuses_what_is_wrong(
     with pytest.raises(GraphFileError, match="can't be written"):
         run([str(graph_file), "-o", str(tmp_path / "none" / "page.html")])
     assert list(tmp_path.iterdir()) == []
-    assert run([str(graph_file), "-o", page, "--tokenizer-name", str(tokenizer_folder)]) == 0
+    assert run([str(graph_file), "-o", page, "--tokenizer", str(tokenizer_folder)]) == 0
 
 
 def test_a_missing_library_is_named_and_an_older_picture_stays(
