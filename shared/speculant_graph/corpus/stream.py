@@ -24,6 +24,8 @@ DOCUMENT_SEPARATOR = 0xFFFF_FFFF
 # Small pieces keep all threads busy to the end of a file, and the memory small.
 _PIECE_CHARACTERS = 1 << 16
 _WHOLE = 1 << 62
+# A generous bound of what a character in flight takes, as text and as ids, so that text is a small part of a build.
+_BYTES_PER_CHARACTER = 32
 # The regular expressions of the tokenizers library give up a little beyond, by a panic.
 _MOST_BLANKS = 8_000_000
 
@@ -77,7 +79,7 @@ def write_token_stream(
         path,
         tokenizer.encode_array,
         num_threads=num_threads,
-        most_characters=config.chunk_size * num_threads,
+        most_characters=min(config.chunk_size * num_threads, config.memory // _BYTES_PER_CHARACTER),
         on_progress=on_progress,
     ) as writer:
         return _Corpus(tokenizer, config, writer).write(files, path)

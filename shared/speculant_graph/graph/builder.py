@@ -25,7 +25,7 @@ from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.report import BuildReport, Stopwatch, built_at
 from speculant_graph.graph.store import check_description, load_graph, save_graph
-from speculant_graph.graph.workspace import refuse_output, workspace
+from speculant_graph.graph.workspace import checked_output, workspace
 from speculant_graph.types import Fingerprint, TokenId
 
 
@@ -105,8 +105,7 @@ class GraphBuilder:
             GraphFileError: the file can't be written.
         """
         watch = Stopwatch()
-        output = Path(output)
-        refuse_output(output)
+        output = checked_output(output)
         with watch.watching_memory(), workspace(output) as folder:
             encoder, skipped = self._build(corpus, output, folder, watch, progress or _ignore)
         self.report = watch.report(encoder, skipped)

@@ -29,7 +29,7 @@ from speculant_graph.graph.partition import Partition, PartitionRecords
 from speculant_graph.graph.report import Stopwatch, built_at
 from speculant_graph.graph.store import check_description, load_graph, write_all
 from speculant_graph.graph.streams import KeyStream, keys_of, keys_of_ngrams, merged
-from speculant_graph.graph.workspace import refuse_output, workspace
+from speculant_graph.graph.workspace import checked_output, workspace
 
 
 def merge_graphs(
@@ -71,7 +71,7 @@ def merge_graphs(
     )
     num_records = sum(first.trie.nodes_per_level) + sum(second.trie.nodes_per_level)
     stream = merged(stream, keys_of(second.trie, layout))
-    return _write(stream, layout, metadata, Path(output), jobs, num_records, progress)
+    return _write(stream, layout, metadata, checked_output(output), jobs, num_records, progress)
 
 
 def update_graph(
@@ -99,8 +99,7 @@ def update_graph(
         GraphError: the graph was pruned.
         GraphFileError: the file can't be written.
     """
-    output = Path(output)
-    refuse_output(output)
+    output = checked_output(output)
     _require_whole(graph.metadata)
     config = config or GraphConfig()
     facts = graph.metadata
@@ -151,7 +150,7 @@ def prune_graph(
     layout = KeyLayout.of(graph.vocabulary_size, graph.max_order)
     metadata = dataclasses.replace(graph.metadata, min_count=min_count)
     stream = keys_of(graph.trie, layout, min_count)
-    return _write(stream, layout, metadata, Path(output), jobs, sum(graph.trie.nodes_per_level), progress)
+    return _write(stream, layout, metadata, checked_output(output), jobs, sum(graph.trie.nodes_per_level), progress)
 
 
 def _require_alike(first: NgramGraph, second: NgramGraph) -> None:
@@ -195,7 +194,6 @@ def _write(
     num_records: int,
     progress: ProgressCallback | None,
 ) -> NgramGraph:
-    refuse_output(output)
     metadata = dataclasses.replace(
         metadata,
         built_at=built_at(),

@@ -12,6 +12,7 @@ import numpy as np
 from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.graph.assemble import assemble_graph
 from speculant_graph.graph.container import writing
+from speculant_graph.graph.emit import emitter_bytes
 from speculant_graph.graph.keys import KeyLayout
 from speculant_graph.graph.layout import MAX_NODES, UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import GraphMetadata
@@ -31,7 +32,7 @@ CountProgress = Callable[[int, int], None]
 _PARTS_PER_JOB = 3
 _MIN_KEYS = 1 << 16
 _CHECKED_TOKENS = 1 << 20
-_MARGIN_BYTES = 96_000_000  # output buffers, machine code, and what the interpreter takes meanwhile
+_MARGIN_BYTES = 64_000_000  # what the interpreter and its threads take meanwhile
 
 
 def count_tokens(
@@ -75,7 +76,8 @@ def count_tokens(
         vocabulary_size = metadata.tokenizer.vocabulary_size
         check_tokens(token_ids, vocabulary_size)
         layout = KeyLayout.of(vocabulary_size, metadata.max_order)
-        max_keys = keys_per_part(token_ids.size, layout, memory, jobs)
+        warm_up(token_ids, layout, folder)
+        jobs, max_keys = fit_into(memory - anonymous_bytes(), token_ids.size, layout, jobs)
         parts = list(plan_partitions(token_ids, vocabulary_size, layout, max_keys))
         count = _count_locally
         if engine == "ray":
@@ -114,12 +116,28 @@ def check_tokens(token_ids: UInt32Array, vocabulary_size: int) -> None:
         raise GraphError(f"token id {highest - 1} is outside a vocabulary of {vocabulary_size}; check the tokenizer")
 
 
-def keys_per_part(num_tokens: int, layout: KeyLayout, memory: int, jobs: int) -> int:
-    """Return the most keys of a part: what fits into memory, and no more than keeps all jobs busy."""
-    free = memory - anonymous_bytes() - _MARGIN_BYTES
-    fitting = free // (2 * layout.bytes * jobs)
-    balanced = num_tokens // (_PARTS_PER_JOB * jobs)
-    return max(_MIN_KEYS, min(fitting, balanced))
+def warm_up(token_ids: UInt32Array, layout: KeyLayout, folder: Path) -> None:
+    """Load or compile the kernels, so that the memory which that takes is known before the rest is given away."""
+    part = Partition((), 1, 1 << layout.bits, 1)
+    records = count_partition(token_ids[:1], part, layout, folder / "warm-up", KeyBuffers(layout, 1))
+    for file in records.files:
+        file.unlink()
+
+
+def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[int, int]:
+    """Return how many jobs run at once and the most keys of a part.
+
+    Args:
+        free: bytes that may be taken.
+        num_tokens: positions of the stream; parts are no larger than keeps all jobs busy.
+        layout: how keys are packed.
+        jobs: most that are wanted.
+    """
+    free -= _MARGIN_BYTES
+    key_bytes, job_bytes = 2 * layout.bytes, emitter_bytes(layout)
+    jobs = max(1, min(jobs, free // (job_bytes + _MIN_KEYS * key_bytes)))
+    fitting = (free // jobs - job_bytes) // key_bytes
+    return jobs, max(_MIN_KEYS, min(fitting, num_tokens // (_PARTS_PER_JOB * jobs)))
 
 
 def _count_locally(

@@ -12,7 +12,16 @@ import numpy as np
 
 from speculant_graph.graph.compiled import compiled
 from speculant_graph.graph.keys import KeyLayout, key_token
-from speculant_graph.graph.layout import CHILD, CUMULATIVE, LINK, TOKEN, Int64Array, UInt32Array, UInt64Array
+from speculant_graph.graph.layout import (
+    CHILD,
+    CUMULATIVE,
+    INNER_WORDS,
+    LINK,
+    TOKEN,
+    Int64Array,
+    UInt32Array,
+    UInt64Array,
+)
 
 _RECORDS = 1 << 15
 """Records of a level that are written at a time; they stay in a core's cache until then."""
@@ -103,6 +112,11 @@ class RecordBlock:
     """Shape ``[n, 4]``, a view that is good until the next block; of the last level the child is 0."""
 
 
+def emitter_bytes(layout: KeyLayout) -> int:
+    """Return the memory that an emitter takes."""
+    return layout.length * _RECORDS * INNER_WORDS * 4
+
+
 class Emitter:
     """Turns sorted keys, given in any portions, into records."""
 
@@ -114,7 +128,7 @@ class Emitter:
         """Sum of counts so far of every level, shape ``[N + 1]``."""
         self._layout = layout
         self._last_key = np.zeros(layout.num_words, np.uint64)
-        self._records = np.empty((layout.length, _RECORDS, 4), np.uint32)
+        self._records = np.empty((layout.length, _RECORDS, INNER_WORDS), np.uint32)
 
     def emit(self, keys: UInt64Array, weights: Int64Array | None = None) -> Iterator[RecordBlock]:
         """Yield the records of further keys.

@@ -25,7 +25,7 @@ from speculant_graph.graph.container import (
 from speculant_graph.graph.layout import MAX_VOCABULARY, Trie, array_words, trie_of
 from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.workspace import refuse_output, workspace
+from speculant_graph.graph.workspace import checked_output, workspace
 from speculant_graph.types import Fingerprint
 
 Value = TypeVar("Value")
@@ -101,8 +101,7 @@ def save_graph(graph: NgramGraph, path: str | Path) -> None:
     Raises:
         GraphFileError: the file can't be written.
     """
-    path = Path(path)
-    refuse_output(path)
+    path = checked_output(path)
     with workspace(path) as folder, new_graph_file(path, folder, graph.metadata) as file:
         trie = graph.trie
         arrays = [trie.level(length) for length in range(1, trie.max_order + 2)] + [trie.first]

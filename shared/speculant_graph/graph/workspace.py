@@ -39,18 +39,21 @@ def workspace(output: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def refuse_output(path: Path) -> None:
-    """Refuse a place where no graph file can be written, before hours of work.
+def checked_output(path: str | Path) -> Path:
+    """Return where a graph file is to be written: ``path``, or what it points to if it is a link.
 
     Raises:
         GraphFileError: it is no ordinary file, or its folder does not exist or can't be written.
     """
+    path = Path(path)
+    path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():
         raise GraphFileError(f"{path} is there and is not an ordinary file; choose another path")
     if not path.parent.is_dir():
         raise GraphFileError(f"there is no folder {path.parent} for {path.name}; make it or choose another path")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise GraphFileError(f"folder {path.parent} can't be written; choose another path")
+    return path
 
 
 def _remove_unless_locked(folder: Path) -> None:

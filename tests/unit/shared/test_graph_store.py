@@ -188,6 +188,17 @@ def assert_refused(path: Path, *, verify: bool = False) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_link_stays_one_and_its_target_is_replaced(tmp_path: Path, graph: NgramGraph) -> None:
+    (tmp_path / "versions").mkdir()
+    link = tmp_path / "graph.pkl"
+    link.symlink_to("versions/1.pkl")
+    graph.save(link)
+    graph.save(link)
+    assert link.is_symlink()
+    assert [file.name for file in (tmp_path / "versions").iterdir()] == ["1.pkl"]
+    assert load_graph(link).metadata == graph.metadata
+
+
 def test_only_ordinary_files_are_replaced(tmp_path: Path, graph: NgramGraph) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # not a device: a failing test must not destroy one
