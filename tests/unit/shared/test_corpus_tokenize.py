@@ -62,7 +62,7 @@ def test_transformers_tokenizers_have_the_same_fingerprint(tokenizer_folder: Pat
         folders.append(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer")
     for folder in folders:
         backend = transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer
-        assert fingerprint_of(str(folder), backend) == CorpusTokenizer.load(folder).fingerprint
+        assert fingerprint_of(str(folder.resolve()), backend) == CorpusTokenizer.load(folder).fingerprint
 
 
 def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path) -> None:
