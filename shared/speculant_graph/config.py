@@ -48,11 +48,12 @@ class GraphConfig(Config):
     text_field: str = "text"
     """Field of JSON and JSON Lines records that holds the text; dots lead into nested objects."""
     on_error: Literal["fail", "skip"] = "fail"
-    """What a file that can't be read does: stop the build, or be left out and listed."""
+    """What a file that can't be read does: stop the build, or be left out and listed. A name that does not exist
+    always stops it."""
     document_boundaries: bool = False
     """Count no n-gram that crosses from one document (file or JSON record) into the next."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
-    """Most memory a build may take, such as 2GB; corpora may be larger, the rest is on disk."""
+    """Most memory a build may take, such as 2GB; corpora may be larger. Mapped files don't count."""
     jobs: Annotated[int, Field(ge=0, le=1_024)] = 0
     """Threads of a build; 0 takes one per core."""
     engine: Literal["local", "ray"] = "local"

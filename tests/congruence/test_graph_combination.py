@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import tempfile
 from pathlib import Path
@@ -12,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.errors import GraphError, GraphFileError, TokenizerMismatchError
-from speculant_graph.graph.combine import merge_graphs, prune_graph
+from speculant_graph.graph.combine import merge_graphs, prune_graph, update_graph
+from speculant_graph.graph.layout import Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.graph.workspace import only_writer
 from support.graphs import assert_same_arrays, counts_of, graph_of
 
 VOCABULARY_SIZE = 700
@@ -105,6 +109,14 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     for other, error, message in refusals:
         with pytest.raises(error, match=message):
             merge_graphs(graph, other, tmp_path / "graph.pkl")
+    with pytest.raises(GraphError, match="combine first, prune afterwards"):
+        merge_graphs(pruned(graph, 2), graph, tmp_path / "graph.pkl")
+    large = dataclasses.replace(graph.metadata, num_tokens=2**32 - 4)
+    with pytest.raises(GraphError, match="tokens together"):
+        merge_graphs(NgramGraph(graph.trie, large), graph, tmp_path / "graph.pkl")
+    often = graph_of([[1, 2] * 9], 2, 10)
+    with pytest.raises(GraphError, match="take at least 4"):
+        prune_graph(pruned(often, 4), 3, tmp_path / "graph.pkl")
     for min_count in (-1, 0, 1):
         with pytest.raises(GraphError, match="removes nothing"):
             prune_graph(graph, min_count, tmp_path / "graph.pkl")
@@ -113,7 +125,38 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def _with_digest(graph: NgramGraph, digest: str) -> object:
-    import dataclasses
+def test_damaged_graphs_are_not_made_into_others(tmp_path: Path) -> None:
+    graph = graph_of([[1, 2, 3, 1, 2, 4] * 20], 3, 10)
+    random = np.random.default_rng(0)
+    begin = int(graph.trie.table[0, 0])
+    num_missed = 0
+    for _ in range(200):
+        words = graph.trie.words.copy()
+        places = random.integers(begin, words.size, 3)
+        words[places] ^= np.uint32(1) << random.integers(0, 32, 3).astype(np.uint32)
+        words.flags.writeable = False
+        damaged = NgramGraph(Trie(words, graph.trie.table), graph.metadata)
+        with contextlib.suppress(GraphFileError):
+            merge_graphs(graph, damaged, tmp_path / "a")
+            num_missed += 1
+        with contextlib.suppress(GraphFileError):
+            prune_graph(damaged, 2, tmp_path / "b")
+            num_missed += 1
+        (tmp_path / "a").unlink(missing_ok=True)
+        (tmp_path / "b").unlink(missing_ok=True)
+    assert num_missed < 20, "those that hit the room between two arrays"
 
+
+def test_two_updates_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "graph.pkl"
+    graph_of([[1, 2, 3]], 2, 10).save(path)
+    with only_writer(path), pytest.raises(GraphFileError, match="another command is updating"):
+        update_graph(path, tmp_path)
+    with only_writer(path):
+        graph_of([[1, 2]], 2, 10).save(path)
+    with only_writer(path):
+        pass
+
+
+def _with_digest(graph: NgramGraph, digest: str) -> object:
     return dataclasses.replace(graph.metadata.tokenizer, sha256=digest)

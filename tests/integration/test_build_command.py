@@ -6,9 +6,11 @@ import gzip
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,20 +60,12 @@ def build(cwd: Path, *arguments: object, **options: object) -> dict[str, object]
     return report
 
 
+NEW = ("build", "new.txt", "--tokenizer", str(MODEL_FOLDER), "-o", "g.pkl")
+
+
 @contextmanager
-def build_paused_in(phase: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [
-        sys.executable,
-        "-c",
-        PAUSING,
-        phase,
-        "build",
-        "new.txt",
-        "--tokenizer",
-        str(MODEL_FOLDER),
-        "-o",
-        "g.pkl",
-    ]
+def paused_in(phase: str, cwd: Path, *arguments: str, through: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
+    command = [*through, sys.executable, "-c", PAUSING, phase, *(arguments or NEW)]
     with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -126,7 +120,7 @@ def test_files_that_are_left_out_are_listed(tmp_path: Path) -> None:
     result = speculant("build", *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "left out: bad.txt: " in result.stdout
-    assert "1 files" in result.stdout.splitlines()[0]
+    assert "tokens of 1 file, orders 1-5" in result.stdout.splitlines()[0]
     skipped = json.loads(result.stdout.splitlines()[-1])["skipped"]
     assert [file["name"] for file in skipped] == ["bad.txt"]
     assert "utf-8" in skipped[0]["reason"]
@@ -135,7 +129,7 @@ def test_files_that_are_left_out_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c(phase: str, with_graph: Path) -> None:
     before, old = listing(with_graph), (with_graph / "g.pkl").read_bytes()
-    with build_paused_in(phase, with_graph) as process:
+    with paused_in(phase, with_graph) as process:
         process.send_signal(signal.SIGINT)
         _, shown = process.communicate(timeout=30)
     assert process.returncode == 130, shown
@@ -144,10 +138,40 @@ def test_ctrl_c(phase: str, with_graph: Path) -> None:
     assert (with_graph / "g.pkl").read_bytes() == old
 
 
+COMMANDS = {
+    "build": ("count", NEW),
+    "update": ("tokenize", ("update", "g.pkl", "new.txt")),
+    "merge": ("combine", ("merge", "g.pkl", "g.pkl", "-o", "g.pkl")),
+    "prune": ("combine", ("prune", "g.pkl", "-o", "g.pkl")),
+}
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_signals_that_end_it(command: str, end: signal.Signals, with_graph: Path) -> None:
+    before, old = listing(with_graph), (with_graph / "g.pkl").read_bytes()
+    phase, arguments = COMMANDS[command]
+    with paused_in(phase, with_graph, *arguments) as process:
+        assert len(listing(with_graph)) > len(before), "it was in the middle of it"
+        process.send_signal(end)
+        _, shown = process.communicate(timeout=30)
+    assert process.returncode == 128 + end, shown
+    assert listing(with_graph) == before, "nothing half-written"
+    assert (with_graph / "g.pkl").read_bytes() == old
+
+
+def test_a_hangup_that_is_ignored_stays_so(with_graph: Path) -> None:
+    with paused_in("count", with_graph, through=("sh", "-c", 'trap "" HUP; exec "$@"', "sh")) as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_build_that_is_killed(phase: str, with_graph: Path) -> None:
     before, old = listing(with_graph), (with_graph / "g.pkl").read_bytes()
-    with build_paused_in(phase, with_graph) as process:
+    with paused_in(phase, with_graph) as process:
         assert len(listing(with_graph)) > len(before), "it was in the middle of it"
         process.kill()
     assert (with_graph / "g.pkl").read_bytes() == old
@@ -159,19 +183,27 @@ def test_a_build_that_is_killed(phase: str, with_graph: Path) -> None:
 
 
 def test_a_build_does_not_sweep_one_that_runs(with_graph: Path) -> None:
-    with build_paused_in("count", with_graph) as process:
+    with paused_in("count", with_graph) as process:
         during = set(listing(with_graph))
         build(with_graph, "new.txt", "-o", "g.pkl")
         assert process.poll() is None
         assert set(listing(with_graph)) == during
 
 
-def test_bars_on_a_terminal(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+def on_a_terminal(command: list[str], cwd: Path) -> tuple[list[str], str]:
+    """Return what a process shows on a terminal of 80 columns, without what steers it, and its standard output."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "speculant_graph.cli.main", "build", "text.txt", "--tokenizer", str(MODEL_FOLDER)]
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True)
+    termios.tcsetwinsize(theirs, (24, 80))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environment,
+        text=True,
+    )
     os.close(theirs)
     shown = b""
     with os.fdopen(ours, "rb", buffering=0) as terminal:
@@ -185,9 +217,44 @@ def test_bars_on_a_terminal(tmp_path: Path) -> None:
             shown += block
     output, _ = process.communicate()
     assert process.returncode == 0, shown
-    assert all(label in shown.decode() for label in ("tokenising", "counting", "linking", "tokens", "RAM", "100%"))
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())), output
+
+
+def test_bars_on_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    command = [sys.executable, "-m", "speculant_graph.cli.main", "build", "text.txt", "--tokenizer", str(MODEL_FOLDER)]
+    shown, output = on_a_terminal(command, tmp_path)
+    assert all(any(label in line for line in shown) for label in ("tokenising", "counting", "linking", "RAM", "100%"))
     assert output.startswith("graph.pkl: ")
     assert len(output.splitlines()) == 1
+
+
+# What a build of this size and a merge of its graph report.
+REPORTING = """
+import sys, time
+import speculant_graph.cli.progress as progress
+from speculant_graph.graph.builder import BuildProgress
+
+total = int(sys.argv[1])
+progress.anonymous_bytes = lambda: total * 2
+with progress.show_progress() as show:
+    for phase in ("tokenize", "count", "save", "combine"):
+        for part in (0, 56, 57):
+            show(BuildProgress(phase, total * part // 100, total, total * part // 370))
+            time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize(("total", "whole"), [(100_000_000, "/100 MB"), (1_000_000_000, "/1.00 GB")])
+def test_lines_fit_a_terminal(total: int, whole: str, tmp_path: Path) -> None:
+    shown, _ = on_a_terminal([sys.executable, "-c", REPORTING, str(total)], tmp_path)
+    assert max(map(len, shown)) <= 80
+    for label in ("tokenising", "counting", "linking", "combining"):
+        last = [line.rstrip() for line in shown if line.startswith(label) and " 57%" in line][-1]
+        assert len(last.split()[1]) == 10, "the whole bar"
+        assert re.search(r"M tokens .*[GM]B RAM +\d\d:\d\d$", last)
+        assert ("M/s" in last) is (label in ("tokenising", "counting"))
+        assert (whole in last) is (label == "tokenising")
 
 
 def test_interrupting_a_bench_ends_its_build(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_what_contradicts_the_graph_is_one_line(
     assert NgramGraph.load(pruned, verify=True).metadata.min_count == 2
     for arguments, message in (
         (("update", graph, second, "--max-order", 3), "the graph has max_order = 5, not 3"),
-        (("update", graph, second, "--tokenizer", other_tokenizer), "different tokenizers"),
+        (("update", graph, second, "--tokenizer", other_tokenizer), "was built with tokenizer"),
         (("update", graph, tmp_path / "none.txt"), "none.txt"),
         (("update", pruned, second), "prune afterwards"),
         (("update", tmp_path / "none.pkl", second), "can't be opened"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,20 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--help"]])
+def test_a_reader_that_leaves_is_no_error(elsewhere: Path, more: list[str]) -> None:
+    (elsewhere / "text.txt").write_text("one two three " * 9, encoding="utf-8")
+    assert main(["build", "text.txt", "--tokenizer", str(MODEL_FOLDER), "-o", "g.pkl"]) == 0
+    command = [sys.executable, "-m", "speculant_graph.cli.main", "inspect", "g.pkl", *more]
+    for unbuffered in ("", "1"):
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        assert process.stdout is not None
+        process.stdout.close()  # long before it prints
+        _, shown = process.communicate()
+        assert (process.returncode, shown) == (0, "")
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +73,8 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["build", "x", "--colour", "blue"], "--colour"),
         (["build", __file__, "--tokenizer", "."], "tokenizer.json"),
         (["inspect", "nowhere.pkl"], "nowhere.pkl"),
+        (["inspect", "no\x1b[31m\nwhere.pkl"], r"no\x1b[31m\nwhere.pkl"),
+        (["inspect", "x", "--prompt", "\udcff"], "not valid UTF-8"),
         (["generate", "x", "--model", "./nowhere"], "--verifier.model-name"),
         (["drafter", "--graph", "nowhere.pkl", "--listen", "localhost:0"], "nowhere.pkl"),
         (["drafter", "--listen", "nonsense"], "nonsense"),

@@ -19,10 +19,12 @@ TEXT = "The parties agree to the terms of this agreement. In case of doubt the p
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that holds what the README calls my-text and my-model."""
+    """A folder that holds what the README calls my-text, my-notes and my-model."""
     (tmp_path / "my-text").mkdir()
     for name in ("first.txt", "second.txt"):
         (tmp_path / "my-text" / name).write_text(TEXT * 20, encoding="utf-8")
+    (tmp_path / "my-notes").mkdir()
+    (tmp_path / "my-notes" / "notes.md").write_text("# Notes\n\n" + TEXT, encoding="utf-8")
     shutil.copytree(MODEL_FOLDER, tmp_path / "my-model")
     return tmp_path
 

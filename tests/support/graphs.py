@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.graph.assemble import assemble_graph
 from speculant_graph.graph.builder import build_from_token_ids, describe_tokens
 from speculant_graph.graph.keys import KeyLayout
@@ -40,8 +41,13 @@ def graph_in_parts(
     """Build a graph of a stream, separators included, in parts of at most so many keys; return it with their number."""
     stream = np.array(token_ids, np.uint32)
     layout = KeyLayout.of(vocabulary_size, max_order)
+    num_separators = int(np.count_nonzero(stream == DOCUMENT_SEPARATOR))
     metadata = describe_tokens(
-        stream, fingerprint(vocabulary_size), max_order=max_order, num_documents=1, document_boundaries=False
+        stream,
+        fingerprint(vocabulary_size),
+        max_order=max_order,
+        num_documents=num_separators + 1,
+        document_boundaries=num_separators > 0,
     )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.graph.report import BuildReport
 
-_MOST_SKIPPED_SHOWN = 20
-
 
 class BuildSettings(CommandSettings):
     """Count a corpus into a graph file."""
 
     corpus: CliPositionalArg[list[TypedPath]]
-    """Files of text, JSON Lines, JSON or PDF, packed by gzip or zstd or not; folders that are searched for them;
-    patterns such as 'docs/**/*.md'; '-' for standard input."""
+    """Files of text, JSON Lines, JSON or PDF, packed by gzip or zstd or not; folders, which are searched for all of
+    these but JSON; patterns such as 'docs/**/*.md'; '-' for standard input."""
     output: Path = Path("graph.pkl")
     """Where the graph goes. An older file there stays intact until the new one is complete."""
     json_output: bool = False
@@ -39,6 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     """Build a graph file; print what it holds."""
     settings = load_settings(BuildSettings, "build", arguments)
     from speculant_graph.cli.progress import show_progress
+    from speculant_graph.cli.summary import lines_of_skipped, sentence_of
     from speculant_graph.graph.builder import GraphBuilder
     from speculant_graph.log import log_to_stderr
 
@@ -49,8 +48,8 @@ def run(arguments: Sequence[str]) -> int:
         graph = builder.build(settings.corpus, settings.output, progress=progress)
     assert builder.report is not None
     summary = _summary(settings.output, graph, builder.report)
-    sys.stdout.write(_sentence(summary))
-    sys.stdout.write(_skipped(builder.report))
+    sys.stdout.write(f"{sentence_of(settings.output, graph)}, {builder.report.total_s:.1f} s\n")
+    sys.stdout.write(lines_of_skipped(builder.report.skipped))
     if settings.json_output:
         sys.stdout.write(json.dumps(summary) + "\n")
     return 0
@@ -71,19 +70,3 @@ def _summary(output: Path, graph: NgramGraph, report: BuildReport) -> dict[str, 
         "contexts_per_order": list(metadata.contexts_per_order),
         **dataclasses.asdict(report),
     }
-
-
-def _sentence(summary: dict[str, object]) -> str:
-    return (
-        "{output}: {tokens:,} tokens of {files:,} files, orders 1-{max_order}, {nodes:,} n-grams, {megabytes:.1f} MB, "
-        "{total_s:.1f} s\n"
-    ).format_map(summary | {"megabytes": int(str(summary["file_bytes"])) / 1e6})
-
-
-def _skipped(report: BuildReport) -> str:
-    if not report.skipped:
-        return ""
-    lines = [f"left out: {file.name}: {file.reason}" for file in report.skipped[:_MOST_SKIPPED_SHOWN]]
-    if len(report.skipped) > _MOST_SKIPPED_SHOWN:
-        lines.append(f"left out: {len(report.skipped) - _MOST_SKIPPED_SHOWN} more; --json lists them all")
-    return "".join(f"{line}\n" for line in lines)

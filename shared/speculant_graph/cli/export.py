@@ -10,7 +10,9 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
+from speculant_graph.cli.terminal import printable
 from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.view.wording import counted
 
 
 class ExportSettings(CommandSettings):
@@ -40,7 +42,8 @@ def run(arguments: Sequence[str]) -> int:
     tokenizer.require(graph.metadata.tokenizer)
     export_graph(graph, settings.output, tokenizer.decode, settings.max_edges)
     edges = sum(graph.metadata.transitions_per_order)
-    sys.stdout.write(f"{settings.output}: {edges:,} edges, {settings.output.stat().st_size / 1e6:.1f} MB\n")
+    megabytes = settings.output.stat().st_size / 1e6
+    sys.stdout.write(f"{printable(str(settings.output))}: {counted(edges, 'edge')}, {megabytes:.1f} MB\n")
     if settings.json_output:
         report = {"output": str(settings.output), "edges": edges, "file_bytes": settings.output.stat().st_size}
         sys.stdout.write(json.dumps(report) + "\n")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from speculant_graph.config import DraftConfig
+from speculant_graph.cli.terminal import checked_prompt
+from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.settings import CommandSettings, load_settings
 
@@ -31,12 +32,12 @@ class InspectSettings(CommandSettings):
     """Show how much of this text the graph knows: any file that could be a corpus."""
     top: Annotated[int, Field(ge=0, le=1_000)] = 5
     """How many n-grams of each length and successors of each context are shown."""
-    tokenizer: str | None = None
-    """The graph's tokenizer, if it is no longer where the graph was built: a name on the hub or a folder."""
     verify: bool = False
     """Check every array against its checksum, and that all of it fits together."""
     json_output: bool = False
     """Print one JSON object as the last line."""
+    graph: GraphConfig = GraphConfig()
+    """How the text of --coverage is read; tokenizer: the graph's, if it is no longer where the graph was built."""
     draft: DraftConfig = DraftConfig()
     """How to draft after the prompt."""
 
@@ -44,40 +45,45 @@ class InspectSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Print the graph's description and, where asked for, drafts and coverage."""
     settings = load_settings(InspectSettings, "inspect", arguments)
+    prompt = None if settings.prompt is None else checked_prompt(settings.prompt)
     from speculant_graph.cli.inspect_report import coverage_of, describe_graph, explain_prompt
     from speculant_graph.cli.inspect_tables import InspectPrinter
+    from speculant_graph.corpus.files import list_corpus_files
     from speculant_graph.graph.store import load_graph, verify_graph
 
     graph = verify_graph(settings.path) if settings.verify else load_graph(settings.path)
-    needs_text = settings.prompt is not None or settings.coverage is not None
-    tokenizer, problem = _tokenizer(graph, settings.tokenizer, is_needed=needs_text)
+    files = None if settings.coverage is None else list_corpus_files(settings.coverage)
+    tokenizer, problem = _tokenizer(graph, settings.graph, is_needed=prompt is not None or files is not None)
     report = describe_graph(graph, settings.path, settings.top, tokenizer) | {"verified": settings.verify}
     printer = InspectPrinter()
     printer.show_graph(report, problem)
-    if settings.prompt is not None:
+    if prompt is not None:
         assert tokenizer is not None
-        report |= explain_prompt(graph, tokenizer, settings.prompt, settings.draft, settings.top)
+        report |= explain_prompt(graph, tokenizer, prompt, settings.draft, settings.top)
         printer.show_prompt(report)
-    if settings.coverage is not None:
+    if files is not None:
         assert tokenizer is not None
-        report |= coverage_of(graph, tokenizer, settings.coverage)
+        report["coverage"] = {"path": str(settings.coverage)} | coverage_of(graph, tokenizer, files, settings.graph)
         printer.show_coverage(report)
     if settings.json_output:
         sys.stdout.write(json.dumps(report) + "\n")
     return 0
 
 
-def _tokenizer(graph: NgramGraph, name: str | None, *, is_needed: bool) -> tuple[CorpusTokenizer | None, str]:
+def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tuple[CorpusTokenizer | None, str]:
     """Return the graph's tokenizer, or None and why there is none; merely to show texts nothing is downloaded."""
     from speculant_graph.corpus.tokenize import CorpusTokenizer
 
-    if is_needed or name is not None:
-        tokenizer = CorpusTokenizer.load(name or graph.metadata.tokenizer.name)
+    own_name = graph.metadata.tokenizer.name
+    name = config.tokenizer_name if "tokenizer_name" in config.model_fields_set else own_name
+    if is_needed or name != own_name:
+        hf_token = config.hf_token.get_secret_value() if config.hf_token else None
+        tokenizer = CorpusTokenizer.load(name, hf_token)
         tokenizer.require(graph.metadata.tokenizer)
         return tokenizer, ""
-    folder = _local_folder(graph.metadata.tokenizer.name)
+    folder = _local_folder(own_name)
     if folder is None:
-        return None, "the tokenizer is not on this machine; name it by --tokenizer"
+        return None, "the tokenizer is not on this machine; name its folder by --tokenizer, or fetch it by --prompt"
     try:
         tokenizer = CorpusTokenizer.load(folder)
         tokenizer.require(graph.metadata.tokenizer)

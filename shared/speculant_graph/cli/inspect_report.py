@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from speculant_graph.config import DraftConfig, GraphConfig
-from speculant_graph.corpus.files import list_corpus_files
 from speculant_graph.corpus.stream import write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
@@ -41,7 +41,7 @@ def describe_graph(graph: NgramGraph, path: Path, num_top: int, tokenizer: Corpu
         "nodes": nodes,
         "nodes_per_level": list(metadata.nodes_per_level),
         "bytes_per_level": [trie.level(length).nbytes for length in levels],
-        "bytes_per_node": round(file_bytes / nodes, 2),
+        "bytes_per_node": round(file_bytes / max(1, nodes), 2),
         "bytes_per_token": round(file_bytes / metadata.num_tokens, 2),
         "contexts_per_order": list(metadata.contexts_per_order),
         "transitions_per_order": list(metadata.transitions_per_order),
@@ -115,42 +115,43 @@ def _explain_order(
                 "token_id": token_id,
                 "text": tokenizer.decode([token_id]),
                 "count": count,
-                "probability": round(count / total, 6),
+                "probability": round(count / max(1, total), 6),
             }
             for token_id, count in successors.most_common(num_top)
         ],
     }
 
 
-def coverage_of(graph: NgramGraph, tokenizer: CorpusTokenizer, path: Path) -> dict[str, Any]:
-    """Return how much of a text the graph knows.
+def coverage_of(
+    graph: NgramGraph, tokenizer: CorpusTokenizer, files: Sequence[Path], config: GraphConfig
+) -> dict[str, Any]:
+    """Return how much of a text the graph knows; document boundaries are counted as the graph's were.
 
     Raises:
+        ConfigError: the encoding does not exist.
         CorpusError: the text can't be read.
     """
-    config = GraphConfig(document_boundaries=graph.metadata.document_boundaries)
+    config = config.model_copy(update={"document_boundaries": graph.metadata.document_boundaries})
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
-        stream = write_token_stream(tokenizer, list_corpus_files(path), Path(folder) / "tokens", config)
+        stream = write_token_stream(tokenizer, files, Path(folder) / "tokens", config)
         coverage = measure_coverage(graph, map_tokens(stream.path))
     return {
-        "coverage": {
-            "path": str(path),
-            "tokens": stream.num_tokens,
-            "positions": coverage.num_positions,
-            "known": _share(coverage.num_known, coverage.num_positions),
-            "right": _share(coverage.num_right, coverage.num_positions),
-            "orders": [
-                {
-                    "order": order.order,
-                    "positions": order.num_positions,
-                    "known": _share(order.num_known, order.num_positions),
-                    "right_of_known": _share(order.num_right, order.num_known),
-                    "longest": _share(order.num_longest, coverage.num_positions),
-                    "right_of_longest": _share(order.num_longest_right, order.num_longest),
-                }
-                for order in coverage.orders
-            ],
-        }
+        "tokens": stream.num_tokens,
+        "skipped": [dataclasses.asdict(file) for file in stream.skipped],
+        "positions": coverage.num_positions,
+        "known": _share(coverage.num_known, coverage.num_positions),
+        "right": _share(coverage.num_right, coverage.num_positions),
+        "orders": [
+            {
+                "order": order.order,
+                "positions": order.num_positions,
+                "known": _share(order.num_known, order.num_positions),
+                "right_of_known": _share(order.num_right, order.num_known),
+                "longest": _share(order.num_longest, coverage.num_positions),
+                "right_of_longest": _share(order.num_longest_right, order.num_longest),
+            }
+            for order in coverage.orders
+        ],
     }
 
 

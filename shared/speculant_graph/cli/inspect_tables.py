@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from speculant_graph.cli.inspect_report import FAN_OUT_CLASSES
+from speculant_graph.cli.terminal import printable
+from speculant_graph.view.wording import counted
 
 
 class InspectPrinter:
@@ -23,17 +25,18 @@ class InspectPrinter:
         """Print what the graph holds and where it comes from."""
         self._say(report["path"], style="bold")
         self._say(
-            f"{report['file_bytes'] / 1e6:.1f} MB, {report['tokens']:,} tokens, {report['nodes']:,} n-grams, "
+            f"{report['file_bytes'] / 1e6:.1f} MB, {counted(report['tokens'], 'token')}, "
+            f"{counted(report['nodes'], 'n-gram')}, "
             f"{report['bytes_per_node']} bytes per n-gram, {report['bytes_per_token']} per token"
         )
         corpus = (
-            f"{report['corpus_files']:,} files ({report['corpus_bytes'] / 1e6:.1f} MB)"
+            f"{counted(report['corpus_files'], 'file')} ({report['corpus_bytes'] / 1e6:.1f} MB)"
             if report["corpus_files"]
             else "token ids"
         )
         self._say(
             f"built {report['built_at']} by speculant-graph {report['library_version']} in "
-            f"{report['build_seconds']:.1f} s from {corpus}, {report['documents']:,} documents"
+            f"{report['build_seconds']:.1f} s from {corpus}, {counted(report['documents'], 'document')}"
         )
         borders = "stop at" if report["document_boundaries"] else "run across"
         pruned = (
@@ -62,7 +65,8 @@ class InspectPrinter:
         """Print the draft after the prompt and what each order knows."""
         self._console.print()
         text = Text.assemble(
-            "after ", (repr(report["prompt"]), "cyan"), f" it drafts {len(report['draft_token_ids'])} tokens: ",
+            "after ", (repr(report["prompt"]), "cyan"), " it drafts ",
+            counted(len(report["draft_token_ids"]), "token"), ": ",
             (repr(report["draft_text"]), "green"),
         )  # fmt: skip
         self._console.print(text)
@@ -82,9 +86,12 @@ class InspectPrinter:
         coverage = report["coverage"]
         self._console.print()
         self._say(
-            f"{coverage['path']}: {coverage['tokens']:,} tokens; some context is known at {coverage['known']:.1%} of "
-            f"the positions, and the longest one's most frequent successor is right at {coverage['right']:.1%}"
+            f"{coverage['path']}: {counted(coverage['tokens'], 'token')}; some context is known at "
+            f"{coverage['known']:.1%} of the positions, and the longest one's most frequent successor is right at "
+            f"{coverage['right']:.1%}"
         )
+        for file in coverage["skipped"]:
+            self._say(f"left out: {file['name']}: {file['reason']}", style="yellow")
         table = _table("order", "known", "of these right", "longest known", "of these right")
         for order in coverage["orders"]:
             names = ("known", "right_of_known", "longest", "right_of_longest")
@@ -92,7 +99,7 @@ class InspectPrinter:
         self._console.print(table)
 
     def _say(self, line: str, style: str = "") -> None:
-        self._console.print(Text(line, style))
+        self._console.print(Text(printable(line), style))
 
 
 def _sizes(report: dict[str, Any]) -> Table:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
+from speculant_graph.cli.terminal import printable
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.extras import missing_extra
 
@@ -35,8 +40,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 success, 1 the command failed, 2 it was asked for something wrong, 130 interrupted.
+
+    Raises:
+        SystemExit: it was ended by SIGTERM or SIGHUP; 128 and the signal's number.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with _signals_unwind():
+            status = _run(list(sys.argv[1:] if arguments is None else arguments))
+            sys.stdout.flush()  # now: at the end of the process a closed pipe would be an error
+    except BrokenPipeError:
+        return _reader_left()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich makes this of it
+            return _reader_left()
+        raise
+    except OSError as error:
+        return _fail(f"{error}; check the path, its permissions and the space", 1)
+    return status
+
+
+def _run(given: Sequence[str]) -> int:
     if not given or given[0] in ("-h", "--help", "help"):
         sys.stdout.write(_help())
         return 0
@@ -62,12 +85,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{name}: {explained}", 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except BrokenPipeError:  # the reader of a pipe left; nothing to tell anyone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        return _fail(f"{name}: {error}; check the path, its permissions and the space", 1)
+    except SystemExit as end:
+        if end.code:
+            raise
+        return 0  # it was asked for help
     return status
+
+
+@contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """Leave by an exception on SIGTERM and SIGHUP, so that nothing half-written remains."""
+    if threading.current_thread() is not threading.main_thread():  # only that one can be told
+        yield
+        return
+    # What is ignored, as nohup does it, or handled by whoever calls main(), stays so.
+    ends = [end for end in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(end) is signal.SIG_DFL]
+
+    def leave(number: int, _: FrameType | None) -> None:
+        for end in ends:
+            signal.signal(end, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+        raise SystemExit(128 + number)
+
+    for end in ends:
+        signal.signal(end, leave)
+    try:
+        yield
+    finally:
+        for end in ends:
+            signal.signal(end, signal.SIG_DFL)
+
+
+def _reader_left() -> int:
+    """End without a word: the reader of a pipe has what it wanted."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _help() -> str:
@@ -81,7 +132,7 @@ def _help() -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    sys.stderr.write(f"speculant: {message}\n")
+    sys.stderr.write(f"speculant: {printable(message)}\n")
     return status
 
 

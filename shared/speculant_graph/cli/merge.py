@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.graph.combine import merge_graphs
     from speculant_graph.graph.ngrams import NgramGraph
 
-    first, second = NgramGraph.load(settings.first), NgramGraph.load(settings.second)
+    first, second = (NgramGraph.load(path, verify=True) for path in (settings.first, settings.second))
     with show_progress() as progress:
         graph = merge_graphs(first, second, settings.output, jobs=os.cpu_count() or 1, progress=progress)
     print_graph(settings.output, graph, settings.json_output)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from speculant_graph.machine import anonymous_bytes
@@ -17,6 +16,10 @@ if TYPE_CHECKING:
     from speculant_graph.graph.builder import BuildProgress
 
 _LABELS = {"tokenize": "tokenising", "count": "counting", "save": "linking", "combine": "combining"}
+_RATED = ("tokenize", "count")
+_UNITS = ("kB", "MB", "GB", "TB")
+_TAKEN = 36
+"""Characters of a line beside the note: 10 of the label, 10 of the bar, 4 of the share, up to 8 of the time, blanks."""
 _INTERVAL_S = 0.1
 _STEADY_S = 0.5
 
@@ -70,13 +73,26 @@ class _Bars:
     def _note(self, progress: BuildProgress, now: float) -> str:
         parts = []
         if progress.phase == "tokenize":
-            parts.append(decimal(progress.done) + (f" of {decimal(progress.total)}" if progress.total else ""))
-        parts.append(f"{progress.num_tokens / 1e6:.1f}M tokens")
+            parts.append(_size(progress.done, progress.total) if progress.total else _size(progress.done))
+        parts.append(f"{_short(progress.num_tokens / 1e6)}M tokens")
         started, before = self._first
-        if progress.phase != "save" and now - started >= _STEADY_S:
-            parts.append(f"{(_tokens_done(progress) - before) / (now - started) / 1e6:.2f}M/s")
-        parts.append(f"{decimal(anonymous_bytes())} RAM")
-        return ", ".join(parts)
+        if progress.phase in _RATED and now - started >= _STEADY_S:
+            parts.append(f"{_short((_tokens_done(progress) - before) / (now - started) / 1e6)}M/s")
+        parts.append(f"{_size(anonymous_bytes())} RAM")
+        while len(" ".join(parts)) > self._bars.console.width - _TAKEN and parts:
+            parts.pop()  # the bar and the time are worth more
+        return " ".join(parts)
+
+
+def _size(*sizes: int) -> str:
+    """Return sizes in bytes in the unit of the last one: ``55.0/100 MB``."""
+    power = max(1, min((len(str(sizes[-1])) - 1) // 3, len(_UNITS)))
+    return "/".join(_short(size / 1000**power) for size in sizes) + f" {_UNITS[power - 1]}"
+
+
+def _short(number: float) -> str:
+    """Return a number with three digits, or all of those before the point."""
+    return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
 
 
 def _tokens_done(progress: BuildProgress) -> int:

@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.graph.combine import prune_graph
     from speculant_graph.graph.ngrams import NgramGraph
 
-    old = NgramGraph.load(settings.path)
+    old = NgramGraph.load(settings.path, verify=True)
     with show_progress() as progress:
         graph = prune_graph(old, settings.min_count, settings.output, jobs=os.cpu_count() or 1, progress=progress)
     removed = sum(old.trie.nodes_per_level) - sum(graph.trie.nodes_per_level)

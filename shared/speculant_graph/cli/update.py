@@ -34,9 +34,9 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.graph.combine import update_graph
     from speculant_graph.graph.ngrams import NgramGraph
 
+    num_tokens = NgramGraph.load(settings.path).metadata.num_tokens
     output = settings.output or settings.path
     with show_progress() as progress:
-        old = NgramGraph.load(settings.path)
-        graph = update_graph(old, settings.corpus, output, settings.graph, progress=progress)
-    print_graph(output, graph, settings.json_output, added_tokens=graph.metadata.num_tokens - old.metadata.num_tokens)
+        graph = update_graph(settings.path, settings.corpus, output, settings.graph, progress=progress)
+    print_graph(output, graph, settings.json_output, added_tokens=graph.metadata.num_tokens - num_tokens)
     return 0

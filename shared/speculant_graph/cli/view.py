@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
+from speculant_graph.cli.terminal import checked_prompt, printable
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.view.wording import counted
 
 _ENDINGS: dict[str, Literal["html", "png", "svg"]] = {".html": "html", ".png": "png", ".svg": "svg"}
 _MAX_NODES_OF_PAGE, _MAX_NODES_OF_PICTURE = 400, 60
@@ -45,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     kind = _ENDINGS.get(settings.output.suffix.lower())
     if kind is None:
         raise ConfigError(f"{settings.output} ends in none of {', '.join(_ENDINGS)}; choose one of these")
-    prompt = _text(settings.prompt)
+    prompt = checked_prompt(settings.prompt)
     from speculant_graph.corpus.tokenize import CorpusTokenizer
     from speculant_graph.graph.export import replacing
     from speculant_graph.graph.ngrams import NgramGraph
@@ -79,17 +81,10 @@ def run(arguments: Sequence[str]) -> int:
         "prompt_tokens": shown.num_prompt_tokens,
         "file_bytes": settings.output.stat().st_size,
     }
-    known = f"after the last {order} of {shown.num_prompt_tokens} prompt tokens"
+    known = f"after the last {order} of {counted(shown.num_prompt_tokens, 'prompt token')}"
     unknown = "the graph's most frequent tokens; " + ("no end of the prompt is in it" if prompt else "no prompt")
-    sys.stdout.write(f"{settings.output}: {shown.num_steps:,} nodes, {known if order else unknown}\n")
+    nodes = counted(shown.num_steps, "node")
+    sys.stdout.write(f"{printable(str(settings.output))}: {nodes}, {known if order else unknown}\n")
     if settings.json_output:
         sys.stdout.write(json.dumps(summary) + "\n")
     return 0
-
-
-def _text(prompt: str) -> str:
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError("--prompt is not valid UTF-8; check the encoding of the terminal") from error
-    return prompt

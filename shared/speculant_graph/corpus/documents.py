@@ -31,14 +31,15 @@ def read_documents(source: Source, encoding: str, text_field: str) -> Iterator[D
 
     ``.jsonl`` and ``.ndjson`` hold one record a line, ``.json`` an array of records or one of them: each record is a
     document. ``.pdf`` is one document, pages joined by newlines. Everything else is one document of plain text.
+    A record and a PDF are held whole in memory, plain text is not.
 
     Args:
         source: the file.
         encoding: text encoding of all but PDF.
-        text_field: where a record has its text; dots lead into nested objects.
+        text_field: where a record has its text; dots lead into nested objects, unless it has a field of that very name.
 
     Raises:
-        ConfigError: the encoding does not exist.
+        ConfigError: the encoding does not exist, or is none of texts.
         CorpusError: the file can't be read, unpacked, decoded or parsed; the message names file, place and remedy.
         ModuleNotFoundError: the module that reads such files is not installed.
     """

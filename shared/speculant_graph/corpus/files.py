@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
+import os
 import stat
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,17 +65,21 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
     Args:
         inputs: files and named pipes; folders, which are searched with all their subfolders for
             :data:`TEXT_SUFFIXES`, hidden ones left out; patterns such as ``docs/**/*.md``; ``-`` for standard
-            input. A file that exists is never read as a pattern, whatever characters its name has.
+            input. A file that exists is never read as a pattern, whatever characters its name has. Symbolic links
+            are followed, and a folder that is reached in several ways is searched once.
 
     Raises:
-        CorpusError: a path does not exist, a pattern matches nothing, a folder holds no text, or nothing was named.
+        CorpusError: a path does not exist or can't be read, be it a subfolder, a pattern matches nothing, a folder
+            holds no text, or nothing was named.
     """
     files: dict[Path, Path] = {}
     for path in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
         try:
             found = _files_of(path)
         except OSError as error:
-            raise CorpusError(f"{path} can't be read ({error.strerror}); check its name and permissions") from error
+            raise CorpusError(
+                f"{error.filename or path} can't be read ({error.strerror}); check its name and permissions"
+            ) from error
         for file in found:
             files.setdefault(file if file == STANDARD_INPUT else file.resolve(), file)
     if not files:
@@ -84,7 +91,7 @@ def _files_of(path: Path) -> list[Path]:
     if path == STANDARD_INPUT:
         return [path]
     if path.is_dir():
-        found = _texts_in(path)
+        found = _texts_in([path])
         if not found:
             raise CorpusError(f"{path} holds no text; name files, or a folder with text or source code")
         return found
@@ -94,19 +101,59 @@ def _files_of(path: Path) -> list[Path]:
             raise CorpusError(f"{path} is a device or a socket; name files, or '-' for standard input")
         return [path]
     if glob.has_magic(str(path)):
-        matches = sorted(map(Path, glob.glob(str(path), recursive=True)))
-        found = [file for match in matches for file in (_texts_in(match) if match.is_dir() else [match])]
-        found = [file for file in found if file.is_file()]
+        matches = sorted(_matches_of(path))
+        found = sorted({*_texts_in(matches), *(match for match in matches if match.is_file())})
         if not found:
             raise CorpusError(f"pattern {path} matches no file; check it, and that the shell left it as it is")
         return found
     raise CorpusError(f"{path} does not exist; name text files, folders that hold them, or a pattern")
 
 
-def _texts_in(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if _is_text(file, folder))
+def _texts_in(folders: Iterable[Path]) -> list[Path]:
+    return sorted(
+        file
+        for folder in _folders_in(folders)
+        for file in (folder / name for name in os.listdir(folder))
+        if not file.name.startswith(".") and format_of(file)[0] in TEXT_SUFFIXES and file.is_file()
+    )
 
 
-def _is_text(file: Path, folder: Path) -> bool:
-    is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return not is_hidden and format_of(file)[0] in TEXT_SUFFIXES and file.is_file()
+def _matches_of(pattern: Path) -> list[Path]:
+    """Return what a pattern matches; unlike :mod:`glob` it ends where links lead in circles, and reports errors."""
+    parts = pattern.relative_to(pattern.anchor).parts
+    found = [Path(pattern.anchor)]
+    for part in (*parts, "*") if parts[-1] == "**" else parts:
+        if part == "**":
+            found = list(_folders_in(found))
+        elif glob.has_magic(part):
+            found = [
+                folder / name
+                for folder in found
+                if folder.is_dir()
+                for name in fnmatch.filter(os.listdir(folder), part)
+                if part.startswith(".") or not name.startswith(".")
+            ]
+        else:
+            found = [folder / part for folder in found if (folder / part).exists()]
+    return found
+
+
+def _folders_in(folders: Iterable[Path]) -> Iterator[Path]:
+    """Stream those of some paths that are folders, and all below them but hidden ones, each once."""
+    links = deque(path for path in folders if path.is_dir())  # followed last: what is not behind one keeps its name
+    visited: set[tuple[int, int]] = set()
+    while links:
+        for folder, subfolders, _ in os.walk(links.popleft(), onerror=_raise):
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in visited:
+                subfolders.clear()
+                continue
+            visited.add((status.st_dev, status.st_ino))
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+            paths = [Path(folder, name) for name in subfolders]
+            links.extend(path for path in paths if path.is_symlink())
+            yield Path(folder)
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -136,7 +136,8 @@ def text_of_record(record: object, place: str, text_field: str) -> str:
     Args:
         record: a JSON value.
         place: where it is, for messages.
-        text_field: name of the field; dots lead into nested objects. A list of strings is joined with newlines.
+        text_field: name of the field; dots lead into nested objects, unless the record has a field of that very
+            name. A list of strings is joined with newlines.
 
     Raises:
         CorpusError: the record has no such field, or no text in it.
@@ -144,7 +145,8 @@ def text_of_record(record: object, place: str, text_field: str) -> str:
     if isinstance(record, str):
         return record
     value = record
-    for name in text_field.split("."):
+    is_plain = isinstance(record, dict) and text_field in record
+    for name in [text_field] if is_plain else text_field.split("."):
         if not isinstance(value, dict):
             raise CorpusError(
                 f"{place}: {_kind(value)} where an object with field {text_field!r} should be; mend the record"

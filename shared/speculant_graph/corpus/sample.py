@@ -46,5 +46,5 @@ def _texts_at(file: Path, offsets: Sequence[int], encoding: str) -> Iterator[str
             for offset in offsets:
                 stream.seek(offset)
                 yield stream.read(_PLACE_BYTES).decode(encoding, errors="ignore")
-    except (OSError, UnicodeError, LookupError):  # reported where the corpus itself is read
+    except (OSError, ValueError, LookupError):  # reported where the corpus itself is read
         return

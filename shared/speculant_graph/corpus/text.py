@@ -19,6 +19,8 @@ _CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
 # successors begin a word at these as well: a lone space, and whatever visible but "/" follows a newline.
 _RARE_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=[^\s/])")
 _PATIENCE = 1 << 18
+# Of single names on the internet; Python counts them as text encodings.
+_CODECS_OF_NAMES = frozenset({"idna", "punycode"})
 
 
 def read_text(blocks: Iterable[bytes], label: str, encoding: str) -> Iterator[str]:
@@ -30,7 +32,7 @@ def read_text(blocks: Iterable[bytes], label: str, encoding: str) -> Iterator[st
         encoding: any text encoding that Python has.
 
     Raises:
-        ConfigError: the encoding does not exist.
+        ConfigError: the encoding does not exist, or is none of texts.
         CorpusError: the file is not in this encoding, or is no text at all.
     """
     decoder = _decoder(encoding)
@@ -48,19 +50,22 @@ def read_text(blocks: Iterable[bytes], label: str, encoding: str) -> Iterator[st
             held_bytes = len(decoder.getstate()[0])
             yield newlines.decode(text)
         yield newlines.decode(decoder.decode(b"", final=True), final=True)
-    except UnicodeDecodeError as error:
-        position = offset - held_bytes + error.start
+    except UnicodeError as error:
+        place, reason = "", str(error)
+        if isinstance(error, UnicodeDecodeError):
+            place, reason = f"byte {offset - held_bytes + error.start} ", error.reason
         raise CorpusError(
-            f"{label}: byte {position} is not {encoding} ({error.reason}); "
-            "set --graph.encoding to the encoding of the file"
+            f"{label}: {place}is not {encoding} ({reason}); set --graph.encoding to the encoding of the file"
         ) from error
 
 
 def _decoder(encoding: str) -> codecs.IncrementalDecoder:
     try:
         "".encode(encoding)
+        if codecs.lookup(encoding).name in _CODECS_OF_NAMES:
+            raise LookupError(encoding)
         return codecs.getincrementaldecoder(encoding)()
-    except LookupError as error:
+    except (LookupError, ValueError) as error:
         raise ConfigError(f"{encoding!r} is no text encoding; set --graph.encoding, for example to utf-8") from error
 
 

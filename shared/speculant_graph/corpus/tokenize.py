@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -91,7 +92,7 @@ class CorpusTokenizer:
 
     @classmethod
     def load(cls, name_or_folder: str | Path, hf_token: str | None = None) -> CorpusTokenizer:
-        """Load a tokenizer from a folder with ``tokenizer.json``, or by its name on the hub.
+        """Load a tokenizer from a folder with ``tokenizer.json``, ``~`` expanded, or by its name on the hub.
 
         Raises:
             ConfigError: there is no such tokenizer, or no access to it.
@@ -99,12 +100,14 @@ class CorpusTokenizer:
         """
         with needed_for("tokenizing text", "build"):
             from tokenizers import Tokenizer
-        name, revision = str(name_or_folder), ""
-        if Path(name).is_dir():
+        name, revision = os.path.expanduser(name_or_folder), ""
+        if os.path.isdir(name):
             name = str(Path(name).resolve())  # a graph remembers it, and is read from other folders
             file, config_file = Path(name) / _TOKENIZER_FILE, Path(name) / _CONFIG_FILE
             if not file.is_file():
                 raise ConfigError(f"folder {name} has no {_TOKENIZER_FILE}; set --graph.tokenizer-name to one that has")
+        elif _is_plainly_a_path(str(name_or_folder)):
+            raise ConfigError(f"there is no folder {name_or_folder}; set --graph.tokenizer-name to one")
         else:
             file, config_file = _download(name, hf_token)
             revision = file.parent.name  # the hub's cache has one folder for each commit
@@ -195,6 +198,10 @@ class CorpusTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def _is_plainly_a_path(name: str) -> bool:
+    return name.startswith((os.sep, ".", "~")) or name.count("/") > 1
 
 
 def _special_id(tokenizer: Tokenizer, config: dict[str, Any], role: str) -> int | None:

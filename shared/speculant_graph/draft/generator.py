@@ -14,7 +14,7 @@ import numpy as np
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, GraphError
 from speculant_graph.graph.ngrams import Match, NgramGraph
 from speculant_graph.graph.store import load_graph
 from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
@@ -148,7 +148,10 @@ class DraftGenerator:
             token_id = draw(proposal, uniform(seed, start + len(token_ids), PROPOSAL_STREAM))
             token_ids.append(token_id)
             proposals.append(proposal)
-            match = self.graph.slide(match, token_id)
+            try:
+                match = self.graph.slide(match, token_id)
+            except GraphError:  # a damaged file, whose successors can't all be found again
+                break
         return token_ids, proposals
 
     def _proposal(self, match: Match, max_candidates: int) -> Proposal:
@@ -158,6 +161,7 @@ class DraftGenerator:
             # Stable, and ids ascend: of equally frequent successors those with the lowest ids stay.
             kept = np.sort(np.argsort(-counts.astype(np.int64), kind="stable")[:max_candidates])
             token_ids, counts = token_ids[kept], counts[kept]
+        counts = np.maximum(counts, 1)  # a damaged file may hold zeros, which make no distribution
         return Proposal(token_ids, (counts / counts.sum()).astype(np.float32))
 
     def _encoded(self, text: str) -> list[TokenId]:

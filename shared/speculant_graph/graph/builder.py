@@ -51,7 +51,8 @@ class GraphBuilder:
 
     Every document is wrapped in the tokenizer's BOS and EOS tokens, if it has them; documents without text are left
     out. The documents form one stream, so n-grams run across their borders unless ``document_boundaries`` is set.
-    Memory stays within ``memory``, however large the corpus is.
+    Memory stays within ``memory``, however large the corpus is; only a document without any place to cut, a JSON record
+    and a PDF are read whole, whatever they take.
     """
 
     def __init__(self, tokenizer_name: str | Path = DEFAULT_MODEL, max_order: int = 5, **settings: Any) -> None:
@@ -206,9 +207,11 @@ def build_from_token_ids(
         engine: ``local`` or ``ray``.
 
     Raises:
+        ConfigError: an argument is out of bounds.
         CorpusError: there are no tokens.
         GraphError: an id is outside the vocabulary.
     """
+    builder = GraphBuilder(max_order=max_order, jobs=jobs, engine=engine)
     stream = _joined(token_ids, documents)
     with tempfile.TemporaryDirectory(prefix="speculant-") as temporary:
         folder = Path(temporary)
@@ -222,7 +225,7 @@ def build_from_token_ids(
             document_boundaries=documents is not None,
         )
         output = folder / "graph.pkl"
-        count_tokens(folder / "tokens", output, metadata, folder, memory=memory, jobs=jobs, engine=engine)
+        count_tokens(folder / "tokens", output, metadata, folder, memory=memory, jobs=builder.jobs, engine=engine)
         return load_graph(output)
 
 
@@ -268,21 +271,20 @@ def library_version() -> str:
 
 
 def _joined(token_ids: Sequence[TokenId] | UInt32Array, documents: Sequence[Sequence[TokenId]] | None) -> UInt32Array:
-    try:
-        if documents is None:
-            stream = np.asarray(token_ids)
-            stream = stream.astype(np.int64) if not stream.size else stream
-        else:
-            pieces = [np.asarray(document, np.int64) for document in documents if len(document)]
-            separator = np.array([DOCUMENT_SEPARATOR])
-            joined = [piece for document in pieces for piece in (separator, document)][1:]
-            stream = np.concatenate(joined) if joined else np.empty(0, np.int64)
-        lowest, highest = (int(stream.min()), int(stream.max())) if stream.size else (0, 0)
-        if lowest < 0 or highest >= DOCUMENT_SEPARATOR + (documents is not None):
-            raise OverflowError
-    except OverflowError as error:
-        raise GraphError("token ids must be 0 or more and inside the vocabulary; check the tokenizer") from error
-    return stream.astype(np.uint32, copy=False)
+    pieces = [_ids(document) for document in ([token_ids] if documents is None else documents)]
+    separator = np.array([DOCUMENT_SEPARATOR], np.uint32)
+    joined = [piece for document in pieces if document.size for piece in (separator, document)][1:]
+    return np.concatenate(joined) if joined else np.empty(0, np.uint32)
+
+
+def _ids(token_ids: Sequence[TokenId] | UInt32Array) -> UInt32Array:
+    array = np.asarray(token_ids)
+    is_whole = array.dtype.kind in "iu" or (array.dtype.kind == "O" and all(isinstance(x, int) for x in array.flat))
+    if array.size and (array.ndim != 1 or not is_whole):
+        raise GraphError("token ids must be whole numbers in one row; check what you pass")
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < DOCUMENT_SEPARATOR:
+        raise GraphError("token ids must be 0 or more and inside the vocabulary; check the tokenizer")
+    return array.astype(np.uint32, copy=False)
 
 
 def _ignore(_: BuildProgress) -> None:

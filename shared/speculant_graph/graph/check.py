@@ -1,13 +1,14 @@
-"""Whether arrays are those of a graph: everything that a build guarantees, checked from what the file says."""
+"""Whether arrays and metadata are those of a graph: what a build guarantees, checked from what the file says.
+
+Every check relies only on what the ones before it have proven, so that damaged arrays are safe to check.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
+from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.compiled import compiled
-from speculant_graph.graph.container import damaged
 from speculant_graph.graph.layout import (
     CHILD,
     CUMULATIVE,
@@ -20,6 +21,7 @@ from speculant_graph.graph.layout import (
     Trie,
     UInt32Array,
 )
+from speculant_graph.graph.metadata import GraphMetadata
 
 
 @compiled
@@ -27,10 +29,14 @@ def columns_are_sound(level: UInt32Array, vocabulary_size: int, num_children: in
     """Return whether tokens are in the vocabulary, counts positive, and rows follow each other up to the last child."""
     size = level.shape[0] - 1
     has_children = level.shape[1] > LINK
+    link_column = LINK if has_children else LEAF_LINK
     if level[0, CUMULATIVE] != 0 or (has_children and (level[0, CHILD] != 0 or level[size, CHILD] != num_children)):
         return False
+    if level[size, TOKEN] != 0 or level[size, link_column] != 0:
+        return False
     for node in range(size):
-        if level[node, TOKEN] & np.uint32(TOKEN_MASK) >= vocabulary_size:
+        token = level[node, TOKEN] & np.uint32(TOKEN_MASK) if has_children else level[node, TOKEN]
+        if token >= vocabulary_size:
             return False
         if level[node, CUMULATIVE] >= level[node + 1, CUMULATIVE]:
             return False
@@ -55,7 +61,7 @@ def rows_are_sound(level: UInt32Array, next_level: UInt32Array) -> bool:
             token = next_level[child, TOKEN] & np.uint32(TOKEN_MASK)
             if child > low and token <= next_level[child - 1, TOKEN] & np.uint32(TOKEN_MASK):
                 return False
-        if low < high and np.int64(level[node, TOKEN] >> np.uint32(TOKEN_BITS)) != min(best, np.int64(SCAN_ROW)):
+        if np.int64(level[node, TOKEN] >> np.uint32(TOKEN_BITS)) != min(best, np.int64(SCAN_ROW)):
             return False
     return True
 
@@ -85,8 +91,8 @@ def links_are_sound(above: UInt32Array, level: UInt32Array, next_level: UInt32Ar
     return True
 
 
-def check_trie(path: Path, trie: Trie) -> None:
-    """Refuse arrays that no build writes, in time linear in their size.
+def check_graph(trie: Trie, metadata: GraphMetadata) -> None:
+    """Refuse a graph that no build writes, in time linear in its size.
 
     Raises:
         GraphFileError: something does not fit together.
@@ -95,15 +101,35 @@ def check_trie(path: Path, trie: Trie) -> None:
     sizes = [*trie.nodes_per_level[1:], 0]
     for length, (level, num_children) in enumerate(zip(levels, sizes, strict=True), start=1):
         if not columns_are_sound(level, trie.vocabulary_size, num_children):
-            raise damaged(path, f"the n-grams of {length} tokens are out of bounds")
+            raise _damaged(f"the n-grams of {length} tokens are out of bounds")
     tokens = levels[0][:-1, TOKEN] & np.uint32(TOKEN_MASK)
-    if not bool((tokens[1:] > tokens[:-1]).all()):
-        raise damaged(path, "its tokens are out of order")
+    if not bool((tokens[1:] > tokens[:-1]).all()) or bool(levels[0][:, LINK].any()):
+        raise _damaged("its tokens are out of order")
     if not np.array_equal(trie.first, np.searchsorted(tokens, np.arange(trie.vocabulary_size + 1, dtype=np.uint32))):
-        raise damaged(path, "its table of tokens is wrong")
+        raise _damaged("its table of tokens is wrong")
     for length in range(1, trie.max_order + 1):
         level, next_level = levels[length - 1], levels[length]
         if not rows_are_sound(level, next_level):
-            raise damaged(path, f"successors of the contexts of {length} tokens are wrong")
+            raise _damaged(f"successors of the contexts of {length} tokens are wrong")
         if not links_are_sound(levels[max(0, length - 2)], level, next_level, length == 1):
-            raise damaged(path, f"links of the n-grams of {length + 1} tokens are wrong")
+            raise _damaged(f"links of the n-grams of {length + 1} tokens are wrong")
+    _check_metadata(levels, metadata)
+
+
+def _check_metadata(levels: list[UInt32Array], metadata: GraphMetadata) -> None:
+    contexts = tuple(int(np.count_nonzero(np.diff(level[:, CHILD]))) for level in levels[:-1])
+    if contexts != metadata.contexts_per_order:
+        raise _damaged("it states another number of contexts")
+    totals = [int(level[-1, CUMULATIVE]) for level in levels]
+    if metadata.min_count > 1:
+        is_right = max(totals) <= metadata.num_tokens
+    elif metadata.document_boundaries:
+        is_right = totals[0] == metadata.num_tokens and totals == sorted(totals, reverse=True)
+    else:
+        is_right = totals == [max(0, metadata.num_tokens - shorter) for shorter in range(len(totals))]
+    if not is_right:
+        raise _damaged("its counts do not add up to its tokens")
+
+
+def _damaged(reason: str) -> GraphFileError:
+    return GraphFileError(f"the graph is damaged ({reason}); copy its file or build it again")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from speculant_graph.config import GraphConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
 from speculant_graph.graph.assemble import assemble_graph
 from speculant_graph.graph.builder import (
@@ -20,16 +21,18 @@ from speculant_graph.graph.builder import (
     ProgressCallback,
     library_version,
 )
-from speculant_graph.graph.container import writing
+from speculant_graph.graph.check import check_graph
+from speculant_graph.graph.container import write_all, writing
 from speculant_graph.graph.emit import Emitter
 from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.layout import MAX_NODES
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.graph.partition import Partition, PartitionRecords
 from speculant_graph.graph.report import Stopwatch, built_at
-from speculant_graph.graph.store import check_description, load_graph, write_all
+from speculant_graph.graph.store import check_description, load_graph
 from speculant_graph.graph.streams import KeyStream, keys_of, keys_of_ngrams, merged
-from speculant_graph.graph.workspace import checked_output, workspace
+from speculant_graph.graph.workspace import checked_output, only_writer, workspace
 
 
 def merge_graphs(
@@ -55,6 +58,8 @@ def merge_graphs(
         GraphFileError: the file can't be written.
     """
     _require_alike(first, second)
+    for graph in (first, second):
+        check_graph(graph.trie, graph.metadata)
     ours, theirs = first.metadata, second.metadata
     layout = KeyLayout.of(first.vocabulary_size, first.max_order)
     stream = keys_of(first.trie, layout)
@@ -75,9 +80,9 @@ def merge_graphs(
 
 
 def update_graph(
-    graph: NgramGraph,
+    path: str | Path,
     corpus: str | Path | Iterable[str | Path],
-    output: str | Path,
+    output: str | Path | None = None,
     config: GraphConfig | None = None,
     *,
     progress: ProgressCallback | None = None,
@@ -85,9 +90,9 @@ def update_graph(
     """Write the graph of a graph's corpus followed by further files: counts the new ones, then merges.
 
     Args:
-        graph: what there is.
+        path: the graph file.
         corpus: new files, folders, glob patterns.
-        output: the graph file; it may be the one that ``graph`` was opened from.
+        output: where the new graph goes; None replaces the old one when it is complete.
         config: how to read and count; tokenizer, largest order and boundaries are the graph's, and must not be set to
             anything else.
         progress: told about every step.
@@ -97,24 +102,34 @@ def update_graph(
         CorpusError: a file can't be read, or there is no text.
         TokenizerMismatchError: the tokenizer of the graph's name is another one now.
         GraphError: the graph was pruned.
-        GraphFileError: the file can't be written.
+        GraphFileError: the graph is damaged, another update of it is running, or the output can't be written.
     """
-    output = checked_output(output)
-    _require_whole(graph.metadata)
-    config = config or GraphConfig()
-    facts = graph.metadata
+    path = Path(path)
+    output = checked_output(path if output is None else output)
+    with only_writer(path), workspace(output) as folder:
+        graph = load_graph(path, verify=True)
+        builder = GraphBuilder(**_settings_for(graph.metadata, config or GraphConfig()))
+        new = builder.build(corpus, folder / "new.pkl", progress=progress)
+        return merge_graphs(graph, new, output, jobs=builder.jobs, progress=progress)
+
+
+def _settings_for(facts: GraphMetadata, config: GraphConfig) -> dict[str, Any]:
+    """Return the settings of a build that fits a graph, or refuse what contradicts it."""
+    _require_whole(facts)
     for name, value in (("max_order", facts.max_order), ("document_boundaries", facts.document_boundaries)):
         if name in config.model_fields_set and getattr(config, name) != value:
             raise ConfigError(
-                f"the graph has {name} = {value}, not {getattr(config, name)}; leave it out, or build anew"
+                f"the graph has {name} = {value}, not {getattr(config, name)}; leave it out or build anew"
             )
-    own: dict[str, Any] = {"max_order": facts.max_order, "document_boundaries": facts.document_boundaries}
-    if "tokenizer_name" not in config.model_fields_set:
-        own["tokenizer_name"] = facts.tokenizer.name
-    with workspace(output) as folder:
-        builder = GraphBuilder(**(config.model_dump() | own))
-        new = builder.build(corpus, folder / "new.pkl", progress=progress)
-        return merge_graphs(graph, new, output, jobs=builder.jobs, progress=progress)
+    is_named = "tokenizer_name" in config.model_fields_set
+    tokenizer_name = config.tokenizer_name if is_named else facts.tokenizer.name
+    hf_token = config.hf_token.get_secret_value() if config.hf_token else None
+    CorpusTokenizer.load(tokenizer_name, hf_token).require(facts.tokenizer)
+    return config.model_dump() | {
+        "tokenizer_name": tokenizer_name,
+        "max_order": facts.max_order,
+        "document_boundaries": facts.document_boundaries,
+    }
 
 
 def prune_graph(
@@ -141,6 +156,7 @@ def prune_graph(
         GraphError: nothing would remain, or ``min_count`` is below 2 or below what the graph was pruned to before.
         GraphFileError: the file can't be written.
     """
+    check_graph(graph.trie, graph.metadata)
     least = max(2, graph.metadata.min_count)
     if min_count < least:
         raise GraphError(f"pruning to counts of {min_count} removes nothing; take at least {least}")
@@ -155,7 +171,8 @@ def prune_graph(
 
 def _require_alike(first: NgramGraph, second: NgramGraph) -> None:
     ours, theirs = first.metadata, second.metadata
-    if ours.tokenizer.sha256 != theirs.tokenizer.sha256:
+    sizes = (ours.tokenizer.vocabulary_size, theirs.tokenizer.vocabulary_size)
+    if ours.tokenizer.sha256 != theirs.tokenizer.sha256 or sizes[0] != sizes[1]:
         raise TokenizerMismatchError(
             f"the graphs have different tokenizers, {ours.tokenizer.name} ({ours.tokenizer.sha256[:12]}) and "
             f"{theirs.tokenizer.name} ({theirs.tokenizer.sha256[:12]}); build both with the same one"
@@ -168,6 +185,9 @@ def _require_alike(first: NgramGraph, second: NgramGraph) -> None:
         raise GraphError("only one of the graphs has document boundaries; build both with or both without them")
     _require_whole(ours)
     _require_whole(theirs)
+    num_tokens = ours.num_tokens + theirs.num_tokens
+    if num_tokens > MAX_NODES:
+        raise GraphError(f"the graphs have {num_tokens} tokens together and a graph holds {MAX_NODES}; keep them apart")
 
 
 def _require_whole(metadata: GraphMetadata) -> None:

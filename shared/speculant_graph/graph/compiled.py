@@ -17,7 +17,8 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 def compiled(function: Kernel) -> Kernel:
     """Compile a function of arrays and numbers to machine code when it is first called.
 
-    It runs without the GIL and without bounds checks: a kernel checks every index that comes from a file.
+    It runs without the GIL and without bounds checks. Kernels of lookups compare every index that comes from a file
+    with its bounds; those that write trust arrays that were built here or checked.
     """
     try:
         kernel = numba.njit(function, nogil=True, cache=True)

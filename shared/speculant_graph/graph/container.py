@@ -94,7 +94,7 @@ class NewContainer:
             end = offsets[-1] + size
         self.offsets = tuple(offsets)
         self.num_bytes = _aligned(end)
-        self._temporary = folder / f"{path.name}.new"
+        self._temporary = folder / "graph.new"
         with writing(path):
             self.file: BinaryIO = self._temporary.open("xb+", buffering=0)
             try:
@@ -137,7 +137,7 @@ class NewContainer:
             digest = hashlib.sha256(table + pickled).digest()
             header = _HEADER.pack(MAGIC, self._version, len(digests), len(pickled), digest)
             self.file.seek(0)
-            self.file.write(header + table + pickled)
+            write_all(self.file, header + table + pickled)
             os.fsync(self.file.fileno())
             self.file.close()
             try:
@@ -150,6 +150,13 @@ class NewContainer:
     def _discard(self) -> None:
         self.file.close()
         self._temporary.unlink(missing_ok=True)
+
+
+def write_all(file: BinaryIO, data: Any) -> None:
+    """Write an array or bytes to an unbuffered file; a single call of the system may write less."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 @contextmanager
@@ -218,7 +225,7 @@ def read_container(path: Path, version: int) -> Container:
         arrays.append(view[offset : offset + size])
         digests.append(array_digest)
     if arrays and len(view) != _aligned(end):
-        raise damaged(path, "something follows its end")
+        raise damaged(path, "its length is wrong")
     document = _unpickled(path, bytes(view[table_end:pickle_end]), arrays)
     return Container(document, view, tuple(offsets), tuple(arrays), tuple(digests))
 
@@ -257,7 +264,10 @@ def _aligned(offset: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # a folder to write into only: the file is there, its name reaches the disk in time
+        return
     try:
         os.fsync(descriptor)
     finally:

@@ -17,7 +17,8 @@ class ContextIndex(Mapping[tuple[int, ...], int]):
         self._graph = graph
 
     def __getitem__(self, context: tuple[int, ...]) -> int:
-        order = self._graph.order_of(context) if isinstance(context, tuple) else None
+        is_context = isinstance(context, tuple) and all(type(token_id) is int for token_id in context)
+        order = self._graph.order_of(context) if is_context else None
         if order is None:
             raise KeyError(context)
         return order

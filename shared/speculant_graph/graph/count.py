@@ -134,7 +134,9 @@ def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[
         jobs: most that are wanted.
     """
     free -= _MARGIN_BYTES
-    key_bytes, job_bytes = 2 * layout.bytes, emitter_bytes(layout)
+    key_bytes = 2 * layout.bytes
+    # Sorting counts the keys of every first token, and where their buckets begin.
+    job_bytes = emitter_bytes(layout) + (16 << layout.bits)
     jobs = max(1, min(jobs, free // (job_bytes + _MIN_KEYS * key_bytes)))
     fitting = (free // jobs - job_bytes) // key_bytes
     return jobs, max(_MIN_KEYS, min(fitting, num_tokens // (_PARTS_PER_JOB * jobs)))
@@ -144,7 +146,7 @@ def _count_locally(
     stream: Path, parts: Sequence[Partition], layout: KeyLayout, folder: Path, max_keys: int, jobs: int
 ) -> Iterable[PartitionRecords]:
     token_ids = map_tokens(stream)
-    largest = max(part.num_keys for part in parts if not part.is_single(layout.length)) if parts else 0
+    largest = max((part.num_keys for part in parts if not part.is_single(layout.length)), default=0)
     free_buffers: queue.SimpleQueue[KeyBuffers] = queue.SimpleQueue()
     for _ in range(jobs):
         free_buffers.put(KeyBuffers(layout, min(max_keys, largest)))

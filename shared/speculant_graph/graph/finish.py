@@ -12,6 +12,7 @@ from speculant_graph.graph.layout import (
     CHILD,
     CUMULATIVE,
     INNER_WORDS,
+    LEAF_LINK,
     LINK,
     SCAN_ROW,
     TOKEN,
@@ -124,7 +125,7 @@ def finish_trie(trie: Trie, jobs: int, on_level: Callable[[int], None]) -> tuple
     with ThreadPoolExecutor(jobs) as threads:
         for length in range(1, trie.max_order + 1):
             level, next_level = trie.level(length), trie.level(length + 1)
-            link_column = 3 if length < trie.max_order else 2
+            link_column = LINK if length < trie.max_order else LEAF_LINK
             slices = [(start, min(start + _SLICE, len(level) - 1)) for start in range(0, len(level) - 1, _SLICE)]
             if length == 1:
                 link = lambda part: link_pairs(level, next_level, trie.first, link_column, *part)  # noqa: B023, E731

@@ -74,7 +74,8 @@ NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 class NgramGraph:
     """All contexts of 1 to N tokens of a corpus, and how often each token followed them.
 
-    Every lookup takes any integers as token ids; one outside the vocabulary is merely unknown.
+    Every lookup takes any integers as token ids; one outside the vocabulary is merely unknown. What is no sequence of
+    integers raises :class:`~speculant_graph.errors.GraphError`.
     """
 
     def __init__(self, trie: Trie, metadata: GraphMetadata) -> None:
@@ -145,7 +146,8 @@ class NgramGraph:
         Raises:
             GraphError: the token never followed it.
         """
-        order, node = lookup.slide(self._words, self._table, match.order, match.node, token_id)
+        known = token_id if 0 <= token_id < self.vocabulary_size else -1
+        order, node = lookup.slide(self._words, self._table, match.order, match.node, known)
         if order < 0:
             raise GraphError(f"token {token_id} never followed this context; slide along its successors")
         return Match(order, node) if order else None
@@ -186,7 +188,8 @@ class NgramGraph:
             return 0.0
         low, high = lookup.row_of(self._words, self._table, match.order, match.node)
         level = self.trie.level(match.order + 1)
-        return self.count([*context, token_id]) / (int(level[high, CUMULATIVE]) - int(level[low, CUMULATIVE]))
+        total = int(level[high, CUMULATIVE]) - int(level[low, CUMULATIVE])
+        return self.count([*context, token_id]) / max(1, total)
 
     def count(self, ngram: Sequence[TokenId]) -> int:
         """Return how often an n-gram of 1 to N+1 tokens occurs; 0 if never, or if it was pruned.
@@ -297,10 +300,12 @@ class NgramGraph:
     def _token_array(self, token_ids: Sequence[TokenId]) -> Int64Array:
         try:
             array = np.asarray(token_ids)
-        except ValueError:  # of different shapes inside
-            array = np.empty(0, object)
+        except ValueError:  # sequences of different lengths inside
+            array = np.empty((0, 0))
         if array.dtype.kind in "iu" and array.ndim == 1:
             return array.astype(np.int64)
-        # Whatever else it is, what is no token id is unknown.
+        if isinstance(token_ids, str) or not all(isinstance(token_id, int) for token_id in token_ids):
+            raise GraphError("look-ups take a sequence of token ids; encode text with the graph's tokenizer first")
+        # Nothing at all, or numbers beyond 64 bits, which are unknown.
         known = range(self.vocabulary_size)
-        return np.array([token if isinstance(token, int) and token in known else -1 for token in token_ids], np.int64)
+        return np.array([token_id if token_id in known else -1 for token_id in token_ids], np.int64)

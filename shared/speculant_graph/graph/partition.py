@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from speculant_graph.graph.container import write_all
 from speculant_graph.graph.emit import Emitter
 from speculant_graph.graph.keys import KeyLayout, count_values, gather_keys, sort_keys
 from speculant_graph.graph.layout import UInt32Array, UInt64Array
-from speculant_graph.graph.store import write_all
 
 
 @dataclass(frozen=True, slots=True)

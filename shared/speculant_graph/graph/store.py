@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from speculant_graph.corpus.files import CorpusFile
-from speculant_graph.graph.check import check_trie
+from speculant_graph.errors import GraphFileError
+from speculant_graph.graph.check import check_graph
 from speculant_graph.graph.container import (
     Container,
     NewContainer,
@@ -20,6 +21,7 @@ from speculant_graph.graph.container import (
     document_room,
     read_container,
     verify_arrays,
+    write_all,
     writing,
 )
 from speculant_graph.graph.layout import MAX_VOCABULARY, Trie, array_words, trie_of
@@ -112,13 +114,6 @@ def save_graph(graph: NgramGraph, path: str | Path) -> None:
         file.finish(graph.metadata.contexts_per_order, graph.metadata.build_seconds, jobs=1)
 
 
-def write_all(file: Any, array: np.ndarray[Any, Any]) -> None:
-    """Write an array to an unbuffered file; a single call of the system may write less."""
-    rest = memoryview(np.ascontiguousarray(array).data).cast("B")
-    while rest:
-        rest = rest[file.write(rest) :]
-
-
 def load_graph(path: str | Path, *, verify: bool = False, on_bytes: Callable[[int], None] | None = None) -> NgramGraph:
     """Open a graph file; its arrays stay on disk, mapped read-only, and all processes share them.
 
@@ -156,7 +151,10 @@ def verify_graph(path: str | Path, on_bytes: Callable[[int], None] | None = None
         GraphFileError: something is wrong with it.
     """
     graph = load_graph(path, verify=True, on_bytes=on_bytes)
-    check_trie(Path(path), graph.trie)
+    try:
+        check_graph(graph.trie, graph.metadata)
+    except GraphFileError as error:
+        raise GraphFileError(f"{path}: {error}") from error
     return graph
 
 
@@ -214,8 +212,12 @@ def _metadata(container: Container) -> GraphMetadata:
         raise ValueError("bounds")
     if len(metadata.nodes_per_level) != order + 1 or len(metadata.contexts_per_order) != order:
         raise ValueError("number of levels")
-    if max(len(metadata.head_token_ids), len(metadata.tail_token_ids)) > order:
+    if len(metadata.head_token_ids) != len(metadata.tail_token_ids) or len(metadata.head_token_ids) > order:
         raise ValueError("number of seam tokens")
+    if any(not 0 <= token_id < MAX_VOCABULARY for token_id in metadata.head_token_ids + metadata.tail_token_ids):
+        raise ValueError("seam tokens")
+    if metadata.num_tokens < 1 or metadata.num_documents < 0 or min(metadata.contexts_per_order) < 0:
+        raise ValueError("number of tokens")
     if not 0 < metadata.tokenizer.vocabulary_size <= MAX_VOCABULARY:
         raise ValueError("vocabulary")
     return metadata

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -11,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from speculant_graph.errors import GraphFileError
-from speculant_graph.graph.container import writing
+from speculant_graph.graph.container import MAGIC, writing
 
 _SUFFIX = ".building"
+_NAME_BYTES = 200
 
 
 @contextmanager
@@ -25,13 +28,16 @@ def workspace(output: Path) -> Iterator[Path]:
     Raises:
         GraphFileError: the folder can't be made.
     """
-    prefix = f".{output.name}."
+    # File systems take names of 255 bytes; of long ones the beginning must do.
+    prefix = f".{os.fsencode(output.name)[:_NAME_BYTES].decode(errors='ignore')}."
     with writing(output):
-        for left_over in output.parent.glob(f"{prefix}*{_SUFFIX}"):
-            _remove_unless_locked(left_over)
-        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=output.parent))
-        lock = (folder / "lock").open("w")
+        for left_over in output.parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
+            _remove_unless_used(left_over)
+        unlocked = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
+        lock = (unlocked / "lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Only now is it one of those that others look for.
+        folder = unlocked.rename(unlocked.with_name(unlocked.name + _SUFFIX))
     try:
         with lock:
             yield folder
@@ -43,7 +49,7 @@ def checked_output(path: str | Path) -> Path:
     """Return where a graph file is to be written: ``path``, or what it points to if it is a link.
 
     Raises:
-        GraphFileError: it is no ordinary file, or its folder does not exist or can't be written.
+        GraphFileError: something else than a graph is there, or its folder does not exist or can't be written.
     """
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path
@@ -53,13 +59,39 @@ def checked_output(path: str | Path) -> Path:
         raise GraphFileError(f"there is no folder {path.parent} for {path.name}; make it or choose another path")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise GraphFileError(f"folder {path.parent} can't be written; choose another path")
+    if path.exists() and path.stat().st_size:
+        with writing(path), path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:  # somebody's text, by a slip of the hand
+                raise GraphFileError(f"{path} is there and is not a graph; remove it or choose another path")
     return path
 
 
-def _remove_unless_locked(folder: Path) -> None:
-    try:
-        with (folder / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    except OSError:
-        pass
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Keep others that use this from replacing a graph file; what was in it is still in it inside the block.
+
+    Raises:
+        GraphFileError: the file can't be opened, or somebody else is at it.
+    """
+    while True:
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise GraphFileError(
+                f"{path} can't be opened ({error.strerror}); check the path of the graph file"
+            ) from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise GraphFileError(f"another command is updating {path}; wait until it is done") from error
+            # It may have been replaced between opening and locking.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield
+                return
+
+
+def _remove_unless_used(folder: Path) -> None:
+    with contextlib.suppress(OSError), (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error if its build is running
+        shutil.rmtree(folder, ignore_errors=True)

@@ -167,14 +167,14 @@ def _outlook(graph: NgramGraph, window: Ngram, branches: int) -> _Outlook:
         return _Outlook(0, 0, ())
     successors = graph.successors(match)
     total = successors.total
-    likeliest = ((token_id, count, count / total) for token_id, count in successors.most_common(branches))
+    likeliest = ((token_id, count, count / max(1, total)) for token_id, count in successors.most_common(branches))
     return _Outlook(match.order, len(successors), tuple(likeliest))
 
 
 def _most_frequent(graph: NgramGraph, branches: int) -> _Outlook:
     counts = graph.counts(1)
     total = int(counts.sum(dtype=np.uint64))
-    likeliest = ((token_id, count, count / total) for (token_id,), count in graph.most_common(branches))
+    likeliest = ((token_id, count, count / max(1, total)) for (token_id,), count in graph.most_common(branches))
     return _Outlook(0, counts.size, tuple(likeliest))
 
 
@@ -232,7 +232,7 @@ def _summary(graph: NgramGraph, window: Ngram, order: int, decode: Decode, branc
         count=total,
         num_successors=len(successors),
         successors=tuple(
-            Successor(token_id, decode([token_id]), count, count / total)
+            Successor(token_id, decode([token_id]), count, count / max(1, total))
             for token_id, count in successors.most_common(branches)
         ),
     )

@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import asdict
 from importlib.resources import files
+from pathlib import Path
 
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.view.glyphs import GLYPHS
@@ -34,7 +35,7 @@ def render_page(neighbourhood: Neighbourhood, metadata: GraphMetadata, name: str
         "neighbourhood": asdict(neighbourhood),
         "graph": {
             "name": name,
-            "tokenizer": metadata.tokenizer.name,
+            "tokenizer": _shared_name(metadata.tokenizer.name),
             "vocabulary_size": metadata.tokenizer.vocabulary_size,
             "max_order": metadata.max_order,
             "num_tokens": metadata.num_tokens,
@@ -55,6 +56,12 @@ def render_page(neighbourhood: Neighbourhood, metadata: GraphMetadata, name: str
     }
     # In one pass, so that nothing that is filled in is taken for a place to fill.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _part("page.html"))
+
+
+def _shared_name(name: str) -> str:
+    """Return a tokenizer's name on the hub as it is, and of a folder its last part: others may see the page."""
+    is_folder = name.startswith("/") or name.count("/") > 1
+    return Path(name).name if is_folder else name
 
 
 def _part(name: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from speculant_graph.extras import needed_for
 from speculant_graph.view.glyphs import visible
 from speculant_graph.view.neighbourhood import Neighbourhood, Step
+from speculant_graph.view.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -176,7 +177,8 @@ def _colour(order: int, max_order: int) -> str:
 def _subtitle(neighbourhood: Neighbourhood) -> str:
     order = len(neighbourhood.context)
     if order:
-        what = f"{neighbourhood.num_successors:,} different tokens follow these {order}"
+        known = "the last token" if order == 1 else f"the last {order} tokens"
+        what = f"{counted(neighbourhood.num_successors, 'different token')} seen after {known}"
     else:
         what = "no end of the prompt is in the graph: " if neighbourhood.num_prompt_tokens else "no prompt: "
         what += "its most frequent tokens"

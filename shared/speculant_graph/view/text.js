@@ -15,6 +15,7 @@ const pen = document.createElement("canvas").getContext("2d");
 // --- small things
 
 const whole = (number) => number.toLocaleString("en");
+const counted = (number, noun) => `${whole(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 function percent(share) {
   if (share >= 1) return "100%";
@@ -83,8 +84,9 @@ function swatch(order) {
 
 function describe() {
   byId("name").textContent = graph.name;
+  const tokenizer = graph.tokenizer.split("/").pop();
   byId("facts").textContent =
-    `${whole(graph.num_tokens)} tokens · orders 1–${graph.max_order} · tokenizer ${graph.tokenizer.split("/").pop()}`;
+    `${counted(graph.num_tokens, "token")} · orders 1–${graph.max_order} · tokenizer ${tokenizer}`;
   const line = byId("prompt");
   const hidden = around.num_prompt_tokens - around.unused.length - around.context.length;
   if (!around.num_prompt_tokens) {
@@ -107,18 +109,24 @@ function describe() {
 }
 
 function tabulate() {
-  for (const summary of [...around.orders].reverse()) {
+  const hasPrompt = around.num_prompt_tokens > 0;
+  if (!hasPrompt) {
+    byId("orders-note").textContent =
+      "Without a prompt there is no context: the tree begins with the most frequent tokens, as shares of all.";
+    byId("orders-table").hidden = true;
+  }
+  for (const summary of hasPrompt ? [...around.orders].reverse() : []) {
     const row = html("tr", summary.order === around.context.length ? "used" : "");
     const heading = html("th", "", swatch(summary.order), String(summary.order));
     heading.scope = "row";
     const seen = html("td");
     const next = html("td");
     if (summary.num_successors) {
-      seen.append(whole(summary.num_successors), html("span", "number", `${whole(summary.count)} times`));
+      seen.append(whole(summary.num_successors), html("span", "number", counted(summary.count, "time")));
       const tokens = html("div", "tokens");
       for (const successor of summary.successors) {
         const pair = html("span", "pair", chip(successor.text), html("span", "share", percent(successor.probability)));
-        pair.title = `id ${successor.token_id}, ${whole(successor.count)} times`;
+        pair.title = `id ${successor.token_id}, ${counted(successor.count, "time")}`;
         tokens.append(pair);
       }
       next.append(tokens);
@@ -131,13 +139,13 @@ function tabulate() {
   }
   const facts = {
     Tokenizer: graph.tokenizer,
-    Vocabulary: `${whole(graph.vocabulary_size)} ids`,
+    Vocabulary: counted(graph.vocabulary_size, "id"),
     "Tokens counted": whole(graph.num_tokens),
     Documents: whole(graph.num_documents),
     Contexts: whole(graph.num_contexts),
     "Successors of them": whole(graph.num_transitions),
     Built: graph.built_at,
-    "Shown here": `${whole(around.num_steps)} tokens`,
+    "Shown here": counted(around.num_steps, "token"),
   };
   for (const [name, fact] of Object.entries(facts)) byId("graph").append(html("dt", "", name), html("dd", "", fact));
   const legend = byId("legend");

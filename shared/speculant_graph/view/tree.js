@@ -71,7 +71,7 @@ let nodes = [];
 function label(node) {
   const step = node.step;
   if (!node.parent) return around.context.length ? `after ${shown(rootLabel())}` : "anywhere in the text";
-  return `${shown(step.text)}, ${percent(step.probability)}, ${whole(step.count)} times, order ${step.order}`;
+  return `${shown(step.text)}, ${percent(step.probability)}, ${counted(step.count, "time")}, order ${step.order}`;
 }
 
 function drawStep(node) {

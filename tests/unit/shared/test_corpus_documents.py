@@ -46,8 +46,8 @@ PACKERS = {".gz": gzip.compress, ".zst": zstandard.compress, "": bytes}
 def test_packed_files_are_unpacked_and_digested_as_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str, block: int
 ) -> None:
-    monkeypatch.setattr(source_module, "_PACKED_BLOCK_BYTES", block)
-    monkeypatch.setattr(source_module, "_BLOCK_BYTES", block)
+    for name in ("_BLOCK_BYTES", "_GZIP_STEP_BYTES", "_ZSTD_STEP_BYTES"):
+        monkeypatch.setattr(source_module, name, block)
     pack = PACKERS[packing]
     text = "".join(f"line {number}\n" for number in range(3000))
     data = pack(text.encode()[:700]) + pack(b"") + pack(text.encode()[700:])  # archives may be appended to
@@ -57,12 +57,40 @@ def test_packed_files_are_unpacked_and_digested_as_stored(
     assert source.describe() == CorpusFile(str(path), len(data), hashlib.sha256(data).hexdigest())
 
 
-def test_zstd_streams_and_large_windows(tmp_path: Path) -> None:
-    parameters = zstandard.ZstdCompressionParameters(window_log=30, write_content_size=False)
+def _zstd_stream(text: bytes, window_log: int) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log, write_content_size=False)
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    skippable = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"
-    data = skippable + stream.compress(b"text " * 100) + stream.flush() + skippable
-    assert _texts(_file(tmp_path / "a.zst", data)) == ["text " * 100]
+    return stream.compress(text) + stream.flush()
+
+
+def test_zstd_streams_and_large_windows(tmp_path: Path) -> None:
+    short = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"
+    long = b"\x5f\x2a\x4d\x18\x00\x02\x00\x00" + bytes(512)
+    data = short + long + _zstd_stream(b"text " * 100, 27) + long + _zstd_stream(b"more", 10) + short
+    assert _texts(_file(tmp_path / "a.zst", data)) == ["text " * 100 + "more"]
+    with pytest.raises(CorpusError, match=r"a\.zst: needs a window of more than 128 MiB to be unpacked; pack the file"):
+        _texts(_file(tmp_path / "a.zst", _zstd_stream(b"text", 28)))
+
+
+def test_zeros_may_follow_gzip_members(tmp_path: Path) -> None:
+    zeros = bytes(10_000)
+    data = gzip.compress(b"one ") + zeros + gzip.compress(b"two") + zeros
+    path = _file(tmp_path / "a.gz", data)
+    assert _texts(path) == ["one two"]
+    for damaged in (zeros, zeros + gzip.compress(b"one"), data + b"tail", zstandard.compress(b"one") + zeros):
+        name = "a.zst" if damaged[:1] == b"\x28" else "a.gz"
+        with pytest.raises(CorpusError, match="damaged archive"):
+            _texts(_file(tmp_path / name, damaged))
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_dense_archives_come_in_small_blocks(tmp_path: Path, packing: str) -> None:
+    size = 150_000_000
+    path = _file(tmp_path / f"a{packing}", PACKERS[packing](b" " * size))
+    assert path.stat().st_size < 200_000
+    blocks = [(len(block), block.count(b" ")) for block in Source(path).blocks()]
+    assert sum(num_bytes for num_bytes, _ in blocks) == sum(blanks for _, blanks in blocks) == size
+    assert max(num_bytes for num_bytes, _ in blocks) <= (4 << 20) + (1 << 18)
 
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
@@ -110,6 +138,14 @@ def test_json_lines(tmp_path: Path) -> None:
 def test_text_fields_lead_into_objects(tmp_path: Path) -> None:
     path = _file(tmp_path / "a.jsonl", b'{"a": {"b": {"c": "x"}}}\n"y"')
     assert _texts(path, text_field="a.b.c") == ["x", "y"]
+
+
+def test_text_fields_may_have_dots_in_their_names(tmp_path: Path) -> None:
+    path = _file(tmp_path / "a.jsonl", b'{"a.b": "x"}\n{"a": {"b": "y"}}\n{"a": {"b": "z"}, "a.b": ["v", "w"]}')
+    assert _texts(path, text_field="a.b") == ["x", "y", "v\nw"]
+    path = _file(tmp_path / "a.jsonl", b'{"a.b": 1, "a": {"b": "y"}}')
+    with pytest.raises(CorpusError, match=r"field 'a\.b' is a number, not text"):
+        _texts(path, text_field="a.b")
 
 
 @pytest.mark.parametrize(

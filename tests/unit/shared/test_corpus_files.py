@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +55,82 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list_corpus_files("docs/d*") == [Path("docs/d.json"), Path("docs/deep/b.md"), Path("docs/deep/er/c.md")]
     with pytest.raises(CorpusError, match=r"pattern docs/\*\.tex matches no file; check it"):
         list_corpus_files(["docs/a.md", "docs/*.tex"])
+
+
+def test_patterns_match_as_in_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(
+        tmp_path, "a.md", "b/c.md", "b/.d.md", "b/e/f.md", "b/e/g/h.md", ".i/j.md", ".i/k/l.md", "b/m.d/n", "o[1]/p.md"
+    )
+    monkeypatch.chdir(tmp_path)
+    patterns = [
+        "*.md", "**/*.md", "**/e/**/*", "b/**/*.md", "b/*/*.md", "b/**/**/g/*", "b/.*.md", ".*/*.md", ".i/**/*.md",
+        "**/?", "b/e/[f-h].md", "b/*.d/n", "o[[]1]/*", "./b/../b/*.md", "a.md/*", "no/*", "**/no/*", "*/c.md",
+        "**/g/*.md", "**", "b/**",
+    ]  # fmt: skip
+    for root in ("", f"{glob.escape(str(tmp_path))}/"):
+        for pattern in patterns:
+            matches = list(map(Path, glob.glob(root + pattern, recursive=True)))
+            expected = {match for match in matches if match.is_file()}
+            # Of folders that match, their text is taken.
+            expected |= {
+                file
+                for folder in matches
+                for file in folder.rglob("*.md")
+                if not any(part.startswith(".") for part in file.relative_to(folder).parts)
+            }
+            found = list_corpus_files(root + pattern) if expected else []
+            assert found == sorted(expected), pattern
+            if not expected:
+                with pytest.raises(CorpusError, match="matches no file"):
+                    list_corpus_files(root + pattern)
+
+
+@pytest.mark.parametrize("corpus", ["docs", "docs/**/*.md", "docs/**", "d*", "docs/*", "**/b*/**/*.md"])
+def test_links_lead_to_each_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: str) -> None:
+    _write(tmp_path, "docs/b/a.md", "docs/b/c/d.md", "away/e.md", "away/f/g.md")
+    monkeypatch.chdir(tmp_path)
+    docs = Path("docs")
+    for place, target in {
+        docs / "b/self": "..",
+        docs / "b/again": "..",
+        docs / "b/c/up": tmp_path / "docs",
+        docs / "a": "b",
+        docs / "b/z": tmp_path / "away",
+        tmp_path / "away/back": docs.absolute(),
+        docs / "b/round": "round",
+        docs / "b/nowhere": "nothing",
+    }.items():
+        place.symlink_to(target)
+    found = [file.resolve().relative_to(tmp_path) for file in list_corpus_files(corpus)]
+    assert sorted(map(str, found)) == ["away/e.md", "away/f/g.md", "docs/b/a.md", "docs/b/c/d.md"]
+    if corpus in ("docs", "docs/**/*.md"):
+        names = ["docs/b/a.md", "docs/b/c/d.md", "docs/b/z/e.md", "docs/b/z/f/g.md"]
+        assert list(map(str, list_corpus_files(corpus))) == names  # what is not behind a link keeps its name
+
+
+@pytest.mark.parametrize("corpus", ["docs", "docs/**/*.md", "docs/*/*.md", "docs/*", "docs/**/closed/*"])
+def test_folders_that_can_not_be_read_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: str
+) -> None:
+    _write(tmp_path, "docs/a.md", "docs/b/c.md", "docs/b/closed/d.md", "docs/closed/e.md", "docs/.git/f.md")
+    monkeypatch.chdir(tmp_path)
+    closed = {"closed", ".git"}
+
+    def forbidding(real: Callable[..., Any]) -> Callable[[str | Path], Any]:
+        def read(path: str | Path) -> Any:
+            if Path(path).name in closed:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path)
+
+        return read
+
+    for name in ("scandir", "listdir"):  # permissions of files do not keep an administrator from reading
+        monkeypatch.setattr(os, name, forbidding(getattr(os, name)))
+    with pytest.raises(CorpusError, match=r"^docs/(b/)?closed can't be read \(Permission denied\); check"):
+        list_corpus_files(corpus)
+    assert list_corpus_files("docs/*.md") == [Path("docs/a.md")]
+    closed.remove("closed")
+    assert len(list_corpus_files("docs")) == 4  # a hidden one is none of the corpus
 
 
 def test_standard_input_and_pipes_are_taken_by_name(tmp_path: Path) -> None:

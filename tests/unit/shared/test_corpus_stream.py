@@ -31,7 +31,9 @@ DOCUMENTS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_ch
 
 @pytest.fixture(scope="module")
 def tokenizer(tokenizer_folder: Path) -> CorpusTokenizer:
-    return CorpusTokenizer.load(tokenizer_folder)
+    tokenizer = CorpusTokenizer.load(tokenizer_folder)
+    tokenizer.speed_up()
+    return tokenizer
 
 
 def expected_ids(tokenizer: CorpusTokenizer, documents: Sequence[str], *, boundaries: bool = False) -> list[int]:
@@ -89,7 +91,7 @@ def test_a_stream_is_its_documents_one_after_another(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_module, "_PIECE_CHARACTERS", piece)
         if not any(documents):
-            with pytest.raises(CorpusError, match=r"none of \d files holds text; name files"):
+            with pytest.raises(CorpusError, match=r"^(none of [2-9] files|the file) holds (no )?text; name files"):
                 write_token_stream(tokenizer, paths, folder / "out", config)
             assert not (folder / "out").exists()
             return
@@ -199,9 +201,48 @@ def test_a_bad_file_stops_the_build_or_is_left_out_whole(
         assert stream.skipped == (SkippedFile(str(paths[1]), reason),)
         total = sum(path.stat().st_size for path in paths if path.exists())
         assert reports[-1] == (total, stream.num_tokens)
-    with pytest.raises(CorpusError, match=r"none of 1 files holds text, 1 were left out: .*name files"):
+    with pytest.raises(CorpusError, match=r"^the file holds no text, it was left out: .*name files"):
         write_token_stream(tokenizer, [paths[1]], output, config)
     assert not output.exists()
+
+
+def test_a_corpus_without_text_is_said_in_proper_words(tmp_path: Path, tokenizer: CorpusTokenizer) -> None:
+    empty, other, bad, worse = write(tmp_path, {"a.txt": "", "b.txt": "", "c.txt": b"\xff", "d.txt": b"\xff"})
+    for files, message in (
+        ([empty], "the file holds no text; name files that do"),
+        ([empty, other], "none of 2 files holds text; name files that do"),
+        ([bad], f"the file holds no text, it was left out: {bad}: byte 0 is not utf-8 "),
+        ([empty, bad], f"none of 2 files holds text, 1 was left out: {bad}: byte 0 "),
+        ([bad, worse], f"none of 2 files holds text, 2 were left out: {bad}: byte 0 "),
+    ):
+        with pytest.raises(CorpusError, match=f"^{re.escape(message)}"):
+            write_token_stream(tokenizer, files, tmp_path / "out", GraphConfig(on_error="skip"))
+
+
+def test_text_of_which_a_tokenizer_makes_nothing(tmp_path: Path) -> None:
+    letters = CorpusTokenizer("letters", Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[])))
+    paths = write(tmp_path, {"a.txt": "...", "b.txt": "ab", "c.txt": "?", "d.txt": "b"})
+    config = GraphConfig(document_boundaries=True)
+    stream = write_token_stream(letters, paths, tmp_path / "out", config)
+    separator = DOCUMENT_SEPARATOR
+    assert ids_of(stream) == [separator, 0, 1, separator, separator, 1]
+    assert (stream.num_tokens, stream.num_documents) == (3, 4)
+    with pytest.raises(CorpusError, match=r"^tokenizer letters makes no tokens of this text; set --graph\.tok"):
+        write_token_stream(letters, [paths[0], paths[2]], tmp_path / "out", config)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "encoder"), [((600, 399), "tokenizers"), ((600, 400), "tiktoken"), ((1000,), "tiktoken")]
+)
+def test_large_corpora_are_sped_up(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], encoder: str
+) -> None:
+    monkeypatch.setattr(stream_module, "_FAST_FROM_BYTES", 1000)
+    tokenizer = CorpusTokenizer.load(tokenizer_folder)
+    paths = write(tmp_path, {f"{number}.txt": "x" * size for number, size in enumerate(sizes)})
+    stream = write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig())
+    assert tokenizer.encoder == encoder
+    assert ids_of(stream) == expected_ids(tokenizer, ["x" * size for size in sizes])
 
 
 def test_settings_and_missing_modules_stop_the_build_even_if_files_are_skipped(
@@ -243,8 +284,9 @@ def test_an_output_that_can_not_be_written_is_one_line(tmp_path: Path, tokenizer
 
 
 def test_standard_input_and_pipes(
-    tmp_path: Path, tokenizer: CorpusTokenizer, sample_text: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_folder: Path, sample_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tokenizer = CorpusTokenizer.load(tokenizer_folder)
     text = sample_text * 900
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
     pipe = tmp_path / "pipe"
@@ -256,6 +298,7 @@ def test_standard_input_and_pipes(
         tokenizer, [STANDARD_INPUT, pipe], tmp_path / "out", GraphConfig(), lambda *report: reports.append(report)
     )
     feeder.join()
+    assert tokenizer.encoder == "tiktoken"  # they may be long
     assert ids_of(stream) == expected_ids(tokenizer, [text, "from a pipe"])
     assert [(file.name, file.size_bytes) for file in stream.files] == [("-", len(text)), (str(pipe), 11)]
     assert reports[-1] == (len(text) + 11, stream.num_tokens)
@@ -272,7 +315,6 @@ def test_tokenizers_that_see_spaces_take_documents_whole(
     assert CorpusTokenizer.load(make_tokenizer()).is_cuttable
     paths = write(tmp_path, {"a.txt": sample_text * 20})
     stream = write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(chunk_size=1024))
-    assert tokenizer.encoder == "tokenizers"
     assert ids_of(stream) == tokenizer.encode(sample_text * 20)
 
 

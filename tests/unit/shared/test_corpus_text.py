@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
+from encodings.aliases import aliases
 from pathlib import Path
 
 import pytest
@@ -100,9 +102,51 @@ def test_a_wrong_encoding_is_named_with_the_byte() -> None:
         _pieces("\ufeffaéb".encode() + b"cd\xff" + b"e", 4, block=20)
     with pytest.raises(CorpusError, match=r"byte 4 is not utf-8 \(unexpected end of data\)"):
         _pieces(b"abcd\xe2\x82", 4, block=3)
-    for name in ("rot13", "no-such"):
-        with pytest.raises(ConfigError, match="no text encoding"):
-            _pieces(b"abc", 4, name)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_text_without_the_mark_that_its_encoding_needs_is_refused(encoding: str) -> None:
+    data = "text".encode(f"{encoding}-le")
+    with pytest.raises(CorpusError, match=rf"^a\.txt: is not {encoding} \(.* BOM\); set --graph\.encoding"):
+        _pieces(data, 4, encoding)
+    assert _pieces(data, 4, f"{encoding}-le") == ["text"]
+
+
+NO_TEXT_ENCODINGS = [
+    "rot13",
+    "hex",
+    "no-such",
+    "punycode",
+    "idna",
+    "undefined",
+    "utf\0-8",
+    "\0",
+    "",
+    "\udc80",
+    "x" * 5000,
+]
+
+
+@pytest.mark.parametrize("encoding", NO_TEXT_ENCODINGS, ids=lambda name: ascii(name[:12]))
+def test_what_is_no_text_encoding_is_refused(encoding: str) -> None:
+    with pytest.raises(ConfigError, match=r"no text encoding; set --graph\.encoding") as caught:
+        _pieces(b"abc", 4, encoding)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# The one left out warns of backslashes that begin nothing.
+@pytest.mark.parametrize("encoding", sorted({*aliases.values(), "utf_8_sig", "idna"} - {"unicode_escape"}))
+@settings(max_examples=30)
+@given(data=st.lists(st.binary(min_size=1, max_size=12) | st.sampled_from([b"\0", b"-", b"\x1b$B", b"+"]), max_size=8))
+def test_no_encoding_fails_in_another_way(encoding: str, data: list[bytes]) -> None:
+    try:
+        text = "".join(read_text(data, "a.txt", encoding))
+    except (ConfigError, CorpusError):
+        return
+    expected = codecs.decode(b"".join(data), encoding)
+    assert text == expected.removeprefix("\ufeff" if encoding == "utf_8" else "").replace("\r\n", "\n").replace(
+        "\r", "\n"
+    )
 
 
 def test_binary_files_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,25 @@ def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path) -> Non
         CorpusTokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["nobody/not-a-tokenizer", "./no/such/folder"])
+@pytest.mark.parametrize("name", ["/no/folder", "./folder", "../folder", "~/no-folder", "~nobody-at-all", "a/b/c"])
+def test_paths_that_lead_to_no_folder_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    message = rf"^there is no folder {re.escape(name)}; set --graph\.tokenizer-name to one$"
+    for given in (name, Path(name)) if not name.startswith("./") else (name,):
+        with pytest.raises(ConfigError, match=message):
+            CorpusTokenizer.load(given)
+
+
+def test_a_tilde_is_the_home_folder(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(tokenizer_folder, tmp_path / "mine")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("~/mine", Path("~/mine")):
+        assert CorpusTokenizer.load(name).fingerprint.name == str(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("name", ["nobody/not-a-tokenizer", "no-folder"])
 def test_unknown_names_are_one_line(name: str) -> None:
     script = f"""
 from speculant_graph.corpus.tokenize import CorpusTokenizer

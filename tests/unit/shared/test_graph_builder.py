@@ -11,7 +11,10 @@ from pydantic import SecretStr
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError, GraphError, GraphFileError
 from speculant_graph.graph.builder import BuildProgress, GraphBuilder, build_from_token_ids
+from speculant_graph.graph.count import fit_into
+from speculant_graph.graph.emit import emitter_bytes
 from speculant_graph.graph.export import to_networkx
+from speculant_graph.graph.keys import KeyLayout
 from speculant_graph.graph.ngrams import Match, NgramGraph
 from speculant_graph.graph.workspace import workspace
 from speculant_graph.types import Fingerprint
@@ -72,6 +75,32 @@ def test_ids_outside_the_vocabulary_are_unknown(token_id: int) -> None:
     assert graph.probability([1, 2], token_id) == 0
 
 
+def test_look_ups_want_token_ids() -> None:
+    graph = small_graph()
+    for wrong in ("text", [1.5], ["1"], [(1,)], [[1], [2, 3]], [None]):
+        with pytest.raises(GraphError, match="encode text"):
+            graph.match(wrong)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="encode text"):
+        graph.probability([1], (2,))  # type: ignore[arg-type]
+    match = graph.match([1])
+    assert match is not None
+    for unknown in (-1, 7, 2**70):
+        with pytest.raises(GraphError, match="never followed"):
+            graph.slide(match, unknown)
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 64, 1024])
+@pytest.mark.parametrize(("vocabulary_size", "max_order"), [(300, 1), (4_096, 5), (201_088, 5), (201_088, 10)])
+def test_jobs_and_parts_fit_into_memory(jobs: int, vocabulary_size: int, max_order: int) -> None:
+    layout = KeyLayout.of(vocabulary_size, max_order)
+    free = 300_000_000
+    num_jobs, max_keys = fit_into(free, 10**9, layout, jobs)
+    per_job = 2 * layout.bytes * max_keys + emitter_bytes(layout) + 16 * vocabulary_size
+    assert 1 <= num_jobs <= jobs
+    assert num_jobs * per_job < free
+    assert num_jobs == jobs or (num_jobs + 2) * per_job > 200_000_000, "no fewer than must be"
+
+
 def test_what_is_no_token_is_unknown() -> None:
     index = small_graph().context_index
     assert (1, 2) in index
@@ -101,6 +130,23 @@ def test_bad_streams_are_refused() -> None:
         build_from_token_ids([1, 10], FINGERPRINT)
     with pytest.raises(GraphError, match="0 or more"):
         build_from_token_ids([1, -1], FINGERPRINT)
+    for wrong in ([1.5], [float("nan")], [[1, 2]], ["1"]):
+        with pytest.raises(GraphError, match="whole numbers"):
+            build_from_token_ids(wrong, FINGERPRINT)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="max_order"):
+        build_from_token_ids([1], FINGERPRINT, max_order=11)
+    with pytest.raises(ConfigError, match="engine"):
+        build_from_token_ids([1], FINGERPRINT, engine="rya")
+
+
+def test_only_graphs_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("somebody's text", encoding="utf-8")
+    with pytest.raises(GraphFileError, match="is not a graph; remove it"):
+        small_graph().save(path)
+    assert path.read_text(encoding="utf-8") == "somebody's text"
+    path.write_bytes(b"")
+    small_graph().save(path)
 
 
 @pytest.mark.parametrize("chunk_size", [1024, 1_000_000])
@@ -149,7 +195,7 @@ def test_tokenizers_without_special_tokens_add_none(tmp_path: Path, plain_tokeni
 
 def test_a_corpus_without_text_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
     (tmp_path / "a.txt").touch()
-    with pytest.raises(CorpusError, match="none of 1 files holds text"):
+    with pytest.raises(CorpusError, match="holds no text"):
         GraphBuilder(str(tokenizer_folder)).build_from_files([tmp_path])
 
 

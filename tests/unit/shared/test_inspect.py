@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections import Counter
@@ -9,18 +10,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from speculant_graph.cli import view
 from speculant_graph.cli.inspect import run
 from speculant_graph.cli.inspect_report import FAN_OUT_CLASSES, fan_out
+from speculant_graph.cli.main import main
 from speculant_graph.config import GraphConfig
+from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import ConfigError, CorpusError, GraphFileError, TokenizerMismatchError
 from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.graph.layout import CUMULATIVE, Trie, array_words, record_words, trie_of
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import Fingerprint
+from speculant_graph.view.wording import counted
 
 FINGERPRINT = Fingerprint("nowhere/tokenizer", "00" * 32, 200)
 TEXT = "a[i] = b[/j]\n\tthe value of a\x1b[31m\n" * 20 + "the value of b\n" * 5
@@ -117,8 +124,34 @@ def test_coverage_of_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert 0.5 < float(str(coverage["right"])) < 1
     assert [order["known"] for order in coverage["orders"]] == [1.0, 1.0, 1.0]  # type: ignore[attr-defined]
     assert f"{coverage['right']:.1%}" in shown
+
+
+def test_coverage_reads_as_a_build_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph, text = folder / "g.pkl", folder / "latin.txt"
+    text.write_bytes("the value of a\nthe válue of b\n".encode("latin-1"))
+    with pytest.raises(CorpusError, match=r"is not utf-8 .*; set --graph\.encoding"):
+        run([str(graph), "--coverage", str(text)])
+    _, report = inspect(capsys, graph, "--coverage", text, "--graph.encoding", "latin-1")
+    tokenizer = CorpusTokenizer.load(folder / "tokenizer")
+    assert report["coverage"]["tokens"] == len(tokenizer.encode(text.read_text("latin-1")))  # type: ignore[index]
+    (folder / "records.jsonl").write_text('{"body": "the value of a"}\n', encoding="utf-8")
+    (folder / "records").mkdir()
+    text.rename(folder / "records" / text.name)
+    (folder / "records.jsonl").rename(folder / "records" / "r.jsonl")
+    more = ("--text-field", "body", "--on-error", "skip")
+    shown, report = inspect(capsys, graph, "--coverage", folder / "records", *more)
+    coverage: dict[str, object] = report["coverage"]  # type: ignore[assignment]
+    assert coverage["tokens"] == len(tokenizer.encode("the value of a"))
+    assert [Path(file["name"]).name for file in coverage["skipped"]] == ["latin.txt"]  # type: ignore[attr-defined]
+    assert "latin.txt: byte" in shown
+
+
+def test_nothing_is_printed_before_what_is_asked_for_wrongly(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CorpusError, match=r"missing\.txt"):
         run([str(folder / "g.pkl"), "--coverage", str(folder / "missing.txt")])
+    with pytest.raises(ConfigError, match="not valid UTF-8"):
+        run([str(folder / "g.pkl"), "--prompt", "\udcff"])
+    assert capsys.readouterr().out == ""
 
 
 def test_without_the_tokenizer_ids_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +164,18 @@ def test_without_the_tokenizer_ids_are_shown(folder: Path, capsys: pytest.Captur
         run([str(folder / "g.pkl"), "--prompt", "x"])
     _, report = inspect(capsys, folder / "g.pkl", "--prompt", "the value", "--tokenizer", folder / "moved")
     assert report["draft_token_ids"]
+    shown, _ = inspect(capsys, folder / "g.pkl", "--tokenizer", folder / "moved")
+    assert "only token ids" not in shown
+
+
+def test_settings_for_builds_that_name_the_tokenizer_fetch_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "other.pkl"
+    build_from_token_ids([1, 2, 1, 3], FINGERPRINT, max_order=2).save(path)
+    monkeypatch.setenv("SPECULANT_GRAPH__TOKENIZER_NAME", FINGERPRINT.name)
+    shown, _ = inspect(capsys, path)
+    assert "only token ids: the tokenizer is not on this machine" in shown
 
 
 def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +191,76 @@ def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path, capsys: pyte
     build_from_token_ids([1, 2, 1, 3], named, max_order=2).save(path)
     shown, _ = inspect(capsys, path)
     assert "only token ids" in shown
+
+
+def with_metadata(path: Path, **changes: object) -> None:
+    graph = NgramGraph.load(path)
+    NgramGraph(graph.trie, dataclasses.replace(graph.metadata, **changes)).save(path)  # type: ignore[arg-type]
+
+
+def test_no_word_of_a_file_steers_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "steering\x1b[2J.pkl"
+    named = Fingerprint("nowhere\x1b]0;title\x07/\x9b31m\u202e", "00" * 32, 200)
+    build_from_token_ids([1, 2, 1, 3], named, max_order=2).save(path)
+    files = (CorpusFile("a\x1b[31m.txt", 3, "00" * 32),)
+    with_metadata(path, built_at="now\x1b[31m\r\nverified", library_version="1\x08", corpus_files=files)
+    for command in (
+        ["inspect", str(path), "--prompt", "x"],
+        ["inspect", str(path), "--json"],
+        ["prune", str(path), "-o", str(tmp_path / "p\x1b[2J.pkl"), "--json"],
+    ):
+        main(command)
+        shown = "".join(capsys.readouterr())
+        assert shown
+        assert all(character == "\n" or character.isprintable() for character in shown), shown
+    main(["inspect", str(path)])
+    shown = capsys.readouterr().out
+    assert r"built now\x1b[31m\r\nverified by speculant-graph 1\x08 in" in shown
+    assert r"tokenizer nowhere\x1b]0;title\x07/\x9b31m\u202e (200 ids" in shown
+
+
+def test_numbers_have_their_nouns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "one.pkl"
+    build_from_token_ids([1], FINGERPRINT, max_order=1).save(path)
+    with_metadata(path, corpus_files=(CorpusFile("a.txt", 1, "00" * 32),))
+    shown, _ = inspect(capsys, path)
+    assert ", 1 token, 1 n-gram, " in shown
+    assert "from 1 file (0.0 MB), 1 document\n" in shown
+    assert [counted(number, "file") for number in (0, 1, 2, 1000)] == ["0 files", "1 file", "2 files", "1,000 files"]
+
+
+def test_a_graph_without_ngrams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metadata = build_from_token_ids([1, 2, 1, 3], FINGERPRINT, max_order=1).metadata
+    sizes = array_words((0, 0), FINGERPRINT.vocabulary_size)
+    offsets = (0, sizes[0], sizes[0] + sizes[1])
+    trie = trie_of(np.zeros(sum(sizes), np.uint32), offsets, (0, 0), FINGERPRINT.vocabulary_size)
+    empty = dataclasses.replace(metadata, nodes_per_level=(0, 0), contexts_per_order=(0,))
+    NgramGraph(trie, empty).save(tmp_path / "g.pkl")
+    shown, _ = inspect(capsys, tmp_path / "g.pkl")
+    assert " 4 tokens, 0 n-grams, " in shown
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(noise=st.binary(min_size=1, max_size=8), seed=st.integers(0, 1000))
+def test_damaged_counts(folder: Path, capsys: pytest.CaptureFixture[str], noise: bytes, seed: int) -> None:
+    graph = NgramGraph.load(folder / "g.pkl")
+    words = np.resize(np.frombuffer(noise * 4, np.uint32), graph.trie.words.size)
+    kept = np.random.default_rng(seed).random(words.size) < 0.7
+    words = np.where(kept, graph.trie.words, words)
+    zeroed = graph.trie.words.copy()
+    for length in range(1, graph.max_order + 2):
+        start, size = graph.trie.table[length - 1].tolist()
+        width = record_words(length, graph.max_order)
+        zeroed[start : start + (size + 1) * width].reshape(-1, width)[:, CUMULATIVE] = 0
+    tokenizer = CorpusTokenizer.load(folder / "tokenizer")
+    for damaged in (words, zeroed):
+        NgramGraph(Trie(damaged, graph.trie.table), graph.metadata).save(folder / "damaged.pkl")
+        inspect(capsys, folder / "damaged.pkl", "--prompt", "the value of", "--strategy", "sampling")
+        generator = DraftGenerator(NgramGraph.load(folder / "damaged.pkl"), tokenizer=tokenizer)
+        for proposal in generator.generate("the value", 20, "sampling", seed).proposals:
+            assert (proposal.probabilities > 0).all()
+            assert proposal.probabilities.sum(dtype=np.float64) == pytest.approx(1, abs=1e-5)
+        assert view.run([str(folder / "damaged.pkl"), "--prompt", "the", "-o", str(folder / "v.html")]) == 0
 
 
 @given(token_ids=st.lists(st.integers(0, 199), min_size=1, max_size=300), max_order=st.integers(1, 3))

@@ -235,6 +235,20 @@ def test_drawings_show_text_as_it_is(tmp_path: Path) -> None:
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([0], "1 different token seen after the last token; 1 shown with what follows"),
+        ([0, 1, 2], "2 different tokens seen after the last 3 tokens; 2 shown with what follows"),
+        ([], "no prompt: its most frequent tokens; 6 shown with what follows"),
+    ],
+)
+def test_drawings_count_well(tmp_path: Path, prompt: list[int], said: str) -> None:
+    graph = graph_of([[9, 0, 1, 2, 3, 4, 0, 1, 2, 4, 3]], 3, VOCABULARY_SIZE)
+    draw_picture(explore(graph, prompt, spell, depth=1), "name", tmp_path / "picture", "svg")
+    assert f">{said}<" in (tmp_path / "picture").read_text("utf-8")
+
+
 @pytest.mark.parametrize("file_format", ["png", "svg"])
 def test_drawings_of_little_and_of_much(tmp_path: Path, file_format: Any) -> None:
     little = graph_of([[7]], 1, VOCABULARY_SIZE)
@@ -260,7 +274,9 @@ def graph_file(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path)
     return path
 
 
-def test_command_writes_a_page(tmp_path: Path, graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_a_page(
+    tmp_path: Path, graph_file: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "page.html"
     output.write_text("older", "utf-8")
     assert run([str(graph_file), "--prompt", "when the parties", "--depth", "5", "-o", str(output), "--json"]) == 0
@@ -274,6 +290,8 @@ def test_command_writes_a_page(tmp_path: Path, graph_file: Path, capsys: pytest.
     assert line == (f"{output}: {summary['nodes']} nodes, after the last 3 of {summary['prompt_tokens']} prompt tokens")
     assert "".join(token["text"] for token in around["context"]) in "when the parties"
     assert data["graph"]["name"] == "small.pkl"
+    assert data["graph"]["tokenizer"] == tokenizer_folder.name
+    assert str(tokenizer_folder.parent) not in output.read_text("utf-8"), "a page is shared with others"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 

@@ -1,0 +1,28 @@
+"""Text from elsewhere on its way to a terminal, and from one."""
+
+from __future__ import annotations
+
+from speculant_graph.errors import ConfigError
+
+
+def printable(text: str) -> str:
+    """Return a text in which characters that are no print, such as those that steer a terminal, are escapes.
+
+    Names of files and what a graph says of itself may hold any character, half surrogate pairs included.
+    """
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def checked_prompt(prompt: str) -> str:
+    """Return a prompt as it is.
+
+    Raises:
+        ConfigError: the bytes that were typed are no UTF-8.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("--prompt is not valid UTF-8; check the encoding of the terminal") from error
+    return prompt
