@@ -57,7 +57,7 @@ def first_tokens(
         if found >= num_tokens:
             break
     if not found:
-        raise CorpusError(f"none of {len(files)} files holds text; name files that do")
+        raise CorpusError("the corpus holds no text; name files that do")
     return np.concatenate(pieces)[:num_tokens]
 
 
