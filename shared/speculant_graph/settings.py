@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,6 +108,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
                 cli_parse_args=list(arguments),
                 cli_shortcuts=_shortcuts(kind),
                 parse_args_method=_parse_verbatim,
+                formatter_class=_Help,
             )
             toml = () if path is None else (TomlConfigSettingsSource(settings_cls, path),)
             return (flags, init_settings, env_settings, *toml)
@@ -119,6 +121,13 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
         reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
         raise ConfigError(f"{reason} (see speculant {command} --help)") from error
     return loaded
+
+
+class _Help(RawDescriptionHelpFormatter):
+    """Says nothing of the defaults of settings that have none."""
+
+    def _get_help_string(self, action: Action) -> str:
+        return re.sub(r" \(default: (\(none\)|None)\)$", "", action.help or "")
 
 
 def _parse_verbatim(parser: ArgumentParser, *arguments: Any) -> Namespace:
