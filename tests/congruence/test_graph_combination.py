@@ -147,6 +147,15 @@ def test_damaged_graphs_are_not_made_into_others(tmp_path: Path) -> None:
     assert num_missed < 20, "those that hit the room between two arrays"
 
 
+@pytest.mark.parametrize("name", ["head_token_ids", "tail_token_ids"])
+def test_a_seam_that_is_not_in_the_text_is_refused(tmp_path: Path, name: str) -> None:
+    graph = graph_of([[1, 2, 3, 1, 2]], 2, 10)
+    lying = NgramGraph(graph.trie, dataclasses.replace(graph.metadata, **{name: (3, 3)}))
+    with pytest.raises(GraphFileError, match="is damaged"):
+        merge_graphs(lying, lying, tmp_path / "graph.pkl")
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_updates_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "graph.pkl"
     graph_of([[1, 2, 3]], 2, 10).save(path)

@@ -20,7 +20,7 @@ from speculant_graph.graph.partition import KeyBuffers, Partition, PartitionReco
 
 
 def count_on_cluster(
-    stream: Path, parts: Sequence[Partition], layout: KeyLayout, folder: Path, max_keys: int, jobs: int
+    stream: Path, parts: Sequence[Partition], layout: KeyLayout, folder: Path, jobs: int
 ) -> Iterator[PartitionRecords]:
     """Yield the records of all parts in order.
 
@@ -29,7 +29,6 @@ def count_on_cluster(
         parts: what to count, one task each.
         layout: how keys are packed.
         folder: where the tasks write.
-        max_keys: most keys of a part.
         jobs: CPUs of the cluster that is started on this machine, unless ``RAY_ADDRESS`` names a running one.
 
     Raises:
@@ -39,9 +38,7 @@ def count_on_cluster(
     ray = _connected(jobs)
     try:
         task = ray.remote(_count_part)
-        references = [
-            task.remote(stream, part, layout, folder / f"part-{number}", max_keys) for number, part in enumerate(parts)
-        ]
+        references = [task.remote(stream, part, layout, folder / f"part-{number}") for number, part in enumerate(parts)]
         for reference in references:
             try:
                 yield ray.get(reference)
@@ -73,10 +70,10 @@ def _connected(jobs: int) -> Any:
     return ray
 
 
-def _count_part(stream: Path, part: Partition, layout: KeyLayout, stem: Path, max_keys: int) -> PartitionRecords:
+def _count_part(stream: Path, part: Partition, layout: KeyLayout, stem: Path) -> PartitionRecords:
     from speculant_graph.graph.count import map_tokens
 
     cpu = time.process_time()
-    buffers = KeyBuffers(layout, min(part.num_keys, max_keys))
+    buffers = KeyBuffers(layout, part.num_sorted(layout.length))
     records = count_partition(map_tokens(stream), part, layout, stem, buffers)
     return replace(records, task_cpu_s=time.process_time() - cpu)

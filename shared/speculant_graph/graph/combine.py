@@ -13,7 +13,7 @@ from typing import Any
 
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
+from speculant_graph.errors import ConfigError, GraphError, GraphFileError, TokenizerMismatchError
 from speculant_graph.graph.assemble import assemble_graph
 from speculant_graph.graph.builder import (
     BuildProgress,
@@ -55,12 +55,14 @@ def merge_graphs(
     Raises:
         TokenizerMismatchError: the tokenizers differ.
         GraphError: the graphs differ in their largest order or in document boundaries, or one was pruned.
-        GraphFileError: the file can't be written.
+        GraphFileError: a graph is damaged, or the file can't be written.
     """
     _require_alike(first, second)
     for graph in (first, second):
         check_graph(graph.trie, graph.metadata)
     ours, theirs = first.metadata, second.metadata
+    if theirs.head_token_ids and not second.count(theirs.head_token_ids):
+        raise GraphFileError("the second graph is damaged (its first tokens are not in it); build it again")
     layout = KeyLayout.of(first.vocabulary_size, first.max_order)
     stream = keys_of(first.trie, layout)
     if not ours.document_boundaries:
@@ -154,7 +156,7 @@ def prune_graph(
 
     Raises:
         GraphError: nothing would remain, or ``min_count`` is below 2 or below what the graph was pruned to before.
-        GraphFileError: the file can't be written.
+        GraphFileError: the graph is damaged, or the file can't be written.
     """
     check_graph(graph.trie, graph.metadata)
     least = max(2, graph.metadata.min_count)
@@ -234,6 +236,10 @@ def _write(
             streams = [file.open("wb", buffering=0) for file in files]
             try:
                 for chunk in stream:
+                    if int(chunk.weights.min()) < 0:
+                        raise GraphFileError(
+                            "the first graph is damaged (its last tokens are not in it); build it again"
+                        )
                     for block in emitter.emit(chunk.keys, chunk.weights):
                         write_all(streams[block.length - 1], block.records)
                     num_keys += chunk.weights.size

@@ -86,7 +86,7 @@ def count_tokens(
             count = count_on_cluster
         records = []
         done = 0
-        for result in count(stream, parts, layout, folder, max_keys, jobs):
+        for result in count(stream, parts, layout, folder, jobs):
             records.append(result)
             done += result.partition.num_keys
             watch.task_cpu_s += result.task_cpu_s
@@ -143,13 +143,13 @@ def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[
 
 
 def _count_locally(
-    stream: Path, parts: Sequence[Partition], layout: KeyLayout, folder: Path, max_keys: int, jobs: int
+    stream: Path, parts: Sequence[Partition], layout: KeyLayout, folder: Path, jobs: int
 ) -> Iterable[PartitionRecords]:
     token_ids = map_tokens(stream)
-    largest = max((part.num_keys for part in parts if not part.is_single(layout.length)), default=0)
+    largest = max(part.num_sorted(layout.length) for part in parts)
     free_buffers: queue.SimpleQueue[KeyBuffers] = queue.SimpleQueue()
     for _ in range(jobs):
-        free_buffers.put(KeyBuffers(layout, min(max_keys, largest)))
+        free_buffers.put(KeyBuffers(layout, largest))
 
     def count(number: int) -> PartitionRecords:
         buffers = free_buffers.get()

@@ -22,6 +22,8 @@ from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.types import TokenId
 
 if TYPE_CHECKING:
+    from networkx import DiGraph
+
     from speculant_graph.graph.network import NgramDiGraph
 
 Ngram = tuple[TokenId, ...]
@@ -286,7 +288,7 @@ class NgramGraph:
 
     def to_networkx(
         self, decode: Callable[[Sequence[TokenId]], str] | None = None, max_edges: int = 1_000_000
-    ) -> object:
+    ) -> DiGraph[int | Ngram]:
         """Return a copy as NetworkX objects; see :func:`~speculant_graph.graph.export.to_networkx`."""
         from speculant_graph.graph.export import to_networkx
 

@@ -35,6 +35,10 @@ class Partition:
         """Return whether all its keys are equal."""
         return self.high - self.low == 1 and (self.low == 0 or len(self.prefix) + 1 == length)
 
+    def num_sorted(self, length: int) -> int:
+        """Return how many keys must be gathered and sorted: none if all are equal."""
+        return 0 if self.is_single(length) else self.num_keys
+
 
 def plan_partitions(
     token_ids: UInt32Array, vocabulary_size: int, layout: KeyLayout, max_keys: int, prefix: tuple[int, ...] = ()

@@ -214,7 +214,8 @@ def _metadata(container: Container) -> GraphMetadata:
         raise ValueError("number of levels")
     if len(metadata.head_token_ids) != len(metadata.tail_token_ids) or len(metadata.head_token_ids) > order:
         raise ValueError("number of seam tokens")
-    if any(not 0 <= token_id < MAX_VOCABULARY for token_id in metadata.head_token_ids + metadata.tail_token_ids):
+    known = range(metadata.tokenizer.vocabulary_size)
+    if not all(token_id in known for token_id in metadata.head_token_ids + metadata.tail_token_ids):
         raise ValueError("seam tokens")
     if metadata.num_tokens < 1 or metadata.num_documents < 0 or min(metadata.contexts_per_order) < 0:
         raise ValueError("number of tokens")

@@ -154,6 +154,7 @@ WRONG_DOCUMENTS = {
     "name": changed_entry("metadata", "tokenizer", "name", value=7),
     "metadata": changed_entry("metadata", value=None),
     "file sizes": changed_entry("metadata", "corpus_files", "size_bytes", value=["x"]),
+    "seam outside the vocabulary": changed_entry("metadata", "tail_token_ids", value=[1, 2, 9]),
     "seam": changed_entry("metadata", "tail_token_ids", value=[1] * 9),
     "minimum": changed_entry("metadata", "min_count", value=0),
     "boundaries": changed_entry("metadata", "document_boundaries", value=1),
