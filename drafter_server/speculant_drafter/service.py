@@ -79,7 +79,7 @@ class DrafterService(DrafterServiceServicer):
         self._clock = clock
         self._loaded: _LoadedGraph | None = None
         self._draft_ids = itertools.count(1)
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._reading: set[asyncio.Task[Any]] = set()
         self._is_draining = False
 
     def serve(self, graph: NgramGraph) -> None:
@@ -87,9 +87,13 @@ class DrafterService(DrafterServiceServicer):
         self._loaded = _LoadedGraph(graph, self._config, self._draft_config, self._clock)
 
     def drain(self) -> None:
-        """End the streams, which would otherwise outlast any patience; no step is cut, as steps never wait."""
+        """End the streams, which would otherwise outlast any patience.
+
+        Only those that wait for a request are cancelled: gRPC would leave a stream that is cancelled while its
+        answer is sent open, and wait for it. The others end themselves before their next request.
+        """
         self._is_draining = True
-        for task in self._streams:
+        for task in self._reading:
             task.cancel()
 
     async def Draft(self, request: pb.DraftRequest, context: Any) -> pb.DraftResponse:
@@ -100,18 +104,23 @@ class DrafterService(DrafterServiceServicer):
         self, requests: AsyncIterator[pb.StreamDraftRequest], context: Any
     ) -> AsyncIterator[pb.StreamDraftResponse]:
         """Answer steps in order; the failure of one is part of its answer."""
+        while (request := await self._next_request(requests)) is not None:
+            yield self._answer_in_band(request)
+
+    async def _next_request(self, requests: AsyncIterator[pb.StreamDraftRequest]) -> pb.StreamDraftRequest | None:
+        if self._is_draining:
+            raise DrafterUnavailableError("the drafter is shutting down")
         task = asyncio.current_task()
         assert task is not None
-        self._streams.add(task)
+        self._reading.add(task)
         try:
-            async for request in requests:
-                yield self._answer_in_band(request)
+            return await anext(requests, None)
         except asyncio.CancelledError:
             if not self._is_draining:
                 raise
             raise DrafterUnavailableError("the drafter is shutting down") from None
         finally:
-            self._streams.discard(task)
+            self._reading.discard(task)
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
         """Open a session, after comparing tokenizers."""
