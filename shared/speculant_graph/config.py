@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, SecretStr
 
-from speculant_graph.types import StrategyName
+from speculant_graph.types import MixingName, SourceName, StrategyName
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
@@ -61,15 +61,52 @@ class GraphConfig(Config):
 
 
 class DraftConfig(Config):
-    """How much is drafted, and how."""
+    """How much is drafted, how, and from what."""
 
     k: Annotated[int, Field(ge=0, le=1_024)] = 8
     """Most tokens drafted per step; 0 turns speculation off."""
     strategy: StrategyName = "greedy"
     """'greedy': the most frequent successor of the longest known context. 'sampling': drawn from its
-    distribution, which is returned as q."""
+    distribution, which is returned as q. 'adaptive': a chain by calibrated probability of acceptance, from all
+    sources. 'tree': the same as a best-first tree. 'nasd': a chain from n-grams stored online. 'specexec': the most
+    probable paths, a batch of nodes at a time. 'beam': as many nodes at every depth."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
     """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
+    mixing: MixingName = "longest"
+    """Distribution of 'greedy' and 'sampling': 'longest' takes that of the longest known context, 'attention' a
+    mixture of all known ones."""
+    attention_order: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
+    """Attention: weight of a context's order in its score. The score is this times the order, plus
+    'attention_count' times ln(1 + count), minus 'attention_entropy' times the entropy in nats of its successors."""
+    attention_count: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.25
+    """Attention: weight of the logarithm of how often the context was counted."""
+    attention_entropy: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.5
+    """Attention: weight of the entropy of the context's successors."""
+    attention_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    """Attention: scores are divided by it before the softmax; small values approach 'longest'."""
+    sources: frozenset[SourceName] = frozenset(("corpus", "session", "learned", "recycled"))
+    """What 'adaptive', 'tree', 'specexec' and 'beam' draft from: 'corpus', 'session' (the sequence itself),
+    'learned' (what earlier sequences accepted), 'recycled' (the target's own top tokens). The others draft from the
+    corpus alone, 'nasd' from what it stored."""
+    max_depth: Annotated[int, Field(ge=1, le=255)] = 24
+    """Longest path of a tree."""
+    max_branches: Annotated[int, Field(ge=1, le=64)] = 8
+    """Most children of a node."""
+    beam_width: Annotated[int, Field(ge=1, le=1_024)] = 8
+    """'specexec': nodes expanded at once. 'beam': nodes at every depth."""
+    cost_aware: bool = True
+    """End 'adaptive' and 'tree' drafts where more nodes would cost more than they bring, if the caller has said what
+    verifying costs."""
+    nasd_order: Annotated[int, Field(ge=2, le=16)] = 4
+    """'nasd': tokens of the longest n-gram stored, one more than its context."""
+    filler_top_k: Annotated[int, Field(ge=1, le=64)] = 3
+    """'nasd' and 'recycled': how many of the target's top tokens are learned at every verified position."""
+    stop_if_unknown: bool = True
+    """'nasd': end the draft at an unknown context; otherwise a random token stands there."""
+    max_session_tokens: Annotated[int, Field(ge=256)] = 131_072
+    """Tokens of one sequence that drafts look back on; of longer ones the oldest are forgotten."""
+    max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
+    """Accepted tokens kept for each tenant, the oldest out first; 0 learns nothing."""
 
 
 class VerifierConfig(Config):

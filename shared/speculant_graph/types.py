@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 TokenId = int
 """Index into a tokenizer's vocabulary."""
 
-StrategyName = Literal["greedy", "sampling"]
+StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam"]
 """How a draft is made (see :class:`~speculant_graph.config.DraftConfig`)."""
+
+MixingName = Literal["longest", "attention"]
+"""How the matched orders become one distribution of successors."""
+
+SourceName = Literal["corpus", "session", "learned", "recycled"]
+"""Where successors may come from: the graph; this sequence; what earlier sequences accepted; the target's own
+top tokens."""
 
 DrafterState = Literal["ok", "off", "unavailable"]
 """Whether the last step was answered: ``off`` means that no drafter was asked for."""
