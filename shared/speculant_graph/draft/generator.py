@@ -1,4 +1,4 @@
-"""Drafts chains of tokens from a graph: longest known context first, then along it to its dead end.
+"""Drafts chains of tokens from a graph, greedily or by sampling.
 
 Knows neither sockets nor models. ``draft`` is the hot path and works on token ids; ``generate`` takes text,
 too.
@@ -14,13 +14,14 @@ import numpy as np
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError, GraphError
-from speculant_graph.graph.ngrams import Match, NgramGraph
+from speculant_graph.draft import chain
+from speculant_graph.errors import ConfigError
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph
-from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
 from speculant_graph.types import Draft, Proposal, StrategyName, TokenId
 
-STRATEGY_NAMES: tuple[str, ...] = get_args(StrategyName)
+CHAIN_STRATEGY_NAMES: tuple[StrategyName, ...] = ("greedy", "sampling")
+"""What a graph alone can do."""
 
 
 class DraftGenerator:
@@ -33,7 +34,7 @@ class DraftGenerator:
 
         Args:
             graph: what to draft from.
-            config: defaults of :meth:`generate`.
+            config: mixing, and defaults of :meth:`generate`.
             tokenizer: tokenises prompts that are text; otherwise the graph's own is loaded by name when
                 needed.
 
@@ -42,11 +43,13 @@ class DraftGenerator:
         """
         self.graph = graph
         self.config = config or DraftConfig()
+        self._attention = _attention_of(self.config)
         self._tokenizer = tokenizer
         if tokenizer is not None:
             tokenizer.require(graph.metadata.tokenizer)
         self._hf_token: str | None = None
         graph.warm_up()
+        self._warm_up()
 
     @classmethod
     def from_file(
@@ -56,7 +59,7 @@ class DraftGenerator:
 
         Args:
             path: the file.
-            config: defaults of :meth:`generate`.
+            config: mixing, and defaults of :meth:`generate`.
             hf_token: access token, if the graph's tokenizer is a gated one on the hub.
 
         Raises:
@@ -82,7 +85,8 @@ class DraftGenerator:
             seed: seed of the strategy ``sampling``.
 
         Raises:
-            ConfigError: there is no such strategy, or the tokenizer for a text prompt can't be loaded.
+            ConfigError: there is no such strategy, it needs more than a graph, or the tokenizer for a text prompt
+                can't be loaded.
             TokenizerMismatchError: the tokenizer of the graph's name is not the one the graph was built with.
         """
         context = self._encoded(prompt) if isinstance(prompt, str) else prompt
@@ -103,29 +107,29 @@ class DraftGenerator:
         position: int | None = None,
         max_candidates: int = 0,
     ) -> Draft:
-        """Draft up to k tokens that may follow ``context``; a pure function of its arguments.
+        """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
 
         The longest context that is known decides. Its order is kept while the window slides, until the window
-        is unknown; then the longest known context is searched again.
+        is unknown; then the longest known context is searched again. If the configured mixing is ``attention``, all
+        known contexts decide together, and are matched anew after every token.
 
         Args:
             context: at least the last N tokens of the sequence, or all of them if there are fewer.
             k: most tokens to draft; none if it is not positive.
-            strategy: ``greedy`` takes the most frequent successor, of equals the lowest id; ``sampling``
-                draws from
+            strategy: ``greedy`` takes the most probable successor, of equals the lowest id; ``sampling`` draws from
                 the distribution of successors and returns it.
             seed: seed of the draws.
             position: index in the sequence of the first token drafted, ``len(context)`` by default.
             max_candidates: most successors that a distribution keeps; 0 keeps all.
 
         Raises:
-            ConfigError: there is no such strategy.
+            ConfigError: there is no such strategy, or it needs more than a graph.
         """
-        if strategy not in STRATEGY_NAMES:
-            raise ConfigError(f"no strategy {strategy!r}; choose one of {', '.join(STRATEGY_NAMES)}")
+        if strategy not in CHAIN_STRATEGY_NAMES:
+            raise ConfigError(_refusal(strategy))
         proposals: list[Proposal] = []
         if strategy == "greedy":
-            token_ids = self.graph.draft_greedy(context, k)
+            token_ids = self._greedy(context, k)
         else:
             start = len(context) if position is None else position
             token_ids, proposals = self._sampled(context, k, seed, start, max_candidates)
@@ -137,32 +141,44 @@ class DraftGenerator:
             terminated_early=len(token_ids) < k,
         )
 
+    def _greedy(self, context: Sequence[TokenId], k: int) -> list[TokenId]:
+        if not self._attention.size:
+            return self.graph.draft_greedy(context, k)
+        match = self.graph.match(context)
+        if match is None:
+            return []
+        token_ids = np.empty(max(0, k), np.int64)
+        trie = self.graph.trie
+        num_tokens = chain.draft_attentively(
+            trie.words, trie.table, match.order, match.node, token_ids, self._attention
+        )
+        drafted: list[TokenId] = token_ids[:num_tokens].tolist()
+        return drafted
+
     def _sampled(
         self, context: Sequence[TokenId], k: int, seed: int, start: int, max_candidates: int
     ) -> tuple[list[TokenId], list[Proposal]]:
-        token_ids: list[TokenId] = []
-        proposals: list[Proposal] = []
         match = self.graph.match(context)
-        while match is not None and len(token_ids) < k:
-            proposal = self._proposal(match, max_candidates)
-            token_id = draw(proposal, uniform(seed, start + len(token_ids), PROPOSAL_STREAM))
-            token_ids.append(token_id)
-            proposals.append(proposal)
-            try:
-                match = self.graph.slide(match, token_id)
-            except GraphError:  # a damaged file, whose successors can't all be found again
-                break
-        return token_ids, proposals
+        if match is None:
+            return [], []
+        trie = self.graph.trie
+        token_ids, ends, support, probabilities = chain.sample(
+            trie.words, trie.table, match.order, match.node, max(0, k), _signed(seed), _signed(start), max_candidates,
+            self._attention,
+        )  # fmt: skip
+        proposals: list[Proposal] = []
+        begin = 0
+        for end in ends.tolist():
+            proposals.append(Proposal(support[begin:end], probabilities[begin:end]))
+            begin = end
+        return token_ids.tolist(), proposals
 
-    def _proposal(self, match: Match, max_candidates: int) -> Proposal:
-        successors = self.graph.successors(match)
-        token_ids, counts = successors.token_ids, successors.counts
-        if 0 < max_candidates < counts.size:
-            # Stable, and ids ascend: of equally frequent successors those with the lowest ids stay.
-            kept = np.sort(np.argsort(-counts.astype(np.int64), kind="stable")[:max_candidates])
-            token_ids, counts = token_ids[kept], counts[kept]
-        counts = np.maximum(counts, 1)  # a damaged file may hold zeros, which make no distribution
-        return Proposal(token_ids, (counts / counts.sum()).astype(np.float32))
+    def _warm_up(self) -> None:
+        """Compile or load the kernels, which the first draft of each kind does otherwise."""
+        trie = self.graph.trie
+        chain.sample(trie.words, trie.table, 0, 0, 0, 0, 0, 0, self._attention)
+        if self._attention.size:
+            chain.draft_attentively(trie.words, trie.table, 0, 0, np.empty(0, np.int64), self._attention)
 
     def _encoded(self, text: str) -> list[TokenId]:
         if self._tokenizer is None:
@@ -173,15 +189,24 @@ class DraftGenerator:
         return self._tokenizer.encode(text)
 
 
-def draw(proposal: Proposal, number: float) -> TokenId:
-    """Return the token at a quantile: the first whose cumulative probability exceeds it.
+def _attention_of(config: DraftConfig) -> chain.Float64Array:
+    """Return what the kernels take: nothing if the longest context decides."""
+    if config.mixing == "longest":
+        return np.empty(0)
+    return np.array(
+        [config.attention_order, config.attention_count, config.attention_entropy, config.attention_temperature]
+    )
 
-    Args:
-        proposal: distribution to draw from.
-        number: quantile in [0, 1).
-    """
-    cumulative = np.cumsum(proposal.probabilities, dtype=np.float64)
-    # float32 rounding may leave the sum below 1: the rest belongs to the last token, and all of them are
-    # possible.
-    index = min(int(np.searchsorted(cumulative, number, side="right")), cumulative.size - 1)
-    return int(proposal.token_ids[index])
+
+def _refusal(strategy: str) -> str:
+    if strategy in get_args(StrategyName):
+        return (
+            f"strategy {strategy!r} needs what sequences accepted; draft with "
+            "speculant_graph.draft.session_drafter.SessionDrafter"
+        )
+    return f"no strategy {strategy!r}; choose one of {', '.join(CHAIN_STRATEGY_NAMES)}"
+
+
+def _signed(number: int) -> int:
+    """Return an integer modulo 2**64 as kernels take it."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -10,10 +10,10 @@ import pytest
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.generator import DraftGenerator, draw
+from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
-from speculant_graph.types import Draft, Fingerprint, Proposal
+from speculant_graph.types import Draft, Fingerprint, StrategyName
 
 
 def generator_of(token_ids: list[int], max_order: int = 3, config: DraftConfig | None = None) -> DraftGenerator:
@@ -115,21 +115,55 @@ def test_the_cap_keeps_the_most_frequent_and_renormalises() -> None:
     assert proposal.probabilities.tolist() == [0.25, 0.75]
 
 
-def test_quantiles_beyond_a_rounded_sum_take_the_last_token() -> None:
-    thirds = Proposal(np.array([2, 4, 6], np.uint32), np.array([0.25, 0.5, 0.25 - 2**-20], np.float32))
-    assert [draw(thirds, number) for number in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53)] == [
-        2,
-        2,
-        4,
-        4,
-        6,
-        6,
-    ]
-
-
 def test_unknown_strategies_are_listed() -> None:
-    with pytest.raises(ConfigError, match="no strategy 'beam'; choose one of greedy, sampling"):
-        generator_of([1, 2]).generate([1], strategy="beam")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no strategy 'best'; choose one of greedy, sampling"):
+        generator_of([1, 2]).generate([1], strategy="best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", ["adaptive", "tree", "nasd", "specexec", "beam"])
+def test_strategies_of_sessions_are_refused(strategy: StrategyName) -> None:
+    generator = generator_of([1, 2], config=DraftConfig(strategy=strategy))
+    for call in (lambda: generator.generate([1]), lambda: generator.draft([1], 2, strategy)):
+        with pytest.raises(
+            ConfigError, match=rf"'{strategy}' .*speculant_graph\.draft\.session_drafter\.SessionDrafter$"
+        ):
+            call()
+
+
+def test_attention_can_overrule_the_longest_context() -> None:
+    # After (5, 1) came 2, once; after 1 came 3 in nine of ten places.
+    stream = [5, 1, 2, *[6, 1, 3] * 9]
+    assert generator_of(stream, max_order=2).generate([5, 1], k=1).token_ids == (2,)
+    for order, expected in ((0.0, 3), (5.0, 2)):
+        config = DraftConfig(mixing="attention", attention_order=order, attention_entropy=0.0)
+        assert generator_of(stream, max_order=2, config=config).generate([5, 1], k=1).token_ids == (expected,)
+
+
+def test_attention_returns_the_mixture() -> None:
+    # Equal weights: a half of {2: 1} after (5, 1), and of {2: 1/4, 3: 3/4} after 1.
+    config = DraftConfig(
+        mixing="attention", strategy="sampling", attention_order=0, attention_count=0, attention_entropy=0
+    )
+    generator = generator_of([5, 1, 2, *[6, 1, 3] * 3], max_order=2, config=config)
+    for k in (1, 6):
+        proposal = generator.generate([5, 1], k=k).proposals[0]
+        assert proposal.token_ids.tolist() == [2, 3]
+        assert proposal.probabilities.tolist() == [0.625, 0.375]
+
+
+def test_attention_drops_to_what_is_known_and_ends_where_nothing_is() -> None:
+    config = DraftConfig(mixing="attention", k=6)
+    generator = generator_of([1, 2, 3], config=config)
+    assert generator.generate([1]) == Draft(token_ids=(2, 3), parents=(0, 1), terminated_early=True)
+    assert generator.generate([9, 9, 1], k=1).token_ids == (2,)
+    for prompt in ([], [50], [1, 50], [1, -1], [1, 2**40]):
+        assert generator.generate(prompt, k=4) == Draft(terminated_early=True)
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sampling"])
+def test_scores_too_large_for_a_float_draft_nothing(strategy: StrategyName) -> None:
+    config = DraftConfig(mixing="attention", attention_order=1e308, strategy=strategy, max_candidates=1)
+    assert generator_of([1, 2, 3, 1, 2, 4], config=config).generate([1, 2], k=2).token_ids == ()
 
 
 def test_text_prompts_use_the_graph_s_tokenizer(

@@ -1,0 +1,103 @@
+"""What verifying costs: the time of one forward pass, by the number of tokens in it.
+
+A pass over n tokens takes ``at(n)`` times as long as a pass over one. On a dense model the curve is nearly flat at
+first; on a mixture of experts every token wakes further experts, and a draft must earn what it costs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.errors import ConfigError
+
+MAX_POINT = 4_096
+"""Most tokens a curve may speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Points of the curve; between them it is a straight line, beyond the last one it goes on like the last piece."""
+
+    tokens: tuple[int, ...]
+    """Tokens verified in one pass, ascending, from 1."""
+    relative: tuple[float, ...]
+    """Time of that pass over the time of a pass over one token; 1 at the first point."""
+
+    def __post_init__(self) -> None:
+        """Check the points.
+
+        Raises:
+            ConfigError: they make no curve.
+        """
+        if len(self.tokens) != len(self.relative) or not self.tokens:
+            raise ConfigError("a cost curve needs as many relative costs as numbers of tokens, and at least one")
+        if self.tokens[0] != 1 or any(b <= a for a, b in zip(self.tokens, self.tokens[1:], strict=False)):
+            raise ConfigError("a cost curve's numbers of tokens must ascend from 1, such as 1, 2, 4, 8")
+        if self.tokens[-1] > MAX_POINT:
+            raise ConfigError(f"a cost curve may speak of at most {MAX_POINT} tokens")
+        if not all(0.0 < cost < float("inf") for cost in self.relative):
+            raise ConfigError("relative costs must be positive numbers")
+
+    def at(self, num_tokens: int) -> float:
+        """Return the relative cost of a pass over so many tokens (at least 1)."""
+        return float(self.table(num_tokens)[num_tokens])
+
+    def table(self, num_tokens: int) -> NDArray[np.float64]:
+        """Return the cost of passes over 0 to ``num_tokens`` tokens, shape ``[num_tokens + 1]``.
+
+        Costs never fall as tokens are added: where a measured curve does, the higher cost stands. The entry 0 equals
+        that of 1 and has no meaning.
+        """
+        costs = np.interp(np.arange(num_tokens + 1), self.tokens, self.relative)
+        if len(self.tokens) > 1 and num_tokens > self.tokens[-1]:
+            slope = (self.relative[-1] - self.relative[-2]) / (self.tokens[-1] - self.tokens[-2])
+            beyond = np.arange(self.tokens[-1] + 1, num_tokens + 1)
+            costs[self.tokens[-1] + 1 :] = self.relative[-1] + max(slope, 0.0) * (beyond - self.tokens[-1])
+        return np.asarray(np.maximum.accumulate(costs) / self.relative[0])
+
+    @classmethod
+    def from_points(cls, tokens: Sequence[int], relative: Sequence[float]) -> CostCurve:
+        """Make a curve of points; see the class.
+
+        Raises:
+            ConfigError: they make no curve.
+        """
+        return cls(tuple(int(number) for number in tokens), tuple(float(cost) for cost in relative))
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> CostCurve:
+        """Read a curve from a JSON file: ``{"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}``.
+
+        Raises:
+            ConfigError: the file can't be read or holds no curve.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.from_points(content["tokens"], content["relative"])
+        except OSError as error:
+            raise ConfigError(f"can't read the cost curve {path}: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f'{path} holds no cost curve; it looks like {{"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}}'
+            ) from error
+
+
+def _experts(num_tokens: int) -> float:
+    # Traffic of experts alone, 4 of 32 for a token: the share of experts that n tokens wake, over that of one.
+    return 0.35 + 0.65 * float(1 - 0.875**num_tokens) / 0.125
+
+
+COST_CURVES: dict[str, CostCurve] = {
+    "flat": CostCurve((1,), (1.0,)),
+    "dense": CostCurve((1, 2, 4, 8, 16, 32, 64), (1.0, 1.0, 1.04, 1.16, 1.41, 1.91, 2.9)),
+    "cpu-moe": CostCurve((1, 2, 4, 8, 16, 32, 64), (1.0, 1.21, 1.52, 1.78, 2.29, 2.79, 3.6)),
+    "moe": CostCurve(tuple(range(1, 71)), tuple(_experts(number) for number in range(1, 71))),
+}
+"""Curves by name: 'flat' (free), 'dense' and 'cpu-moe' (measured on a CPU: a model of 152M parameters; one of 211M
+with 32 experts, 4 of them active), 'moe' (traffic of experts alone: the worst case)."""

@@ -1,0 +1,82 @@
+"""The slow and obvious drafting of chains that kernels are held against, over dictionaries; for tests."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.graph.oracle import OracleGraph, draw
+from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
+
+Distribution = dict[int, float]
+"""Probabilities by ascending token id."""
+
+
+def draft_chain(
+    graph: OracleGraph, config: DraftConfig, context: Sequence[int], seed: int = 0
+) -> tuple[list[int], list[Distribution]]:
+    """Draft by ``greedy`` or ``sampling``; return the tokens, and q of each where it was drawn."""
+    if config.mixing == "longest":
+        draft_tokens, distributions = graph.draft(context, config.k, config.strategy, seed, config.max_candidates)
+        return draft_tokens, distributions if config.strategy == "sampling" else []
+    draft_tokens, distributions = [], []
+    sequence = list(context)
+    while len(draft_tokens) < config.k:
+        mixture = attention_mixture(graph, config, sequence)
+        if not mixture:
+            break
+        if config.strategy == "greedy":
+            next_token = min(mixture, key=lambda token: (-mixture[token], token))
+        else:
+            distributions.append(capped(mixture, config.max_candidates))
+            next_token = draw(distributions[-1], uniform(seed, len(sequence), PROPOSAL_STREAM))
+        draft_tokens.append(next_token)
+        sequence.append(next_token)
+    return draft_tokens, distributions
+
+
+def attention_mixture(graph: OracleGraph, config: DraftConfig, sequence: Sequence[int]) -> Distribution:
+    """Mix the successors of all known ends of a sequence by the softmax of their scores; empty if none is known."""
+    ends = [tuple(sequence[-order:]) for order in range(min(graph.max_order, len(sequence)), 0, -1)]
+    known = [end for end in ends if end in graph.context_index]
+    scores = [
+        config.attention_order * len(end)
+        + config.attention_count * math.log(1 + graph.ngram_counts[end])
+        - config.attention_entropy * entropy([count for _, count in sorted(graph.context_index[end].items())])
+        for end in known
+    ]
+    weights = [math.exp((score - max(scores)) / config.attention_temperature) for score in scores]
+    normaliser = added(weights)
+    mixture: Distribution = {}
+    for end, weight in zip(known, weights, strict=True):
+        successors = graph.context_index[end]
+        for token, count in successors.items():
+            share = weight / normaliser * (count / successors.total())
+            mixture[token] = mixture.get(token, 0.0) + share
+    return dict(sorted(mixture.items()))
+
+
+def entropy(counts: Sequence[int]) -> float:
+    """Return the entropy in nats of a distribution: the mean of -ln(count / total)."""
+    total = sum(counts)
+    return math.log(total) - added(count * math.log(count) for count in counts) / total
+
+
+def capped(mixture: Distribution, max_candidates: int) -> Distribution:
+    """Return q as float32 values: the most probable tokens, of equals the lowest ids, renormalised."""
+    if 0 < max_candidates < len(mixture):
+        kept = sorted(mixture, key=lambda token: (-mixture[token], token))[:max_candidates]
+        total = added(mixture[token] for token in sorted(kept))
+        mixture = {token: mixture[token] / total for token in sorted(kept)}
+    rounded = {token: float(np.float32(probability)) for token, probability in mixture.items()}
+    return {token: probability for token, probability in rounded.items() if probability > 0.0}
+
+
+def added(numbers: Iterable[float]) -> float:
+    """Add one after another as kernels do; ``sum`` makes up for rounding since Python 3.12."""
+    return functools.reduce(operator.add, numbers, 0.0)

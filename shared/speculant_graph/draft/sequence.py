@@ -1,0 +1,234 @@
+"""One sequence that is drafted for: its tokens, its place in the graph, and how well its drafts did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.draft.calibration import Calibration, CalibrationArrays
+from speculant_graph.draft.evidence import (
+    CORPUS,
+    GAP,
+    LEARNED,
+    NUM_SOURCES,
+    RECYCLED,
+    ROW_SLOTS,
+    SESSION,
+    TOP_SUCCESSORS,
+    GraphArrays,
+    Sources,
+)
+from speculant_graph.draft.history import SESSION_CHAINS, History, as_tokens
+from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd, learn_verified
+from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode
+from speculant_graph.draft.tree import Workspace, propose, take
+from speculant_graph.errors import DraftRequestError
+from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
+
+_TRUST_MEMORY = 0.9
+"""What a step counts for after one more."""
+_TRUST_PRIOR = 2.0
+"""Accepted tokens, expected and found, that a new sequence is credited with."""
+
+
+def graph_arrays(graph: NgramGraph | None) -> GraphArrays:
+    """Return what kernels see of a graph, or of none."""
+    return GraphArrays(
+        words=np.zeros(1, np.uint32) if graph is None else graph.trie.words,
+        table=np.zeros((4, 2), np.int64) if graph is None else graph.trie.table,
+        row_keys=np.full(ROW_SLOTS, -1, np.int64),
+        row_tokens=np.zeros((ROW_SLOTS, TOP_SUCCESSORS), np.int32),
+        row_counts=np.zeros((ROW_SLOTS, TOP_SUCCESSORS), np.int64),
+    )
+
+
+class DraftedSequence:
+    """State of one sequence; not safe to share between threads."""
+
+    def __init__(
+        self,
+        graph: NgramGraph | None,
+        arrays: GraphArrays,
+        config: DraftConfig,
+        learned: LearnedStore,
+        tenant: str,
+        *,
+        learns: bool,
+        costs: NDArray[np.float64],
+    ) -> None:
+        """Begin a sequence without tokens.
+
+        Args:
+            graph: the corpus.
+            arrays: of the graph.
+            config: how to draft.
+            learned: what earlier sequences accepted.
+            tenant: whose sequence it is.
+            learns: whether what it accepts is to be learned when it ends.
+            costs: relative cost of verifying n tokens; empty if it is free.
+        """
+        self.tenant = tenant
+        self.learns = learns
+        self.costs = costs
+        self.history = History(config.max_session_tokens, SESSION_CHAINS)
+        self.state = np.zeros(2, np.int64)
+        self.is_calibrated = False
+        self.draft: Draft = EMPTY_DRAFT
+        self.trust = 1.0
+        self._config = config
+        self._vocabulary_size = MAX_VOCABULARY if graph is None else graph.vocabulary_size
+        self._memory = learned.memory(tenant)
+        self._num_prompt_tokens = 0
+        self._expected, self._found = _TRUST_PRIOR, _TRUST_PRIOR
+        self._rows: dict[int, list[TokenId]] = {}
+        self._storage: NGramStorage | None = None
+        enabled = np.zeros(NUM_SOURCES, np.int64)
+        names = {"corpus": (CORPUS,), "session": (SESSION, GAP), "learned": (LEARNED,), "recycled": (RECYCLED,)}
+        for name in config.sources:
+            enabled[list(names[name])] = 1
+        enabled[CORPUS] *= graph is not None
+        enabled[LEARNED] *= config.max_learned_tokens > 0
+        memory = self._memory
+        self._sources = Sources(arrays, self.history.arrays, memory.history.arrays, memory.recycled.arrays, enabled)
+
+    def sources(self) -> Sources:
+        """Return what kernels draft from, as it is now."""
+        sources, memory = self._sources, self._memory
+        # Arrays move when they grow, which for those of a tenant may be another sequence's doing.
+        if (
+            sources.session is not self.history.arrays
+            or sources.learned is not memory.history.arrays
+            or sources.recycled is not memory.recycled.arrays
+        ):
+            self._sources = sources = sources._replace(
+                session=self.history.arrays, learned=memory.history.arrays, recycled=memory.recycled.arrays
+            )
+        return sources
+
+    def take(
+        self, calibration: CalibrationArrays, workspace: Workspace, tokens: Int64Array, *, learns: bool
+    ) -> None:
+        """Add accepted tokens, shape ``[n]``; the first call brings the prompt, from which nothing is learned."""
+        is_prompt = not len(self.history)
+        if is_prompt:
+            self._num_prompt_tokens = tokens.size
+        self._judge(tokens)
+        if self._storage is not None:
+            self._store(self._storage, tokens)
+        self.history.reserve(tokens.size)
+        take(self.sources(), calibration, workspace, self.state, tokens, learns and not is_prompt)
+        self.draft = EMPTY_DRAFT
+        self._rows = {}
+
+    def recycle(self, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
+        """Take the target's most probable tokens after nodes of the latest draft.
+
+        Raises:
+            DraftRequestError: there is no such node.
+        """
+        if any(not 0 <= node <= len(self.draft) for node in nodes):
+            raise DraftRequestError(f"the latest draft has nodes 0 to {len(self.draft)}; send rows of those")
+        if not len(nodes) or not len(self.history):
+            return
+        last = int(self.history.latest(1)[0])
+        contexts = [self.draft.token_ids[node - 1] if node else last for node in nodes]
+        width = max(1, *map(len, rows))
+        padded = [[*row, *[-1] * (width - len(row))] for row in rows]
+        self._memory.recycled.put(np.array(contexts, np.int64), as_tokens(padded))
+        self._rows = dict(zip(nodes, map(list, rows), strict=True))
+
+    def accepted(self) -> Int64Array:
+        """Return what followed the prompt, or the newest of it, shape ``[n]``."""
+        return self.history.latest(len(self.history) - self._num_prompt_tokens)
+
+    def draft_from_storage(self, budget: int) -> Draft:
+        """Draft a chain from n-grams that this sequence stored (``nasd``)."""
+        if self._storage is None:
+            self._storage = NGramStorage(self._config.nasd_order, self._vocabulary_size)
+            self._storage.initialize([self._valid_end(self.history.latest(len(self.history)))])
+        return draft_nasd(
+            self._storage,
+            self._valid_end(self.history.latest(self._config.nasd_order)),
+            budget,
+            stop_if_unknown=self._config.stop_if_unknown,
+            position=len(self.history),
+        )
+
+    def _judge(self, tokens: Int64Array) -> None:
+        """Compare the latest draft with what was accepted: drafts that promised too much cost trust."""
+        if not self.draft.path_probabilities:
+            return
+        found = len(accepted_path(self.draft, tokens.tolist()))
+        self._expected = self._expected * _TRUST_MEMORY + sum(self.draft.path_probabilities)
+        self._found = self._found * _TRUST_MEMORY + found
+        self.trust = min(1.0, (self._found + _TRUST_PRIOR) / (self._expected + _TRUST_PRIOR))
+
+    def _store(self, storage: NGramStorage, tokens: Int64Array) -> None:
+        if ((tokens < 0) | (tokens >= self._vocabulary_size)).any():
+            self._storage = None  # made again from what follows the foreign tokens
+            return
+        before = self._valid_end(self.history.latest(self._config.nasd_order))
+        rows: list[list[TokenId]] = [[] for _ in range(tokens.size)]
+        emitted = tokens.tolist()
+        for place, node in enumerate([0, *accepted_path(self.draft, emitted)][: tokens.size]):
+            rows[place] = self._rows.get(node, [])
+        learn_verified(storage, [*before, *emitted], len(before), rows, self._config.filler_top_k)
+
+    def _valid_end(self, tokens: Int64Array) -> list[TokenId]:
+        foreign = np.flatnonzero((tokens < 0) | (tokens >= self._vocabulary_size))
+        start = int(foreign[-1]) + 1 if foreign.size else 0
+        valid: list[TokenId] = tokens[start:].tolist()
+        return valid
+
+
+def accepted_path(draft: Draft, token_ids: Sequence[TokenId]) -> list[int]:
+    """Return the nodes of a draft, numbered from 1, along which it agrees with the tokens that followed."""
+    children = {
+        (parent, token_id): node
+        for node, (parent, token_id) in enumerate(zip(draft.parents, draft.token_ids, strict=True), start=1)
+    }
+    path: list[int] = []
+    for token_id in token_ids:
+        node = children.get((path[-1] if path else 0, token_id))
+        if node is None:
+            break
+        path.append(node)
+    return path
+
+
+class SequenceProposals:
+    """What may follow a sequence and paths from it, by calibrated probability; a ``ProposalSource``."""
+
+    def __init__(
+        self, sequence: DraftedSequence, calibration: CalibrationArrays, workspace: Workspace, max_branches: int
+    ) -> None:
+        """Propose from a sequence, which must not change meanwhile."""
+        self._sequence = sequence
+        self._calibration = calibration
+        self._workspace = workspace
+        self._tokens = np.zeros(max_branches, np.int64)
+        self._probabilities = np.zeros(max_branches)
+        self._paths: list[list[TokenId]] = []
+
+    def expand(self, nodes: Sequence[ExpandedNode], limit: int) -> list[Candidates]:
+        """Return the candidates of every node; see ``ProposalSource``."""
+        return [self._candidates(node, limit) for node in nodes]
+
+    def _candidates(self, node: ExpandedNode, limit: int) -> Candidates:
+        self._paths.append([*self._paths[node.parent], node.token_id] if node.number else [])
+        size = propose(
+            self._sequence.sources(),
+            self._calibration,
+            self._workspace,
+            self._sequence.state,
+            np.array(self._paths[-1], np.int64),
+            self._tokens[:limit],
+            self._probabilities[:limit],
+        )
+        return Candidates(self._tokens[:size].tolist(), self._probabilities[:size].tolist())

@@ -1,0 +1,231 @@
+"""Drafts for many sequences, from a graph and from what the sequences themselves accept.
+
+A sequence is opened, told what was accepted, asked for drafts, and closed. Every draft is made from all that is known
+at that moment; what is accepted teaches the next one. Knows neither sockets nor models.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.draft.calibration import Calibration
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES, DraftGenerator
+from speculant_graph.draft.history import as_tokens
+from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.proposal_tree import draft_beam, draft_tree
+from speculant_graph.draft.sequence import DraftedSequence, SequenceProposals, graph_arrays
+from speculant_graph.draft.tree import MAX_NODES, grow, make_workspace
+from speculant_graph.errors import ConfigError, DraftRequestError
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import EMPTY_DRAFT, Draft, StrategyName, TokenId
+
+CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec", "beam"))
+"""Strategies whose path probabilities are calibrated."""
+
+_NO_COSTS = np.zeros(0)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOrder:
+    """What is wanted for one sequence."""
+
+    session_id: int
+    """The sequence."""
+    node_budget: int
+    """Most nodes; more than 1,024 are never drafted."""
+    seed: int = 0
+    """Seed of ``sampling``: the same seed and position give the same draft."""
+    strategy: StrategyName | None = None
+    """How to draft; the configured strategy if None."""
+
+
+class SessionDrafter:
+    """Drafts for many sequences. Calls from several threads wait for each other."""
+
+    def __init__(
+        self,
+        graph: NgramGraph | None,
+        config: DraftConfig | None = None,
+        *,
+        calibration: Calibration | None = None,
+        learned: LearnedStore | None = None,
+    ) -> None:
+        """Make a drafter without sequences.
+
+        Args:
+            graph: the corpus; None drafts from the sequences alone.
+            config: how to draft.
+            calibration: how far evidence is to be trusted; changed by what is accepted. The store's, or a new one, by
+                default.
+            learned: what earlier sequences accepted; a store in memory by default.
+        """
+        self.graph = graph
+        self.config = config or DraftConfig()
+        self.learned = learned or LearnedStore(self.config.max_learned_tokens)
+        self.calibration = calibration or self.learned.load_calibration()
+        self._generator = None if graph is None else DraftGenerator(graph, self.config)
+        self._graph = graph_arrays(graph)
+        self._workspace = make_workspace(MAX_NODES, self.config.max_branches)
+        self._sequences: dict[int, DraftedSequence] = {}
+        self._lock = threading.Lock()
+        self._limits: dict[tuple[int, int], np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
+        self._warm_up()
+
+    def __len__(self) -> int:
+        """Number of open sequences."""
+        return len(self._sequences)
+
+    def open(self, session_id: int, *, tenant: str = "", learn: bool = False, cost: CostCurve | None = None) -> None:
+        """Begin a sequence.
+
+        Args:
+            session_id: its number, not in use.
+            tenant: whose it is: it drafts from what this tenant's earlier sequences accepted.
+            learn: whether later sequences of the tenant draft from what this one accepts.
+            cost: what verifying costs; None: nothing.
+
+        Raises:
+            DraftRequestError: the number is in use.
+        """
+        with self._lock:
+            if session_id in self._sequences:
+                raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
+            costs = _NO_COSTS if cost is None or not self.config.cost_aware else cost.table(MAX_NODES + 1)
+            self._sequences[session_id] = DraftedSequence(
+                self.graph, self._graph, self.config, self.learned, tenant, learns=learn, costs=costs
+            )
+
+    def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
+        """Add tokens to a sequence: at first the prompt, then, step by step, what was accepted.
+
+        What follows the prompt teaches how far the sources can be trusted; about 4 microseconds a token.
+
+        Raises:
+            DraftRequestError: there is no such sequence.
+        """
+        with self._lock:
+            sequence = self._find(session_id)
+            tokens = as_tokens(token_ids)
+            learns = self.config.strategy in CALIBRATED or sequence.is_calibrated
+            sequence.take(self.calibration.arrays, self._workspace, tokens, learns=learns)
+
+    def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
+        """Learn the target's most probable tokens at positions of the latest draft, before :meth:`accept`.
+
+        Args:
+            session_id: the sequence.
+            nodes: per row the node it follows: 0 for the end of the sequence, j + 1 for node j of its latest draft,
+                accepted or not.
+            rows: per row the most probable next tokens, best first.
+
+        Raises:
+            DraftRequestError: there is no such sequence or node, or not one row per node.
+        """
+        with self._lock:
+            sequence = self._find(session_id)
+            if len(nodes) != len(rows):
+                raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
+            sequence.recycle(nodes, [list(row)[: self.config.filler_top_k] for row in rows])
+
+    def draft(self, orders: Sequence[DraftOrder]) -> list[Draft]:
+        """Draft for a batch, in order.
+
+        Raises:
+            DraftRequestError: a sequence is not open.
+            ConfigError: there is no such strategy, or it needs a graph.
+        """
+        with self._lock:
+            sequences = [self._find(order.session_id) for order in orders]
+            return [self._draft(sequence, order) for sequence, order in zip(sequences, orders, strict=True)]
+
+    def close(self, session_id: int) -> None:
+        """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""
+        with self._lock:
+            sequence = self._sequences.pop(session_id, None)
+            if sequence is not None and sequence.learns:
+                self.learned.add(sequence.tenant, sequence.accepted())
+
+    def save(self) -> None:
+        """Bring what was learned to disk, if the store has one."""
+        with self._lock:
+            self.learned.save(self.calibration)
+
+    def _find(self, session_id: int) -> DraftedSequence:
+        try:
+            return self._sequences[session_id]
+        except KeyError:
+            raise DraftRequestError(f"session {session_id} is not open; open it first") from None
+
+    def _draft(self, sequence: DraftedSequence, order: DraftOrder) -> Draft:
+        strategy = order.strategy or self.config.strategy
+        budget = min(order.node_budget, MAX_NODES)
+        if budget <= 0:
+            draft = EMPTY_DRAFT
+        elif strategy in ("tree", "adaptive"):
+            draft = self._grown(sequence, strategy, budget)
+        elif strategy in CHAIN_STRATEGY_NAMES:
+            draft = self._chain(sequence, strategy, budget, order.seed)
+        elif strategy == "nasd":
+            draft = sequence.draft_from_storage(budget)
+        elif strategy in ("specexec", "beam"):
+            draft = self._searched(sequence, strategy, budget)
+        else:
+            raise ConfigError(f"no strategy {strategy!r}; DraftConfig lists them")
+        sequence.is_calibrated |= strategy in CALIBRATED
+        sequence.draft = draft
+        return draft
+
+    def _grown(self, sequence: DraftedSequence, strategy: StrategyName, budget: int) -> Draft:
+        branches = self.config.max_branches if strategy == "tree" else 1
+        limits = self._limits.get((budget, branches))
+        if limits is None:
+            limits = self._limits[budget, branches] = np.array([budget, self.config.max_depth, branches], np.int64)
+        size = grow(
+            sequence.sources(),
+            self.calibration.arrays,
+            self._workspace,
+            sequence.state,
+            limits,
+            sequence.costs,
+            sequence.trust,
+        )
+        tree = self._workspace.tree
+        return Draft(
+            token_ids=tuple(tree.tokens[1 : size + 1].tolist()),
+            parents=tuple(tree.parents[1 : size + 1].tolist()),
+            path_probabilities=tuple(tree.probabilities[1 : size + 1].tolist()),
+            strategy=strategy,
+            terminated_early=size < budget,
+        )
+
+    def _chain(self, sequence: DraftedSequence, strategy: StrategyName, budget: int, seed: int) -> Draft:
+        if self._generator is None:
+            raise ConfigError(f"strategy {strategy} drafts from a graph; give one, or choose adaptive or tree")
+        context = sequence.history.latest(self._generator.graph.max_order).tolist()
+        return self._generator.draft(
+            context,
+            budget,
+            strategy,
+            seed=seed,
+            position=len(sequence.history),
+            max_candidates=self.config.max_candidates,
+        )
+
+    def _searched(self, sequence: DraftedSequence, strategy: StrategyName, budget: int) -> Draft:
+        source = SequenceProposals(sequence, self.calibration.arrays, self._workspace, self.config.max_branches)
+        make = draft_tree if strategy == "specexec" else draft_beam
+        return make(source, budget, self.config.max_depth, self.config.beam_width, self.config.max_branches)
+
+    def _warm_up(self) -> None:
+        """Compile or load every kernel, so that no sequence waits for it."""
+        self.open(0)
+        self.accept(0, [0, 1, 0, 1])
+        self.draft([DraftOrder(0, 2, strategy="tree")])
+        self.accept(0, [1])
+        self.close(0)

@@ -1,0 +1,281 @@
+"""Chains of kernels are those of the slow and obvious reference, and draws have the distribution that is returned."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from speculant_graph import random_stream
+from speculant_graph.config import DraftConfig
+from speculant_graph.draft import chain, reference
+from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.graph.layout import CHILD, Trie
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.types import Draft, MixingName
+from support.graphs import graph_of
+
+VOCABULARY_SIZE = 40
+
+token = st.one_of(st.integers(0, 3), st.integers(0, VOCABULARY_SIZE - 1))
+weight = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 8))
+configs = st.builds(
+    DraftConfig,
+    k=st.integers(0, 12),
+    strategy=st.sampled_from(["greedy", "sampling"]),
+    mixing=st.sampled_from(["longest", "attention"]),
+    max_candidates=st.sampled_from([0, 0, 1, 2, 3, 10]),
+    attention_order=weight,
+    attention_count=weight,
+    attention_entropy=weight,
+    attention_temperature=st.one_of(st.just(1.0), st.floats(1e-3, 30), st.just(1e-320)),
+)
+
+
+def distributions_of(draft: Draft) -> list[reference.Distribution]:
+    return [
+        dict(zip(proposal.token_ids.tolist(), proposal.probabilities.tolist(), strict=True))
+        for proposal in draft.proposals
+    ]
+
+
+def assert_as_reference(
+    fast: NgramGraph, slow: OracleGraph, config: DraftConfig, context: list[int], seed: int
+) -> None:
+    expected, distributions = reference.draft_chain(slow, config, context, seed)
+    draft = DraftGenerator(fast, config).generate(context, seed=seed)
+    assert list(draft.token_ids) == expected
+    assert distributions_of(draft) == distributions
+    assert draft.is_chain
+    assert draft.terminated_early == (len(expected) < config.k)
+    for distribution in distributions:
+        assert abs(math.fsum(distribution.values()) - 1) < 1e-6
+
+
+@settings(max_examples=600)
+@given(
+    documents=st.lists(st.lists(token, min_size=1, max_size=60), min_size=1, max_size=3),
+    max_order=st.integers(1, 7),
+    boundaries=st.booleans(),
+    config=configs,
+    seed=st.one_of(st.integers(0, 2**64), st.integers(-(2**70), 2**70)),
+    data=st.data(),
+)
+def test_chains(
+    documents: list[list[int]],
+    max_order: int,
+    boundaries: bool,
+    config: DraftConfig,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    fast = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
+    slow = OracleGraph(documents if boundaries else [list(itertools.chain(*documents))], max_order)
+    document = data.draw(st.sampled_from(documents))
+    end = data.draw(st.integers(0, len(document)))
+    other = data.draw(st.lists(st.one_of(token, st.sampled_from([-1, VOCABULARY_SIZE, 2**70])), max_size=1))
+    assert_as_reference(fast, slow, config, document[max(0, end - 9) : end] + other, seed)
+
+
+def test_long_rows() -> None:
+    # Thousands of successors, counts below and above the table of logarithms, and ties.
+    random = np.random.default_rng(1)
+    pairs = [(0, int(successor)) for successor in random.zipf(1.2, 9_000) % 3_000]
+    text = [*itertools.chain(*pairs), *[0, 7] * 2_000]
+    fast, slow = graph_of([text], 3, 3_000), OracleGraph([text], 3)
+    assert len(fast.successors([0])) > 1_500
+    for strategy, mixing, cap in itertools.product(
+        ("greedy", "sampling"), ("longest", "attention"), (0, 1, 700, 5_000)
+    ):
+        config = DraftConfig(k=5, strategy=strategy, mixing=mixing, max_candidates=cap)
+        for context in ([0], [7, 0], text[101:104]):
+            assert_as_reference(fast, slow, config, context, seed=5)
+
+
+@given(counts=st.lists(st.integers(1, 10_000), min_size=1, max_size=50))
+def test_entropy(counts: list[int]) -> None:
+    assert reference.entropy(counts) == pytest.approx(stats.entropy(counts), abs=1e-12)
+
+
+@settings(max_examples=300)
+@given(masses=st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 2.5, 7.0]), min_size=1, max_size=60), data=st.data())
+def test_the_last_of_the_largest(masses: list[float], data: st.DataObject) -> None:
+    num_kept = data.draw(st.integers(1, len(masses)))
+    ranked = sorted(range(len(masses)), key=lambda index: (-masses[index], index))
+    assert chain.last_kept(np.array(masses), num_kept) == ranked[num_kept - 1]
+
+
+signed = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)]))
+
+
+@settings(max_examples=500)
+@given(seed=signed, position=signed, stream=st.integers(0, 5))
+def test_random_numbers(seed: int, position: int, stream: int) -> None:
+    assert chain.uniform(seed, position, stream) == random_stream.uniform(seed, position, stream)
+
+
+def test_many_random_numbers() -> None:
+    for position in range(20_000):
+        assert chain.uniform(position * 977, position, 1) == random_stream.uniform(position * 977, position, 1)
+
+
+def test_quantiles_beyond_a_rounded_sum_take_the_last_possible_token() -> None:
+    words = np.array([2, 0, 0, 4, 0, 0, 6, 0, 0, 8, 0, 0], np.uint32)
+    masses = np.array([0.25, 0.5, 0.25 - 2**-20, 1e-60])
+    token_ids, probabilities = np.empty(4, np.uint32), np.empty(4, np.float32)
+    for number, drawn in [(0.0, 0), (0.25 - 2**-40, 0), (0.25, 1), (0.7499, 1), (0.75, 2), (1 - 2**-53, 2)]:
+        assert chain.propose(words, 0, 3, masses, 1.0, 0, number, token_ids, probabilities) == (3, drawn)
+        assert token_ids[:3].tolist() == [2, 4, 6]
+        assert probabilities[:3].tolist() == [0.25, 0.5, 0.25 - 2**-20]
+
+
+def skewed_graph() -> tuple[NgramGraph, OracleGraph]:
+    """Return graphs in which (5, 0) is followed otherwise than 0 alone."""
+    after_zero = {1: 50, 2: 30, 3: 15, 4: 5}
+    after_both = {1: 5, 4: 15}
+    text = [token for successor, count in after_zero.items() for token in [6, 0, successor] * count]
+    text += [token for successor, count in after_both.items() for token in [5, 0, successor] * count]
+    return graph_of([text], 2, 7), OracleGraph([text], 2)
+
+
+def p_value(drawn: Counter[int], distribution: reference.Distribution) -> float:
+    total = sum(distribution.values())
+    observed = [drawn[token] for token in distribution]
+    expected = [drawn.total() * probability / total for probability in distribution.values()]
+    assert sum(observed) == drawn.total()
+    return float(stats.chisquare(observed, expected).pvalue)
+
+
+@pytest.mark.parametrize("max_candidates", [0, 3])
+def test_draws_have_the_exact_distribution(max_candidates: int) -> None:
+    fast, slow = skewed_graph()
+    exact: dict[MixingName, reference.Distribution] = {
+        "longest": {1: 0.25, 4: 0.75},
+        "attention": reference.capped(reference.attention_mixture(slow, DraftConfig(), [5, 0]), max_candidates),
+    }
+    for mixing, distribution in exact.items():
+        config = DraftConfig(k=1, strategy="sampling", mixing=mixing, max_candidates=max_candidates)
+        generator = DraftGenerator(fast, config)
+        drawn = Counter(generator.generate([5, 0], seed=seed).token_ids[0] for seed in range(8_000))
+        assert p_value(drawn, distribution) > 1e-3
+        # The control: four of a hundred moved from one token to another are seen.
+        wrong = distribution | {1: distribution[1] + 0.04, 4: distribution[4] - 0.04}
+        assert p_value(drawn, wrong) < 1e-6
+
+
+def test_later_tokens_have_the_distribution_of_their_context() -> None:
+    fast, slow = skewed_graph()
+    config = DraftConfig(k=4, strategy="sampling", mixing="attention")
+    generator = DraftGenerator(fast, config)
+    drawn: dict[tuple[int, int], Counter[int]] = {(5, 0): Counter(), (6, 0): Counter()}
+    for seed in range(6_000):
+        _, first, second, third = generator.generate([6, 0], seed=seed).token_ids
+        drawn[first, second][third] += 1
+    assert min(counter.total() for counter in drawn.values()) > 500
+    for context, counter in drawn.items():
+        assert p_value(counter, reference.attention_mixture(slow, config, context)) > 1e-3
+        (other,) = drawn.keys() - {context}
+        assert p_value(counter, reference.attention_mixture(slow, config, other)) < 1e-6
+
+
+@pytest.mark.parametrize("mixing", ["longest", "attention"])
+def test_caps_cut_before_the_draw(mixing: MixingName) -> None:
+    fast, _ = skewed_graph()
+    whole = DraftConfig(k=1, strategy="sampling", mixing=mixing)
+    capped = DraftGenerator(fast, whole.model_copy(update={"max_candidates": 2}))
+    seeds = range(300)
+    drawn_whole = {DraftGenerator(fast, whole).generate([6, 0], seed=seed).token_ids[0] for seed in seeds}
+    assert drawn_whole == {1, 2, 3, 4}, "tokens that a cap cuts are drawn without it"
+    drafts = [capped.generate([6, 0], seed=seed) for seed in seeds]
+    # One that kept the token drawn from the whole row, or rejected it, would have other supports or other draws.
+    assert {tuple(draft.proposals[0].token_ids.tolist()) for draft in drafts} == {(1, 2)}
+    share = float(drafts[0].proposals[0].probabilities[0])
+    assert len({tuple(draft.proposals[0].probabilities.tolist()) for draft in drafts}) == 1
+    expected = [1 if random_stream.uniform(seed, 2, random_stream.PROPOSAL_STREAM) < share else 2 for seed in seeds]
+    assert [draft.token_ids[0] for draft in drafts] == expected
+    assert set(expected) == {1, 2}
+
+
+@pytest.mark.parametrize("mixing", ["longest", "attention"])
+def test_the_same_seed_and_position_give_the_same_draft(mixing: MixingName) -> None:
+    text = np.random.default_rng(3).integers(0, 6, 600).tolist()
+    generator = DraftGenerator(graph_of([text], 2, 6), DraftConfig(mixing=mixing, max_candidates=4))
+    context = [1, 2, 3, 4]
+
+    def tokens(seed: int, position: int | None = None) -> tuple[int, ...]:
+        return generator.draft(context, 8, "sampling", seed, position).token_ids
+
+    assert tokens(5) == tokens(5) == tokens(5, 4) == tokens(5 + 2**64) == tokens(5 - 2**64, 4)
+    assert len({tokens(5), tokens(6), tokens(5, 5), tokens(5, 2**40)}) == 4
+    # What was accepted meanwhile changes no later token: with attention all contexts are matched anew.
+    if mixing == "attention":
+        later = generator.draft([*context, *tokens(5)[:3]], 5, "sampling", 5)
+        assert later.token_ids == tokens(5)[3:]
+
+
+def draft_everywhere(graph: NgramGraph) -> None:
+    """Draft in all ways from a graph that is damaged."""
+    for mixing, strategy, cap in itertools.product(("longest", "attention"), ("greedy", "sampling"), (0, 2)):
+        generator = DraftGenerator(graph, DraftConfig(mixing=mixing, attention_temperature=0.1))
+        for context in itertools.product(range(-1, 7, 2), repeat=3):
+            draft = generator.draft(context, 5, strategy, seed=1, max_candidates=cap)
+            assert all(0 <= token_id < 2**21 for token_id in draft.token_ids)
+            for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=strategy == "sampling"):
+                assert token_id in proposal.token_ids
+                assert (proposal.probabilities > 0).all()
+                assert abs(proposal.probabilities.sum(dtype=np.float64) - 1) < 1e-6 or mixing == "attention"
+
+
+def draft_from_damaged_graphs(num_graphs: int) -> None:
+    """Draft from a graph of which up to thirty words are wrong, again and again."""
+    graph = graph_of([np.random.default_rng(0).integers(0, 6, 300).tolist()], 3, 8)
+    random = np.random.default_rng(1)
+    for _ in range(num_graphs):
+        words, table = graph.trie.words.copy(), graph.trie.table
+        places = random.integers(int(table[:-1, 0].min()), words.size, random.integers(1, 30))
+        values = random.choice([0, 1, 2**31, 2**32 - 1, 50, 300, 2**21 - 1], places.size)
+        words[places] = values ^ random.integers(0, 2, places.size)
+        words.flags.writeable = False
+        draft_everywhere(NgramGraph(Trie(words, table), graph.metadata))
+
+
+def test_damaged_graphs_give_wrong_drafts_at_worst() -> None:
+    draft_from_damaged_graphs(5)
+
+
+@pytest.mark.parametrize("mixing", ["longest", "attention"])
+def test_no_row_is_longer_than_the_vocabulary(mixing: MixingName) -> None:
+    graph = graph_of([np.random.default_rng(0).integers(0, 6, 300).tolist()], 3, 6)
+    words = graph.trie.words.copy()
+    damaged = NgramGraph(Trie(words, graph.trie.table), graph.metadata)
+    records = damaged.trie.level(1)
+    records[1:, CHILD] = records[-1, CHILD]
+    assert len(damaged.successors([0])) == graph.trie.nodes_per_level[1] > 30
+    (proposal,) = DraftGenerator(damaged, DraftConfig(mixing=mixing)).draft([0], 1, "sampling").proposals
+    assert len(proposal.token_ids) == 6
+
+
+@pytest.mark.slow
+def test_no_damage_leads_a_kernel_out_of_its_array(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "NUMBA_BOUNDSCHECK": "1",
+        "NUMBA_CACHE_DIR": str(tmp_path / "kernels"),
+        "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)]),
+    }
+    command = "import test_draft_chain; test_draft_chain.draft_from_damaged_graphs(150); print('safe')"
+    result = subprocess.run(
+        [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.strip() == "safe", result.stderr

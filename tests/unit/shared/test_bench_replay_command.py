@@ -1,0 +1,235 @@
+"""The command that replays recorded outputs: what it reads, prints and refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from speculant_graph.bench.replay_traces import read_workloads
+from speculant_graph.cli.bench import run
+from speculant_graph.cli.main import main
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.errors import ConfigError, CorpusError, TokenizerMismatchError
+from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.types import Fingerprint
+
+RESULT_KEYS = {
+    "workload", "strategy", "budget", "mean_accepted_tokens", "acceptance_rate", "drafted_per_step", "empty_rate",
+    "expected_over_actual", "draft_us_p50", "draft_us_p99", "relative_speed",
+}  # fmt: skip
+
+Bench = Callable[..., dict[str, object]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_folder: Path) -> CorpusTokenizer:
+    return CorpusTokenizer.load(tokenizer_folder)
+
+
+def test_reading_traces(tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    lines = [
+        {"id": "1", "prompt": "the terms", "output": " of the agreement<|endoftext|>", "workload": "legal"},
+        {"prompt": "", "output": "é"},
+        {"prompt": "nothing was said", "output": ""},
+        {"prompt": "more", "output": "more"},
+    ]
+    text = "\n\n".join(json.dumps(line) for line in lines)
+    path.write_text(text, encoding="utf-8")
+    (workload,) = read_workloads([path], tokenizer)
+    assert workload.name == "legal"
+    assert [tokenizer.decode(trace.output) for trace in workload.traces] == [lines[0]["output"], "é", "more"]
+    assert workload.traces[0].prompt == tuple(tokenizer.encode("the terms"))
+    assert tokenizer.eos_id not in workload.traces[0].output, "text of special tokens is text"
+    assert workload.traces[1].prompt == ()
+    path.write_text(text.replace('"workload"', '"other"') + "\nno JSON", encoding="utf-8")
+    (workload,) = read_workloads([path], tokenizer, limit=4)
+    assert (workload.name, len(workload.traces)) == ("answers", 3), "lines beyond the limit are not looked at"
+    with pytest.raises(CorpusError, match=r"answers\.jsonl:8: is no JSON"):
+        read_workloads([path], tokenizer)
+    with pytest.raises(ConfigError, match="both of workload 'answers'"):
+        read_workloads([path, path], tokenizer, limit=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", r"bad\.jsonl: holds no trace"),
+        (b'\n{"prompt": "a", "output": ""}\n', r"bad\.jsonl: holds no trace with an output; give"),
+        (b'\n{"prompt": "a"\n', r"bad\.jsonl:2: is no JSON .*; mend"),
+        (b'{"prompt": "a", "output": "\xff"}', r"bad\.jsonl:1: is no JSON"),
+        (b"[1]", r"bad\.jsonl:1: is no JSON object; give"),
+        (b'{"id": "1", "output": "b"}', r"bad\.jsonl:1: has no field 'prompt'; give"),
+        (b'{"prompt": "a", "output": "b"}\n{"prompt": "a"}', r"bad\.jsonl:2: has no field 'output'"),
+        (b'{"prompt": "a", "output": 7}', r"bad\.jsonl:1: the field 'output' is no text; make"),
+        (b'{"prompt": "\\ud800", "output": "b"}', r"bad\.jsonl:1: the field 'prompt' has half a surrogate"),
+        (b'{"prompt": "a", "output": "b", "workload": "\\u001b[1m"}', r"bad\.jsonl: .*control characters; rename"),
+    ],
+)
+def test_files_that_are_no_traces(content: bytes, complaint: str, tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(CorpusError, match=complaint) as raised:
+        read_workloads([path], tokenizer)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(CorpusError, match="can't be read"):
+        read_workloads([tmp_path / "missing.jsonl"], tokenizer)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    words = ["the", "parties", "agree", "to", "terms", "of", "agreement", "value", "return", "sample"]
+    generator = random.Random(3)
+    path = tmp_path / "corpus.txt"
+    path.write_text(" ".join(generator.choice(words) for _ in range(600)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def traces(tmp_path: Path, corpus: Path) -> Path:
+    """Outputs that are in the corpus, and one that is not."""
+    text = corpus.read_text(encoding="utf-8")
+    path = tmp_path / "traces.jsonl"
+    pieces = [(text[start : start + 80], text[start + 80 : start + 200]) for start in (0, 700, 1_500)]
+    lines = [{"prompt": prompt, "output": output} for prompt, output in [*pieces, ("a value", " xyz quip xyz quip")]]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str], tokenizer_folder: Path) -> Bench:
+    """Run the bench and return its JSON object, which must be the last line, with the rest of what it printed."""
+
+    def run_bench(*arguments: object) -> dict[str, object]:
+        assert run(["replay", *map(str, arguments), "--tokenizer", str(tokenizer_folder), "--json"]) == 0
+        printed = capsys.readouterr()
+        *lines, last = printed.out.splitlines()
+        report: dict[str, object] = json.loads(last)
+        return report | {"printed": "\n".join(lines), "told": printed.err}
+
+    return run_bench
+
+
+def test_replaying_from_a_corpus(
+    bench: Bench, corpus: Path, traces: Path, tokenizer: CorpusTokenizer, tmp_path: Path
+) -> None:
+    options = ("--corpus", corpus, "--traces", traces, "--max-order", 3)
+    picture = tmp_path / "picture.svg"
+    report = bench(*options, "--strategy", "greedy,prompt-lookup", "--budget", "4,2", "--plot", picture)
+    assert report.keys() >= {"results", "machine", "command"}
+    results: list[dict[str, object]] = report["results"]  # type: ignore[assignment]
+    assert all(result.keys() >= RESULT_KEYS for result in results)
+    runs = [(result["workload"], result["strategy"], result["budget"]) for result in results]
+    assert runs == [("traces", strategy, budget) for strategy in ("greedy", "prompt-lookup") for budget in (2, 4)]
+    assert all(result["relative_speed"] is None for result in results)
+    # The oracle replays the same: dictionaries and plain loops.
+    text = [tokenizer.bos_id, *tokenizer.encode(corpus.read_text(encoding="utf-8")), tokenizer.eos_id]
+    oracle = OracleGraph([text], 3)  # type: ignore[list-item]
+    (workload,) = read_workloads([traces], tokenizer)
+    for result, budget in zip(results[:2], (2, 4), strict=True):
+        num_steps = 0
+        for trace in workload.traces:
+            position = 0
+            while position < len(trace.output):
+                drafted, _ = oracle.draft(trace.prompt + trace.output[:position], budget, "greedy")
+                rest = trace.output[position:]
+                agreeing = [n for n in range(len(drafted) + 1) if tuple(drafted[:n]) == rest[:n]]
+                position += max(agreeing) + 1
+                num_steps += 1
+        assert result["steps"] == num_steps
+        assert result["output_tokens"] == workload.num_tokens
+        assert result["mean_accepted_tokens"] == round(workload.num_tokens / num_steps, 4)
+    assert picture.read_text(encoding="utf-8").count("prompt-lookup") == 1
+    assert "× prompt" in str(report["printed"])
+    assert "relative" not in str(report["printed"]), "no column without a figure"
+    assert "traces, greedy, 4 nodes: " in str(report["told"])
+
+
+def test_replaying_with_a_price(bench: Bench, corpus: Path, traces: Path, tmp_path: Path) -> None:
+    steep = tmp_path / "steep.json"
+    steep.write_text('{"tokens": [1, 32], "relative": [1.0, 100.0]}', encoding="utf-8")
+    options = ("--corpus", corpus, "--traces", traces, "--budget", 4, "--limit", 2, "--strategy", "tree,greedy")
+    fixed = bench(*options, "--cost", steep, "--fixed")
+    priced = bench(*options, "--cost", steep)
+    flat = bench(*options, "--cost", "flat")
+    assert [report["cost_aware"] for report in (fixed, priced, flat)] == [False, True, True]
+    for report in (fixed, priced, flat):
+        results: list[dict[str, object]] = report["results"]  # type: ignore[assignment]
+        assert all(result["traces"] == 2 for result in results)
+        assert results[1]["expected_over_actual"] is None, "greedy has no probabilities"
+        assert "relative" in str(report["printed"])
+    tree = {name: report["results"][0] for name, report in (("fixed", fixed), ("priced", priced), ("flat", flat))}  # type: ignore[index]
+    assert tree["fixed"]["drafted"] > 0
+    assert tree["fixed"]["relative_speed"] < 1
+    assert tree["fixed"]["expected_over_actual"] is not None
+    assert "predicted → actual" in str(fixed["printed"])
+    assert tree["priced"]["drafted"] == 0, "no node is worth three plain steps"
+    assert tree["priced"]["relative_speed"] == 1
+    assert tree["flat"]["relative_speed"] == tree["flat"]["mean_accepted_tokens"]
+
+
+def test_replaying_online(bench: Bench, tmp_path: Path) -> None:
+    output = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=150))
+    path = tmp_path / "twice.jsonl"
+    lines = [json.dumps({"prompt": prompt, "output": output}) + "\n" for prompt in ("the terms", "a value")]
+    path.write_text("".join(lines), encoding="utf-8")
+    options = ("--traces", path, "--strategy", "tree", "--budget", 8)
+    steps = {}
+    for flags in ((), ("--online",)):
+        report = bench(*options, *flags)
+        assert report["online"] is bool(flags)
+        steps[flags] = report["results"][0]["steps"]  # type: ignore[index]
+    assert steps["--online",] < 0.75 * steps[()], "the second time the output is known"
+
+
+def test_replaying_without_a_graph_and_from_a_file(
+    bench: Bench, corpus: Path, traces: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    options = ("--traces", traces, "--strategy", "tree,prompt-lookup", "--budget", 4)
+    alone = bench(*options)
+    assert alone["graph_tokens"] is None
+    shuffled = bench(*options, "--shuffle")
+    assert shuffled["shuffled"] is True
+    tokens = [result["output_tokens"] for report in (alone, shuffled) for result in report["results"]]  # type: ignore[attr-defined]
+    assert len(set(tokens)) == 1
+    path = tmp_path / "graph.pkl"
+    graph = GraphBuilder(tokenizer_folder).build([corpus], path)
+    from_file = bench(*options, "--graph", path)
+    assert from_file["graph_tokens"] == graph.metadata.num_tokens
+    same = bench(*options, "--corpus", corpus)
+    for first, second in zip(from_file["results"], same["results"], strict=True):  # type: ignore[call-overload]
+        assert first["steps"] == second["steps"]
+        assert first["drafted"] == second["drafted"]
+
+
+def test_refusals(corpus: Path, traces: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+    def refused(kind: type[Exception], complaint: str, *arguments: object) -> None:
+        with pytest.raises(kind, match=complaint):
+            run(["replay", "--traces", str(traces), *map(str, arguments), "--tokenizer", str(tokenizer_folder)])
+
+    other = tmp_path / "other.pkl"
+    build_from_token_ids([1, 2, 3], Fingerprint("test", "00" * 32, 50)).save(other)
+    refused(TokenizerMismatchError, "built with tokenizer", "--graph", other)
+    refused(ConfigError, "give one of them", "--graph", other, "--corpus", corpus)
+    refused(ConfigError, "no curve and no file 'cheap'; choose from flat", "--cost", "cheap")
+    refused(ConfigError, "set --cost", "--fixed")
+    refused(ConfigError, r"ends in none of \.png, \.svg", "--plot", tmp_path / "a.gif")
+    refused(ConfigError, "there is no folder", "--plot", tmp_path / "no" / "a.png")
+    refused(ConfigError, "--limit", "--limit", 0)
+    refused(ConfigError, "no strategy", "--strategy", "fastest")
+
+
+def test_a_bad_line_is_one_line_to_the_user(
+    tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"prompt": "a"}\n', encoding="utf-8")
+    assert main(["bench", "replay", "--traces", str(path), "--tokenizer", str(tokenizer_folder)]) == 1
+    assert capsys.readouterr().err == (
+        f"speculant: bench: {path}:1: has no field 'output'; give it the text, or leave the line out\n"
+    )
