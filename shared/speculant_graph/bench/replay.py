@@ -44,7 +44,7 @@ class BenchReplaySettings(CommandSettings):
     --graph the drafts come from the sequences alone."""
     graph_path: Path | None = None
     """Draft from this graph file (--graph for short) instead of counting a corpus."""
-    strategy: str = f"greedy,tree,{PROMPT_LOOKUP}"
+    strategy: str = f"adaptive,tree,{PROMPT_LOOKUP}"
     """Strategies, separated by commas: those of --draft.strategy, and 'prompt-lookup', which copies what followed the
     last tokens where they first occurred."""
     budget: str = "8,16,32"
@@ -78,6 +78,8 @@ def run(arguments: Sequence[str]) -> int:
     strategies, budgets = parse_strategies(settings.strategy), parse_budgets(settings.budget)
     if settings.corpus and settings.graph_path is not None:
         raise ConfigError("--corpus and --graph both say what to draft from; give one of them")
+    if not settings.corpus and settings.graph_path is None:
+        _check_graphless(strategies)
     if settings.plot is not None:
         _check_plot(settings.plot)
     cost = None if settings.cost is None else load_cost(settings.cost)
@@ -172,6 +174,16 @@ def _long_name(argument: str) -> str:
     """Spell ``--graph`` out; by itself it is the name of the section with the tokenizer."""
     name, sign, value = argument.partition("=")
     return f"--graph-path{sign}{value}" if name == "--graph" else argument
+
+
+def _check_graphless(strategies: Sequence[str]) -> None:
+    from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
+
+    for name in strategies:
+        if name in CHAIN_STRATEGY_NAMES:
+            raise ConfigError(
+                f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
+            )
 
 
 def _check_plot(path: Path) -> None:

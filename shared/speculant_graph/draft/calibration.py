@@ -49,7 +49,7 @@ SMALLEST_CANDIDATE = 2.0**-10
 """Less probable candidates are neither adjusted nor drafted."""
 
 _LENGTHS, _OCCURRENCES, _DISTINCT = 11, 6, 3
-_PROBABILITIES, _SUPPORTS = 20, 7 * 11 * 3 * 3
+_PROBABILITIES, _SUPPORTS = 20, 1 << 11
 _SLOTS = 1_024
 _UNSEEN = 1e-4
 """Probability that the model grants to a token that no entry holds."""
@@ -174,21 +174,18 @@ def _escape(escapes: Float64Array, kind: Integer) -> Any:
 
 @inlined
 def _with_support(support: Integer, source: Integer, length: Integer) -> Any:
-    """Add an entry to the set of contexts that hold a candidate; the first of each source is its longest."""
+    """Add an entry to the set of contexts that hold a candidate; of each source the first counts, which is longest."""
     if source == SESSION:
-        if support % 7 == 0:
-            support += min(np.int64(6), 1 + (_length_class(source, length) - 1) * 6 // 9)
+        if support & 7 == 0:
+            support |= length if length <= 2 else (np.int64(3) if length <= 5 else np.int64(4 if length <= 11 else 5))
     elif source == CORPUS:
-        if (support // 7) % 11 == 0:
-            support += 7 * min(length, np.int64(10))
+        if support & (15 << 3) == 0:
+            support |= min(length, np.int64(10)) << 3
     elif source == LEARNED:
-        if (support // 77) % 3 == 0:
-            support += 77 * (np.int64(1) if length < 6 else np.int64(2))
-    else:
-        other = support // 231
-        bit = np.int64(1) if source == GAP else np.int64(2)
-        if other == 0:
-            support += 231 * bit
+        if support & (3 << 7) == 0:
+            support |= np.int64(1 << 7) if length < 6 else np.int64(2 << 7)
+    elif support & (3 << 9) == 0:
+        support |= np.int64(1 << 9) if source == GAP else np.int64(2 << 9)
     return support
 
 

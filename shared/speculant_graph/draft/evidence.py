@@ -97,9 +97,9 @@ class Entries(NamedTuple):
     tokens: Int64Array
     counts: Int64Array
     places: Int64Array
-    """Scratch: positions and match lengths, shape ``[2, 2, 2 * MAX_MATCHES]``."""
+    """Scratch: positions and match lengths of the session, then of what was learned, shape ``[4, 2 * MAX_MATCHES]``."""
     tally: Int64Array
-    """Scratch: running successors and counts of the two histories, shape ``[2, 2, MAX_DISTINCT]``."""
+    """Scratch: running successors and counts of the same, shape ``[4, MAX_DISTINCT]``."""
 
 
 def make_entries() -> Entries:
@@ -118,15 +118,15 @@ def make_entries() -> Entries:
         start=numbers(MAX_ENTRIES + 1),
         tokens=numbers(_MAX_COUNTS),
         counts=numbers(_MAX_COUNTS),
-        places=numbers(2, 2, 2 * MAX_MATCHES),
-        tally=numbers(2, 2, MAX_DISTINCT),
+        places=numbers(4, 2 * MAX_MATCHES),
+        tally=numbers(4, MAX_DISTINCT),
     )
 
 
 @compiled
 def _matches(history: HistoryArrays, window: Int64Array, end: Integer, which: Integer, entries: Entries) -> Any:
     """Find the places of a history that end in the same tokens as ``window[:end]``, the longest matches first."""
-    positions, lengths = entries.places[which, 0], entries.places[which, 1]
+    positions, lengths = entries.places[2 * which], entries.places[2 * which + 1]
     count = np.int64(0)
     ring = history.tokens
     mask = ring.size - 1
@@ -320,8 +320,8 @@ def _add_places(
     history: HistoryArrays, source: Integer, which: Integer, first: Integer, count: Integer, seen: Integer, entries: Entries
 ) -> Any:
     """Add the places of one match length, from ``first`` on, to those of longer matches; return (next, distinct)."""
-    positions, lengths = entries.places[which, 0], entries.places[which, 1]
-    tokens, counts = entries.tally[which, 0], entries.tally[which, 1]
+    positions, lengths = entries.places[2 * which], entries.places[2 * which + 1]
+    tokens, counts = entries.tally[2 * which], entries.tally[2 * which + 1]
     mask = history.tokens.size - 1
     length = lengths[first]
     while first < count and lengths[first] == length:
@@ -364,8 +364,8 @@ def gather(sources: Sources, window: Int64Array, end: Integer, order: Integer, n
     if sources.enabled[CORPUS] == 0:
         order = np.int64(0)
     while entries.size[0] < MAX_ENTRIES - 4:
-        session_length = entries.places[0, 1, session_next] if session_next < session_count else np.int64(0)
-        learned_length = entries.places[1, 1, learned_next] if learned_next < learned_count else np.int64(0)
+        session_length = entries.places[1, session_next] if session_next < session_count else np.int64(0)
+        learned_length = entries.places[3, learned_next] if learned_next < learned_count else np.int64(0)
         longest = max(order, session_length, learned_length)
         if longest <= 2 and not short:
             short = True

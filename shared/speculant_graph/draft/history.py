@@ -136,28 +136,30 @@ def fill_window(history: HistoryArrays, window: Int64Array) -> None:
 
 
 @compiled
-def append_tokens(history: HistoryArrays, token_ids: Int64Array) -> None:
-    """Add tokens to a history that has room for them or has reached its bound."""
-    longest = np.int64(0)
+def append_token(history: HistoryArrays, window: Int64Array, token_id: int) -> None:
+    """Add a token to a history that has room for it or has reached its bound, and to ``window``, its last tokens."""
+    for place in range(WINDOW - 1):
+        window[place] = window[place + 1]
+    window[WINDOW - 1] = token_id
+    position = history.bounds[0]
+    place = position & (history.tokens.size - 1)
+    history.tokens[place] = token_id
     for chain in range(history.lengths.size):
-        longest = max(longest, history.lengths[chain])
-    window = np.empty(WINDOW, np.int64)
-    fill_window(history, window)
-    for token_id in token_ids:
-        for place in range(WINDOW - longest, WINDOW - 1):
-            window[place] = window[place + 1]
-        window[WINDOW - 1] = token_id
-        position = history.bounds[0]
-        place = position & (history.tokens.size - 1)
-        history.tokens[place] = token_id
-        for chain in range(history.lengths.size):
-            history.chains[chain, place] = 0
-            length = history.lengths[chain]
-            if position + 1 < length:
-                continue
+        history.chains[chain, place] = 0
+        length = history.lengths[chain]
+        if position + 1 >= length:
             bucket = hash_of(window, WINDOW, length, history.heads.shape[1])
             head = history.heads[chain, bucket]
             if head >= 0 and position - head < history.tokens.size:
                 history.chains[chain, place] = position - head
             history.heads[chain, bucket] = position
-        history.bounds[0] = position + 1
+    history.bounds[0] = position + 1
+
+
+@compiled
+def append_tokens(history: HistoryArrays, token_ids: Int64Array) -> None:
+    """Add tokens to a history that has room for them or has reached its bound."""
+    window = np.empty(WINDOW, np.int64)
+    fill_window(history, window)
+    for token_id in token_ids:
+        append_token(history, window, token_id)

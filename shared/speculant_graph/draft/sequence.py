@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.calibration import Calibration, CalibrationArrays
 from speculant_graph.draft.evidence import (
     CORPUS,
     GAP,
@@ -19,13 +18,14 @@ from speculant_graph.draft.evidence import (
     SESSION,
     TOP_SUCCESSORS,
     GraphArrays,
-    Sources,
+    RecycledArrays,
 )
-from speculant_graph.draft.history import SESSION_CHAINS, History, as_tokens
+from speculant_graph.draft.history import SESSION_CHAINS, History, HistoryArrays, as_tokens
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd, learn_verified
 from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode
-from speculant_graph.draft.tree import Workspace, propose, take
+from speculant_graph.draft.tree import propose, take
+from speculant_graph.draft.views import Handles
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
@@ -54,7 +54,6 @@ class DraftedSequence:
     def __init__(
         self,
         graph: NgramGraph | None,
-        arrays: GraphArrays,
         config: DraftConfig,
         learned: LearnedStore,
         tenant: str,
@@ -66,7 +65,6 @@ class DraftedSequence:
 
         Args:
             graph: the corpus.
-            arrays: of the graph.
             config: how to draft.
             learned: what earlier sequences accepted.
             tenant: whose sequence it is.
@@ -86,7 +84,8 @@ class DraftedSequence:
         self._memory = learned.memory(tenant)
         self._num_prompt_tokens = 0
         self._expected, self._found = _TRUST_PRIOR, _TRUST_PRIOR
-        self._rows: dict[int, list[TokenId]] = {}
+        self._rows: dict[int, Sequence[TokenId]] = {}
+        self._last_before_draft: TokenId = -1
         self._storage: NGramStorage | None = None
         enabled = np.zeros(NUM_SOURCES, np.int64)
         names = {"corpus": (CORPUS,), "session": (SESSION, GAP), "learned": (LEARNED,), "recycled": (RECYCLED,)}
@@ -94,37 +93,39 @@ class DraftedSequence:
             enabled[list(names[name])] = 1
         enabled[CORPUS] *= graph is not None
         enabled[LEARNED] *= config.max_learned_tokens > 0
-        memory = self._memory
-        self._sources = Sources(arrays, self.history.arrays, memory.history.arrays, memory.recycled.arrays, enabled)
+        self._enabled = enabled
+        self._moving = self._arrays_that_move()
+        self._handles = self._make_handles()
 
-    def sources(self) -> Sources:
-        """Return what kernels draft from, as it is now."""
-        sources, memory = self._sources, self._memory
+    def handles(self) -> Int64Array:
+        """Return what kernels draft from, as it is now; see :func:`~speculant_graph.draft.views.open_sources`."""
+        moving = self._arrays_that_move()
         # Arrays move when they grow, which for those of a tenant may be another sequence's doing.
-        if (
-            sources.session is not self.history.arrays
-            or sources.learned is not memory.history.arrays
-            or sources.recycled is not memory.recycled.arrays
-        ):
-            self._sources = sources = sources._replace(
-                session=self.history.arrays, learned=memory.history.arrays, recycled=memory.recycled.arrays
-            )
-        return sources
+        if any(now is not before for now, before in zip(moving, self._moving, strict=True)):
+            self._moving = moving
+            self._handles = self._make_handles()
+        return self._handles.values
 
-    def take(
-        self, calibration: CalibrationArrays, workspace: Workspace, tokens: Int64Array, *, learns: bool
-    ) -> None:
+    def _arrays_that_move(self) -> tuple[HistoryArrays, HistoryArrays, RecycledArrays]:
+        return self.history.arrays, self._memory.history.arrays, self._memory.recycled.arrays
+
+    def _make_handles(self) -> Handles:
+        return Handles(self._moving, self._enabled, self.state, self.costs)
+
+    def take(self, drafter: Handles, tokens: Int64Array, *, learns: bool) -> None:
         """Add accepted tokens, shape ``[n]``; the first call brings the prompt, from which nothing is learned."""
-        is_prompt = not len(self.history)
+        is_prompt = not self.history.arrays.bounds[0]
         if is_prompt:
             self._num_prompt_tokens = tokens.size
-        self._judge(tokens)
+        if self.costs.size and self.draft.path_probabilities:
+            self._judge(tokens)
         if self._storage is not None:
             self._store(self._storage, tokens)
         self.history.reserve(tokens.size)
-        take(self.sources(), calibration, workspace, self.state, tokens, learns and not is_prompt)
+        take(drafter.values, self.handles(), tokens, learns and not is_prompt)
+        if self._rows:
+            self._keep_rows()
         self.draft = EMPTY_DRAFT
-        self._rows = {}
 
     def recycle(self, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
         """Take the target's most probable tokens after nodes of the latest draft.
@@ -134,14 +135,9 @@ class DraftedSequence:
         """
         if any(not 0 <= node <= len(self.draft) for node in nodes):
             raise DraftRequestError(f"the latest draft has nodes 0 to {len(self.draft)}; send rows of those")
-        if not len(nodes) or not len(self.history):
-            return
-        last = int(self.history.latest(1)[0])
-        contexts = [self.draft.token_ids[node - 1] if node else last for node in nodes]
-        width = max(1, *map(len, rows))
-        padded = [[*row, *[-1] * (width - len(row))] for row in rows]
-        self._memory.recycled.put(np.array(contexts, np.int64), as_tokens(padded))
-        self._rows = dict(zip(nodes, map(list, rows), strict=True))
+        if len(self.history):
+            self._last_before_draft = int(self.history.latest(1)[0])
+            self._rows = dict(zip(nodes, rows, strict=True))
 
     def accepted(self) -> Int64Array:
         """Return what followed the prompt, or the newest of it, shape ``[n]``."""
@@ -162,19 +158,26 @@ class DraftedSequence:
 
     def _judge(self, tokens: Int64Array) -> None:
         """Compare the latest draft with what was accepted: drafts that promised too much cost trust."""
-        if not self.draft.path_probabilities:
-            return
         found = len(accepted_path(self.draft, tokens.tolist()))
         self._expected = self._expected * _TRUST_MEMORY + sum(self.draft.path_probabilities)
         self._found = self._found * _TRUST_MEMORY + found
         self.trust = min(1.0, (self._found + _TRUST_PRIOR) / (self._expected + _TRUST_PRIOR))
+
+    def _keep_rows(self) -> None:
+        # Only now: a row holds the very token that was accepted, and trust in rows is learned from older ones.
+        last = self._last_before_draft
+        contexts = [self.draft.token_ids[node - 1] if node else last for node in self._rows]
+        width = max(1, *map(len, self._rows.values()))
+        padded = [[*row, *[-1] * (width - len(row))] for row in self._rows.values()]
+        self._memory.recycled.put(np.array(contexts, np.int64), as_tokens(padded))
+        self._rows = {}
 
     def _store(self, storage: NGramStorage, tokens: Int64Array) -> None:
         if ((tokens < 0) | (tokens >= self._vocabulary_size)).any():
             self._storage = None  # made again from what follows the foreign tokens
             return
         before = self._valid_end(self.history.latest(self._config.nasd_order))
-        rows: list[list[TokenId]] = [[] for _ in range(tokens.size)]
+        rows: list[Sequence[TokenId]] = [[] for _ in range(tokens.size)]
         emitted = tokens.tolist()
         for place, node in enumerate([0, *accepted_path(self.draft, emitted)][: tokens.size]):
             rows[place] = self._rows.get(node, [])
@@ -189,29 +192,23 @@ class DraftedSequence:
 
 def accepted_path(draft: Draft, token_ids: Sequence[TokenId]) -> list[int]:
     """Return the nodes of a draft, numbered from 1, along which it agrees with the tokens that followed."""
-    children = {
-        (parent, token_id): node
-        for node, (parent, token_id) in enumerate(zip(draft.parents, draft.token_ids, strict=True), start=1)
-    }
     path: list[int] = []
-    for token_id in token_ids:
-        node = children.get((path[-1] if path else 0, token_id))
-        if node is None:
-            break
-        path.append(node)
+    last = 0
+    for node, (parent, token_id) in enumerate(zip(draft.parents, draft.token_ids, strict=True), start=1):
+        # Children come after their parents, so one look at every node is enough.
+        if parent == last and len(path) < len(token_ids) and token_id == token_ids[len(path)]:
+            path.append(node)
+            last = node
     return path
 
 
 class SequenceProposals:
     """What may follow a sequence and paths from it, by calibrated probability; a ``ProposalSource``."""
 
-    def __init__(
-        self, sequence: DraftedSequence, calibration: CalibrationArrays, workspace: Workspace, max_branches: int
-    ) -> None:
+    def __init__(self, drafter: Handles, sequence: DraftedSequence, max_branches: int) -> None:
         """Propose from a sequence, which must not change meanwhile."""
+        self._drafter = drafter
         self._sequence = sequence
-        self._calibration = calibration
-        self._workspace = workspace
         self._tokens = np.zeros(max_branches, np.int64)
         self._probabilities = np.zeros(max_branches)
         self._paths: list[list[TokenId]] = []
@@ -223,10 +220,8 @@ class SequenceProposals:
     def _candidates(self, node: ExpandedNode, limit: int) -> Candidates:
         self._paths.append([*self._paths[node.parent], node.token_id] if node.number else [])
         size = propose(
-            self._sequence.sources(),
-            self._calibration,
-            self._workspace,
-            self._sequence.state,
+            self._drafter.values,
+            self._sequence.handles(),
             np.array(self._paths[-1], np.int64),
             self._tokens[:limit],
             self._probabilities[:limit],

@@ -20,8 +20,11 @@ from speculant_graph.draft.history import as_tokens
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.proposal_tree import draft_beam, draft_tree
 from speculant_graph.draft.sequence import DraftedSequence, SequenceProposals, graph_arrays
-from speculant_graph.draft.tree import MAX_NODES, grow, make_workspace
+from speculant_graph.draft.tree import grow
+from speculant_graph.draft.views import Handles
+from speculant_graph.draft.workspace import MAX_NODES, make_workspace
 from speculant_graph.errors import ConfigError, DraftRequestError
+from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import EMPTY_DRAFT, Draft, StrategyName, TokenId
 
@@ -70,11 +73,11 @@ class SessionDrafter:
         self.learned = learned or LearnedStore(self.config.max_learned_tokens)
         self.calibration = calibration or self.learned.load_calibration()
         self._generator = None if graph is None else DraftGenerator(graph, self.config)
-        self._graph = graph_arrays(graph)
-        self._workspace = make_workspace(MAX_NODES, self.config.max_branches)
+        workspace = make_workspace(MAX_NODES, self.config.max_branches)
+        self._tree = workspace.tree
+        self._handles = Handles(graph_arrays(graph), self.calibration.arrays, workspace)
         self._sequences: dict[int, DraftedSequence] = {}
         self._lock = threading.Lock()
-        self._limits: dict[tuple[int, int], np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
         self._warm_up()
 
     def __len__(self) -> int:
@@ -98,7 +101,7 @@ class SessionDrafter:
                 raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
             costs = _NO_COSTS if cost is None or not self.config.cost_aware else cost.table(MAX_NODES + 1)
             self._sequences[session_id] = DraftedSequence(
-                self.graph, self._graph, self.config, self.learned, tenant, learns=learn, costs=costs
+                self.graph, self.config, self.learned, tenant, learns=learn, costs=costs
             )
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
@@ -111,9 +114,9 @@ class SessionDrafter:
         """
         with self._lock:
             sequence = self._find(session_id)
-            tokens = as_tokens(token_ids)
+            tokens = _as_array(token_ids)
             learns = self.config.strategy in CALIBRATED or sequence.is_calibrated
-            sequence.take(self.calibration.arrays, self._workspace, tokens, learns=learns)
+            sequence.take(self._handles, tokens, learns=learns)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
         """Learn the target's most probable tokens at positions of the latest draft, before :meth:`accept`.
@@ -183,19 +186,10 @@ class SessionDrafter:
 
     def _grown(self, sequence: DraftedSequence, strategy: StrategyName, budget: int) -> Draft:
         branches = self.config.max_branches if strategy == "tree" else 1
-        limits = self._limits.get((budget, branches))
-        if limits is None:
-            limits = self._limits[budget, branches] = np.array([budget, self.config.max_depth, branches], np.int64)
         size = grow(
-            sequence.sources(),
-            self.calibration.arrays,
-            self._workspace,
-            sequence.state,
-            limits,
-            sequence.costs,
-            sequence.trust,
+            self._handles.values, sequence.handles(), budget, self.config.max_depth, branches, sequence.trust
         )
-        tree = self._workspace.tree
+        tree = self._tree
         return Draft(
             token_ids=tuple(tree.tokens[1 : size + 1].tolist()),
             parents=tuple(tree.parents[1 : size + 1].tolist()),
@@ -218,7 +212,7 @@ class SessionDrafter:
         )
 
     def _searched(self, sequence: DraftedSequence, strategy: StrategyName, budget: int) -> Draft:
-        source = SequenceProposals(sequence, self.calibration.arrays, self._workspace, self.config.max_branches)
+        source = SequenceProposals(self._handles, sequence, self.config.max_branches)
         make = draft_tree if strategy == "specexec" else draft_beam
         return make(source, budget, self.config.max_depth, self.config.beam_width, self.config.max_branches)
 
@@ -226,6 +220,12 @@ class SessionDrafter:
         """Compile or load every kernel, so that no sequence waits for it."""
         self.open(0)
         self.accept(0, [0, 1, 0, 1])
-        self.draft([DraftOrder(0, 2, strategy="tree")])
-        self.accept(0, [1])
+        self.draft([DraftOrder(0, 2, strategy=strategy) for strategy in ("tree", "specexec")])
         self.close(0)
+
+
+def _as_array(token_ids: Sequence[TokenId]) -> Int64Array:
+    try:
+        return np.asarray(token_ids, np.int64)
+    except OverflowError:
+        return as_tokens([token_id if -1 < token_id < MAX_VOCABULARY else -1 for token_id in token_ids])

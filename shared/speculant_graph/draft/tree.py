@@ -7,7 +7,7 @@ chain. Where verifying has a price, the draft is cut where (1 + expected accepte
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,64 +19,14 @@ from speculant_graph.draft.calibration import (
     agreed,
     blend,
     learn,
-    make_mixture,
 )
-from speculant_graph.draft.evidence import CORPUS, Entries, Sources, gather, make_entries
-from speculant_graph.draft.history import WINDOW, append_tokens, fill_window
+from speculant_graph.draft.evidence import CORPUS, Sources, gather
+from speculant_graph.draft.history import NOTHING, WINDOW, append_token, fill_window
+from speculant_graph.draft.views import open_calibration, open_costs, open_sources, open_state, open_workspace
+from speculant_graph.draft.workspace import Tree, Workspace
 from speculant_graph.graph.compiled import Integer, compiled, inlined
-from speculant_graph.graph.layout import Int64Array
+from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.lookup import _advance
-
-MAX_NODES = 1_024
-"""Most nodes of a draft."""
-MAX_DEPTH = 255
-MAX_BRANCHES = 64
-
-
-class Tree(NamedTuple):
-    """A draft being grown. Node 0 is the root, node j + 1 the draft's j-th node."""
-
-    tokens: Int64Array
-    parents: Int64Array
-    probabilities: Float64Array
-    """Of the whole path."""
-    depths: Int64Array
-    states: Int64Array
-    """(order, record) of the longest context of the graph at a node, shape ``[nodes, 2]``."""
-    window: Int64Array
-    """The last tokens of the sequence, then the path to the node that grows."""
-    heap: Int64Array
-    """Children that may become nodes, the most probable first; numbers of the arrays below."""
-    child_tokens: Int64Array
-    child_parents: Int64Array
-    child_probabilities: Float64Array
-
-
-class Workspace(NamedTuple):
-    """Scratch of one thread."""
-
-    tree: Tree
-    entries: Entries
-    mixture: Mixture
-
-
-def make_workspace(max_nodes: int, max_branches: int) -> Workspace:
-    """Return room for drafts of so many nodes with so many children each."""
-    num_children = (max_nodes + 1) * max_branches
-    tree = Tree(
-        tokens=np.zeros(max_nodes + 1, np.int64),
-        parents=np.zeros(max_nodes + 1, np.int64),
-        probabilities=np.zeros(max_nodes + 1),
-        depths=np.zeros(max_nodes + 1, np.int64),
-        states=np.zeros((max_nodes + 1, 2), np.int64),
-        window=np.zeros(WINDOW + MAX_DEPTH + 1, np.int64),
-        heap=np.zeros(num_children, np.int64),
-        child_tokens=np.zeros(num_children, np.int64),
-        child_parents=np.zeros(num_children, np.int64),
-        child_probabilities=np.zeros(num_children),
-    )
-    return Workspace(tree, make_entries(), make_mixture())
-
 
 @inlined
 def _comes_before(tree: Tree, first: Integer, second: Integer) -> Any:
@@ -166,30 +116,26 @@ def _may_pay(costs: Float64Array, budget: int, nodes: int, expected: float, next
 
 @compiled
 def grow(
-    sources: Sources,
-    calibration: CalibrationArrays,
-    workspace: Workspace,
-    state: Int64Array,
-    limits: Int64Array,
-    costs: Float64Array,
-    trust: float,
+    drafter: Int64Array, sequence: Int64Array, budget: int, max_depth: int, branches: int, trust: float
 ) -> int:
     """Draft a tree, most probable node first.
 
     Args:
-        sources: what to draft from.
-        calibration: how far to trust it.
-        workspace: ``tree`` takes the result: nodes 1, 2, ... of ``tokens``, ``parents`` and ``probabilities``.
-        state: (order, record) of the longest context of the graph at the end of the sequence.
-        limits: (most nodes, longest path, most children of a node).
-        costs: cost of verifying n tokens relative to one, shape ``[most nodes + 2]``; empty if nodes are free.
+        drafter: handles of graph, calibration and workspace, whose ``tree`` takes the result: nodes 1, 2, ... of
+            ``tokens``, ``parents`` and ``probabilities``.
+        sequence: handles of its sources, its place in the graph and its costs: of verifying n tokens relative to one,
+            at least ``budget + 2`` of them, or none if nodes are free.
+        budget: most nodes.
+        max_depth: longest path.
+        branches: most children of a node.
         trust: factor of expected acceptance in the price, at most 1.
 
     Returns:
         The number of nodes.
     """
+    sources, state, costs = open_sources(drafter, sequence), open_state(sequence), open_costs(sequence)
+    calibration, workspace = open_calibration(drafter), open_workspace(drafter)
     tree, mixture = workspace.tree, workspace.mixture
-    budget, max_depth, branches = limits[0], limits[1], limits[2]
     fill_window(sources.session, tree.window)
     tree.probabilities[0] = 1.0
     tree.depths[0] = 0
@@ -243,21 +189,13 @@ def grow(
 
 @compiled
 def propose(
-    sources: Sources,
-    calibration: CalibrationArrays,
-    workspace: Workspace,
-    state: Int64Array,
-    path: Int64Array,
-    token_ids: Int64Array,
-    probabilities: Float64Array,
+    drafter: Int64Array, sequence: Int64Array, path: Int64Array, token_ids: Int64Array, probabilities: Float64Array
 ) -> int:
     """Write what may follow a path from the end of the sequence, the most probable first.
 
     Args:
-        sources: what to draft from.
-        calibration: how far to trust it.
-        workspace: scratch.
-        state: (order, record) of the longest context of the graph at the end of the sequence.
+        drafter: handles of graph, calibration and workspace.
+        sequence: handles of its sources and its place in the graph.
         path: tokens after it, at most :data:`MAX_DEPTH`.
         token_ids: output; its size is the most that is asked for.
         probabilities: output.
@@ -265,6 +203,8 @@ def propose(
     Returns:
         How many there are.
     """
+    sources, state = open_sources(drafter, sequence), open_state(sequence)
+    calibration, workspace = open_calibration(drafter), open_workspace(drafter)
     window, mixture = workspace.tree.window, workspace.mixture
     fill_window(sources.session, window)
     order, node = state[0], state[1]
@@ -285,36 +225,28 @@ def propose(
 
 
 @compiled
-def take(
-    sources: Sources,
-    calibration: CalibrationArrays,
-    workspace: Workspace,
-    state: Int64Array,
-    token_ids: Int64Array,
-    learns: bool,
-) -> None:
-    """Add tokens to the sequence, learning from each one if asked to.
+def take(drafter: Int64Array, sequence: Int64Array, token_ids: Int64Array, learns: bool) -> None:
+    """Add tokens to a sequence, learning from each one if asked to.
 
     Args:
-        sources: the sequence's; ``session`` has room for the tokens.
-        calibration: changed if ``learns``.
-        workspace: scratch.
-        state: (order, record) of the graph, changed to the new end.
-        token_ids: the tokens, shape ``[n]``.
+        drafter: handles of graph, calibration (changed if ``learns``) and workspace.
+        sequence: handles of its sources, the session among them with room for the tokens, and its place in the graph,
+            which moves to the new end.
+        token_ids: the tokens, shape ``[n]``; what can't be the id of a token is taken as :data:`NOTHING`.
         learns: whether to learn how far the sources could be trusted.
     """
+    sources, state = open_sources(drafter, sequence), open_state(sequence)
+    calibration, workspace = open_calibration(drafter), open_workspace(drafter)
     window = workspace.tree.window
-    one = np.empty(1, np.int64)
-    if not learns:
-        append_tokens(sources.session, token_ids)
+    fill_window(sources.session, window)
     for token_id in token_ids:
+        if not 0 <= token_id < MAX_VOCABULARY:
+            token_id = NOTHING
         if learns:
-            fill_window(sources.session, window)
-            gather(sources, window, np.int64(WINDOW), state[0], state[1], workspace.entries)
+            gather(sources, window, WINDOW, state[0], state[1], workspace.entries)
             blend(calibration, workspace.entries, workspace.mixture)
             learn(calibration, sources.graph, workspace.entries, workspace.mixture, token_id)
-            one[0] = token_id
-            append_tokens(sources.session, one)
+        append_token(sources.session, window, token_id)
         if sources.enabled[CORPUS] > 0:
             order, node = _advance(sources.graph.words, sources.graph.table, state[0], state[1], token_id)
             state[0], state[1] = order, node

@@ -222,6 +222,7 @@ def test_refusals(corpus: Path, traces: Path, tmp_path: Path, tokenizer_folder: 
     refused(ConfigError, "there is no folder", "--plot", tmp_path / "no" / "a.png")
     refused(ConfigError, "--limit", "--limit", 0)
     refused(ConfigError, "no strategy", "--strategy", "fastest")
+    refused(ConfigError, "'sampling' drafts from a graph alone; give --corpus", "--strategy", "tree,sampling")
 
 
 def test_a_bad_line_is_one_line_to_the_user(
