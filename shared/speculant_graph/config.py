@@ -52,6 +52,9 @@ class GraphConfig(Config):
     always stops it."""
     document_boundaries: bool = False
     """Count no n-gram that crosses from one document (file or JSON record) into the next."""
+    calibrate: bool = True
+    """Hold out a slice of the corpus for a moment and learn from it how far contexts can be trusted. What is learned
+    is kept in the graph file; the graph is the same."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
     """Most memory a build may take, such as 2GB; corpora may be larger. Mapped files don't count."""
     jobs: Annotated[int, Field(ge=0, le=1_024)] = 0

@@ -131,10 +131,10 @@ class _Help(RawDescriptionHelpFormatter):
 
 
 def _parse_verbatim(parser: ArgumentParser, *arguments: Any) -> Namespace:
-    """Parse a command line and wrap the items of lists, which would be split at commas and read as JSON otherwise."""
+    """Parse a command line and wrap the paths of lists, which would be split at commas and read as JSON otherwise."""
     parsed: Namespace = ArgumentParser.parse_args(parser, *arguments)
     for name, value in vars(parsed).items():
-        if isinstance(value, list):
+        if isinstance(value, list) and not name.endswith("sources"):
             setattr(parsed, name, [_WRAPPED + item.encode(errors="surrogateescape").hex() for item in value])
     return parsed
 

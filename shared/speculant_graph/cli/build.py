@@ -38,6 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(BuildSettings, "build", arguments)
     from speculant_graph.cli.progress import show_progress
     from speculant_graph.cli.summary import lines_of_skipped, sentence_of
+    from speculant_graph.draft.pretraining import pretrain
     from speculant_graph.graph.builder import GraphBuilder
     from speculant_graph.log import log_to_stderr
 
@@ -45,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     with show_progress() as progress:
         # Standard error is the bars' own now, which keeps messages out of them.
         log_to_stderr("WARNING")
-        graph = builder.build(settings.corpus, settings.output, progress=progress)
+        graph = builder.build(settings.corpus, settings.output, progress=progress, calibrate=pretrain)
     assert builder.report is not None
     summary = _summary(settings.output, graph, builder.report)
     sys.stdout.write(f"{sentence_of(settings.output, graph)}, {builder.report.total_s:.1f} s\n")
@@ -68,5 +69,6 @@ def _summary(output: Path, graph: NgramGraph, report: BuildReport) -> dict[str, 
         "nodes": sum(metadata.nodes_per_level),
         "nodes_per_level": list(metadata.nodes_per_level),
         "contexts_per_order": list(metadata.contexts_per_order),
+        "calibration_bytes": len(metadata.calibration),
         **dataclasses.asdict(report),
     }

@@ -55,6 +55,7 @@ def describe_graph(graph: NgramGraph, path: Path, num_top: int, tokenizer: Corpu
         "built_at": metadata.built_at,
         "build_seconds": metadata.build_seconds,
         "library_version": metadata.library_version,
+        "calibration_bytes": len(metadata.calibration),
         "corpus_files": len(metadata.corpus_files),
         "corpus_bytes": sum(file.size_bytes for file in metadata.corpus_files),
         "top_ngrams": [

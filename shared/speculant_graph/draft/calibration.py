@@ -49,14 +49,17 @@ SMALLEST_CANDIDATE = 2.0**-10
 """Less probable candidates are neither adjusted nor drafted."""
 
 _LENGTHS, _OCCURRENCES, _DISTINCT = 11, 6, 3
-_PROBABILITIES, _SUPPORTS = 20, 1 << 11
+_PROBABILITIES, _SUPPORTS = 20, 1 << 12
+_INSIDE = 1 << 11
 _SLOTS = 1_024
 _UNSEEN = 1e-4
 """Probability that the model grants to a token that no entry holds."""
 _ESCAPE_MEMORY, _AGREEMENT_MEMORY = 0.9995, 0.999
 """What a visit counts for after one more."""
-_ESCAPE_PRIOR, _AGREEMENT_PRIOR = 2.0, 100.0
+_ESCAPE_PRIOR = 2.0
 """Visits that the first estimate is worth."""
+_AGREEMENT_PRIOR = 5.0
+"""Hits, and misses, that were as expected before the first one came."""
 _FORMAT = 1
 
 
@@ -66,7 +69,8 @@ class CalibrationArrays(NamedTuple):
     escapes: Float64Array
     """(visits, escapes) of every kind of context, shape ``[kinds, 2]``."""
     agreements: Float64Array
-    """(visits, hits) of every range of probability and set of contexts, shape ``[ranges * sets, 2]``."""
+    """(visits, sum of probabilities, hits) of every range of probability and set of contexts, shape
+    ``[ranges * sets, 3]``."""
 
 
 class Mixture(NamedTuple):
@@ -94,7 +98,7 @@ class Calibration:
             escapes[:, length, ..., 1] = _ESCAPE_PRIOR * max(0.08, 0.85 * 0.75 ** (min(length, 5) - 1))
         escapes[GAP, ..., 1] = _ESCAPE_PRIOR * 0.8
         escapes[RECYCLED, ..., 1] = _ESCAPE_PRIOR * 0.7
-        self.arrays = CalibrationArrays(escapes.reshape(-1, 2), np.zeros((_PROBABILITIES * _SUPPORTS, 2)))
+        self.arrays = CalibrationArrays(escapes.reshape(-1, 2), np.zeros((_PROBABILITIES * _SUPPORTS, 3)))
 
     def save(self) -> bytes:
         """Return the tables as bytes."""
@@ -198,8 +202,16 @@ def _agreement_row(probability: float, support: Integer) -> Any:
 
 
 @compiled
-def blend(calibration: CalibrationArrays, entries: Entries, mixture: Mixture) -> None:
-    """Mix the entries of a context to a distribution, before agreement is taken into account."""
+def blend(calibration: CalibrationArrays, entries: Entries, mixture: Mixture, inside: int) -> None:
+    """Mix the entries of a context to a distribution, before agreement is taken into account.
+
+    Args:
+        calibration: how far to trust the entries.
+        entries: the context's.
+        mixture: output.
+        inside: 1 if the last token of the context was drafted itself (in a draft, or accepted from one), else 0: who
+            has just been right is right more often.
+    """
     left = 1.0
     count = np.int64(0)
     slots, tokens = mixture.slots, mixture.tokens
@@ -229,6 +241,7 @@ def blend(calibration: CalibrationArrays, entries: Entries, mixture: Mixture) ->
         if left < SMALLEST_SHARE:
             break
     for candidate in range(count):
+        mixture.supports[candidate] |= _INSIDE * inside
         slot = ((tokens[candidate] * np.int64(0x1E3779B97F4A7C15)) >> np.int64(40)) & mask
         while slots[slot] >= 0:
             slots[slot] = -1
@@ -240,8 +253,12 @@ def blend(calibration: CalibrationArrays, entries: Entries, mixture: Mixture) ->
 def agreed(calibration: CalibrationArrays, probability: float, support: Integer) -> Any:
     """Return the probability of a candidate with its support taken into account."""
     row = _agreement_row(probability, support)
-    visits, hits = calibration.agreements[row, 0], calibration.agreements[row, 1]
-    return (hits + _AGREEMENT_PRIOR * probability) / (visits + _AGREEMENT_PRIOR)
+    agreements = calibration.agreements
+    visits, expected, hits = agreements[row, 0], agreements[row, 1], agreements[row, 2]
+    # The rarer outcome is what is scaled, so that 0.99 and 0.9 stay apart although they share a row.
+    if probability <= 0.5:
+        return probability * (hits + _AGREEMENT_PRIOR) / (expected + _AGREEMENT_PRIOR)
+    return 1.0 - (1.0 - probability) * (visits - hits + _AGREEMENT_PRIOR) / (visits - expected + _AGREEMENT_PRIOR)
 
 
 @inlined
@@ -282,7 +299,8 @@ def learn(
             row = _agreement_row(probability, mixture.supports[candidate])
             hit = 1.0 if mixture.tokens[candidate] == token_id else 0.0
             agreements[row, 0] = agreements[row, 0] * _AGREEMENT_MEMORY + 1.0
-            agreements[row, 1] = agreements[row, 1] * _AGREEMENT_MEMORY + hit
+            agreements[row, 1] = agreements[row, 1] * _AGREEMENT_MEMORY + probability
+            agreements[row, 2] = agreements[row, 2] * _AGREEMENT_MEMORY + hit
     kept, whole = mixture.shares[0], mixture.shares[1]
     below = _UNSEEN
     for index in range(entries.size[0] - 1, -1, -1):

@@ -20,7 +20,7 @@ from speculant_graph.draft.evidence import (
     GraphArrays,
     RecycledArrays,
 )
-from speculant_graph.draft.history import SESSION_CHAINS, History, HistoryArrays, as_tokens
+from speculant_graph.draft.history import SESSION_CHAINS, WINDOW, History, HistoryArrays, as_tokens
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd, learn_verified
 from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode
@@ -31,10 +31,10 @@ from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 
-_TRUST_MEMORY = 0.9
+_TRUST_MEMORY = 0.95
 """What a step counts for after one more."""
-_TRUST_PRIOR = 2.0
-"""Accepted tokens, expected and found, that a new sequence is credited with."""
+_TRUST_PRIOR = 10.0
+"""Accepted tokens, expected and found, that every sequence is credited with."""
 
 
 def graph_arrays(graph: NgramGraph | None) -> GraphArrays:
@@ -83,7 +83,7 @@ class DraftedSequence:
         self._vocabulary_size = MAX_VOCABULARY if graph is None else graph.vocabulary_size
         self._memory = learned.memory(tenant)
         self._num_prompt_tokens = 0
-        self._expected, self._found = _TRUST_PRIOR, _TRUST_PRIOR
+        self._expected, self._found = 0.0, 0.0
         self._rows: dict[int, Sequence[TokenId]] = {}
         self._last_before_draft: TokenId = -1
         self._storage: NGramStorage | None = None
@@ -139,9 +139,13 @@ class DraftedSequence:
             self._last_before_draft = int(self.history.latest(1)[0])
             self._rows = dict(zip(nodes, rows, strict=True))
 
-    def accepted(self) -> Int64Array:
-        """Return what followed the prompt, or the newest of it, shape ``[n]``."""
-        return self.history.latest(len(self.history) - self._num_prompt_tokens)
+    def learnable(self) -> Int64Array:
+        """Return what followed the prompt, or the newest of it, after the last few tokens of the prompt itself.
+
+        Those make the first tokens of an answer known to a later sequence whose prompt ends alike.
+        """
+        accepted = len(self.history) - self._num_prompt_tokens
+        return self.history.latest(accepted + WINDOW) if accepted else self.history.latest(0)
 
     def draft_from_storage(self, budget: int) -> Draft:
         """Draft a chain from n-grams that this sequence stored (``nasd``)."""

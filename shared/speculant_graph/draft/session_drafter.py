@@ -152,7 +152,7 @@ class SessionDrafter:
         with self._lock:
             sequence = self._sequences.pop(session_id, None)
             if sequence is not None and sequence.learns:
-                self.learned.add(sequence.tenant, sequence.accepted())
+                self.learned.add(sequence.tenant, sequence.learnable())
 
     def save(self) -> None:
         """Bring what was learned to disk, if the store has one."""

@@ -80,7 +80,7 @@ def _distribution(sources: Sources, calibration: CalibrationArrays, workspace: W
         ancestor = tree.parents[ancestor]
     end = WINDOW + tree.depths[node]
     gather(sources, tree.window, end, tree.states[node, 0], tree.states[node, 1], workspace.entries)
-    blend(calibration, workspace.entries, workspace.mixture)
+    blend(calibration, workspace.entries, workspace.mixture, 1 if node > 0 else 0)
 
 
 @compiled
@@ -213,7 +213,7 @@ def propose(
         if sources.enabled[CORPUS] > 0:
             order, node = _advance(sources.graph.words, sources.graph.table, order, node, path[place])
     gather(sources, window, WINDOW + path.size, order, node, workspace.entries)
-    blend(calibration, workspace.entries, mixture)
+    blend(calibration, workspace.entries, mixture, 1 if path.size > 0 else 0)
     _agree(calibration, mixture)
     for index in range(token_ids.size):
         chosen, probability = _take_best(mixture)
@@ -239,12 +239,13 @@ def take(drafter: Int64Array, sequence: Int64Array, token_ids: Int64Array, learn
     calibration, workspace = open_calibration(drafter), open_workspace(drafter)
     window = workspace.tree.window
     fill_window(sources.session, window)
-    for token_id in token_ids:
+    for place in range(token_ids.size):
+        token_id = token_ids[place]
         if not 0 <= token_id < MAX_VOCABULARY:
             token_id = NOTHING
         if learns:
             gather(sources, window, WINDOW, state[0], state[1], workspace.entries)
-            blend(calibration, workspace.entries, workspace.mixture)
+            blend(calibration, workspace.entries, workspace.mixture, 1 if place > 0 else 0)
             learn(calibration, sources.graph, workspace.entries, workspace.mixture, token_id)
         append_token(sources.session, window, token_id)
         if sources.enabled[CORPUS] > 0:

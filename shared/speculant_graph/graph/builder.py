@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import tempfile
@@ -44,6 +45,10 @@ class BuildProgress:
 
 
 ProgressCallback = Callable[[BuildProgress], None]
+
+Calibrate = Callable[[Path, GraphMetadata, int, int], bytes]
+"""Given the file of a token stream, what is known of its graph, the most bytes of memory and threads to take, returns
+:attr:`GraphMetadata.calibration`. It may use the file's folder, and removes what it puts there."""
 
 
 class GraphBuilder:
@@ -88,6 +93,7 @@ class GraphBuilder:
         output: str | Path,
         *,
         progress: ProgressCallback | None = None,
+        calibrate: Calibrate | None = None,
     ) -> NgramGraph:
         """Build the graph of a corpus into a file; a file that was there stays intact until the new one is complete.
 
@@ -95,6 +101,8 @@ class GraphBuilder:
             corpus: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
             output: the graph file.
             progress: told about every step.
+            calibrate: learns from the tokens how far contexts can be trusted, unless the setting of this name forbids
+                it; such as :func:`~speculant_graph.draft.pretraining.pretrain`.
 
         Returns:
             The graph, mapped from the file.
@@ -108,7 +116,7 @@ class GraphBuilder:
         watch = Stopwatch()
         output = checked_output(output)
         with watch.watching_memory(), workspace(output) as folder:
-            encoder, skipped = self._build(corpus, output, folder, watch, progress or _ignore)
+            encoder, skipped = self._build(corpus, output, folder, watch, progress or _ignore, calibrate)
         self.report = watch.report(encoder, skipped)
         return load_graph(output)
 
@@ -119,6 +127,7 @@ class GraphBuilder:
         folder: Path,
         watch: Stopwatch,
         report: ProgressCallback,
+        calibrate: Calibrate | None,
     ) -> tuple[str, tuple[SkippedFile, ...]]:
         with watch.measuring("tokenize"):
             files = list_corpus_files(corpus)
@@ -142,6 +151,10 @@ class GraphBuilder:
             )
             encoder = tokenizer.encoder
             del tokenizer  # hundreds of megabytes that counting can use
+        if calibrate is not None and self.config.calibrate:
+            with watch.measuring("count"):
+                calibration = calibrate(stream.path, metadata, int(self.config.memory), self.jobs)
+            metadata = dataclasses.replace(metadata, calibration=calibration)
         check_description(output, metadata)
         count_tokens(
             stream.path,

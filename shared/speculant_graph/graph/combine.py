@@ -45,6 +45,8 @@ def merge_graphs(
 ) -> NgramGraph:
     """Write the graph of the first corpus followed by the second one.
 
+    Of two calibrations it keeps that of the larger corpus.
+
     Args:
         first: what comes first.
         second: what follows it.
@@ -75,6 +77,7 @@ def merge_graphs(
         head_token_ids=(*ours.head_token_ids, *theirs.head_token_ids)[:order],
         tail_token_ids=(*ours.tail_token_ids, *theirs.tail_token_ids)[-order:],
         corpus_files=ours.corpus_files + theirs.corpus_files,
+        calibration=max((ours, theirs), key=_calibration_size).calibration,
     )
     num_records = sum(first.trie.nodes_per_level) + sum(second.trie.nodes_per_level)
     stream = merged(stream, keys_of(second.trie, layout))
@@ -195,6 +198,11 @@ def _require_alike(first: NgramGraph, second: NgramGraph) -> None:
 def _require_whole(metadata: GraphMetadata) -> None:
     if metadata.min_count > 1:
         raise GraphError("a pruned graph lost counts that can't be added up again; combine first, prune afterwards")
+
+
+def _calibration_size(facts: GraphMetadata) -> int:
+    """Return the tokens of the corpus that a calibration is from; less than any if there is none."""
+    return facts.num_tokens if facts.calibration else 0
 
 
 def _seam(ours: GraphMetadata, theirs: GraphMetadata) -> dict[Ngram, int]:

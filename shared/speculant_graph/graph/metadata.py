@@ -9,6 +9,8 @@ from speculant_graph.types import Fingerprint, TokenId
 
 FORMAT_VERSION = 2
 """Version of the graph file that this release writes and reads."""
+MAX_CALIBRATION_BYTES = 1 << 20
+"""Largest calibration that a graph file holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class GraphMetadata:
     """Files of the corpus in the order they were read; empty if it was made from token ids."""
     library_version: str
     """Release of speculant-graph that built it."""
+    calibration: bytes = b""
+    """How far the contexts can be trusted, learned from the corpus, for whoever drafts; empty if that was not done."""
 
     @property
     def transitions_per_order(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import pickle
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from speculant_graph.graph.container import (
     writing,
 )
 from speculant_graph.graph.layout import MAX_VOCABULARY, Trie, array_words, trie_of
-from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
+from speculant_graph.graph.metadata import FORMAT_VERSION, MAX_CALIBRATION_BYTES, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.workspace import checked_output, workspace
 from speculant_graph.types import Fingerprint
@@ -92,7 +93,7 @@ def check_description(path: Path, metadata: GraphMetadata) -> None:
     """Refuse metadata that readers would refuse, before the work is done.
 
     Raises:
-        GraphFileError: there are too many files in the corpus.
+        GraphFileError: there are too many files in the corpus, or the calibration is too large.
     """
     document_room(path, _document(metadata))
 
@@ -159,7 +160,14 @@ def verify_graph(path: str | Path, on_bytes: Callable[[int], None] | None = None
 
 
 def _document(metadata: GraphMetadata) -> dict[str, Any]:
+    if len(metadata.calibration) > MAX_CALIBRATION_BYTES:
+        raise GraphFileError(
+            f"the calibration has {len(metadata.calibration)} bytes and a graph file holds {MAX_CALIBRATION_BYTES}; "
+            "make it smaller or build without one"
+        )
     packed = dataclasses.asdict(metadata)
+    # As text, which every reader of this format takes; those that know no calibration leave it alone.
+    packed["calibration"] = base64.b64encode(metadata.calibration).decode()
     files = packed.pop("corpus_files")
     packed = {name: list(value) if isinstance(value, tuple) else value for name, value in packed.items()}
     # One list per column: a corpus of 100 000 files stays below the reader's limit of opcodes.
@@ -206,6 +214,7 @@ def _metadata(container: Container) -> GraphMetadata:
         build_seconds=_checked(packed["build_seconds"], float),
         corpus_files=tuple(map(CorpusFile, *columns)),
         library_version=_checked(packed["library_version"], str),
+        calibration=_calibration(packed.get("calibration", "")),
     )
     order = metadata.max_order
     if not 1 <= order <= _MAX_ORDER or metadata.min_count < 1 or min(metadata.nodes_per_level) < 0:
@@ -240,6 +249,12 @@ def _trie(container: Container, metadata: GraphMetadata) -> Trie:
     words = np.frombuffer(container.view[: len(container.view) // _WORD_BYTES * _WORD_BYTES], _DTYPE)
     offsets = tuple(offset // _WORD_BYTES for offset in container.offsets)
     return trie_of(words, offsets, metadata.nodes_per_level, vocabulary_size)
+
+
+def _calibration(text: Any) -> bytes:
+    if len(_checked(text, str)) > -(-MAX_CALIBRATION_BYTES // 3) * 4:
+        raise ValueError("size of the calibration")
+    return base64.b64decode(text, validate=True)
 
 
 def _integers(values: Any) -> tuple[int, ...]:

@@ -1,0 +1,140 @@
+"""Calibration before the first request: learned from a slice of the corpus that is held out of the counts.
+
+Most of the corpus is counted into a graph of its own, which lasts as long as this does. Pieces of the rest are drafted
+for as if they were requests, so that the tables learn how far contexts of each kind can be trusted with text of this
+sort. The graph that is built afterwards counts all of the corpus, the held-out pieces too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
+from speculant_graph.draft.calibration import Calibration
+from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.graph.builder import describe_tokens
+from speculant_graph.graph.container import writing
+from speculant_graph.graph.count import count_tokens, map_tokens
+from speculant_graph.graph.layout import UInt32Array
+from speculant_graph.graph.metadata import GraphMetadata
+from speculant_graph.graph.store import load_graph
+
+SMALLEST_CORPUS = 5_000
+"""Smaller corpora, in tokens, teach nothing that would last."""
+MOST_COUNTED = 2_000_000
+"""Most tokens that are counted for this."""
+MOST_HELD_OUT = 40_000
+"""Most tokens that are drafted for."""
+MOST_PIECES = 32
+"""Most pieces that these are in."""
+
+_SMALLEST_PIECE = 500
+_HELD_OUT_SHARE, _SMALL_CORPUS_SHARE, _ENOUGH = 50, 10, 8_000
+_PROMPT_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Which parts of a token stream are counted and which are drafted for; none overlap."""
+
+    counted: tuple[slice, ...]
+    """Counted parts, in order."""
+    held_out: tuple[slice, ...]
+    """Held-out pieces, in order, each one behind the counted part of its number."""
+
+
+def divide(num_tokens: int) -> Slices:
+    """Divide a stream of so many tokens, at least :data:`SMALLEST_CORPUS`, evenly.
+
+    A fiftieth is held out; of small corpora up to a tenth, as little would be learned otherwise.
+    """
+    held_out = min(MOST_HELD_OUT, num_tokens // _SMALL_CORPUS_SHARE, max(num_tokens // _HELD_OUT_SHARE, _ENOUGH))
+    num_pieces = max(1, min(MOST_PIECES, held_out // _SMALLEST_PIECE))
+    piece, most_counted = held_out // num_pieces, MOST_COUNTED // num_pieces
+    counted, pieces = [], []
+    for start, stop in pairwise(num_tokens * number // num_pieces for number in range(num_pieces + 1)):
+        end = start + min(stop - start - piece, most_counted)
+        # Of large corpora much is left; neighbours are more alike than a request and the corpus are.
+        first = end + (stop - piece - end) // 2
+        counted.append(slice(start, end))
+        pieces.append(slice(first, first + piece))
+    return Slices(tuple(counted), tuple(pieces))
+
+
+def pretrain(stream: Path, metadata: GraphMetadata, *, memory: int = 2_000_000_000, jobs: int = 1) -> bytes:
+    """Learn from a corpus how far its contexts can be trusted.
+
+    The same stream gives the same bytes, whatever ``memory`` and ``jobs`` are.
+
+    Args:
+        stream: file of little-endian 32-bit token ids, document separators among them if there are boundaries. What is
+            needed meanwhile is kept in its folder.
+        metadata: what is known of its graph: tokenizer and largest order are used.
+        memory: most bytes to take.
+        jobs: threads.
+
+    Returns:
+        Tables for :meth:`Calibration.load`; nothing if the corpus is too small.
+
+    Raises:
+        CorpusError: what would be counted holds no tokens.
+        GraphError: an id is outside the vocabulary.
+        GraphFileError: the folder can't be written.
+    """
+    token_ids = map_tokens(stream)
+    if token_ids.size < SMALLEST_CORPUS:
+        return b""
+    slices = divide(token_ids.size)
+    counted = _joined([token_ids[part] for part in slices.counted])
+    pieces = [document for part in slices.held_out for document in _documents(token_ids[part])]
+    calibration = Calibration()
+    with tempfile.TemporaryDirectory(dir=stream.parent) as temporary:
+        folder = Path(temporary)
+        with writing(folder):
+            counted.tofile(folder / "tokens")
+        description = describe_tokens(
+            counted,
+            metadata.tokenizer,
+            max_order=metadata.max_order,
+            num_documents=int(np.count_nonzero(counted == DOCUMENT_SEPARATOR)) + 1,
+            document_boundaries=True,
+        )
+        del counted
+        count_tokens(folder / "tokens", folder / "graph", description, folder, memory=memory, jobs=jobs)
+        _replay(SessionDrafter(load_graph(folder / "graph"), _CONFIG, calibration=calibration), pieces)
+    return calibration.save()
+
+
+_CONFIG = DraftConfig(strategy="tree", sources=frozenset(("corpus", "session")))
+
+
+def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
+    """Let a drafter learn from texts as from requests, of which the first part is the prompt."""
+    for piece in pieces:
+        num_prompt = piece.size // _PROMPT_SHARE
+        if num_prompt:
+            drafter.open(0)
+            drafter.accept(0, piece[:num_prompt])
+            drafter.accept(0, piece[num_prompt:])
+            drafter.close(0)
+
+
+def _joined(parts: list[UInt32Array]) -> UInt32Array:
+    """Join parts by separators, of which none stand side by side or at the ends."""
+    separator = np.array([DOCUMENT_SEPARATOR], np.uint32)
+    joined = np.concatenate([piece for part in parts for piece in (separator, part)])
+    is_separator = joined == DOCUMENT_SEPARATOR
+    follows = np.append(is_separator[1:], True)
+    return joined[~(is_separator & follows)][1:]
+
+
+def _documents(piece: UInt32Array) -> list[UInt32Array]:
+    """Return the documents in a piece of a stream, without the separators."""
+    borders = [-1, *np.flatnonzero(piece == DOCUMENT_SEPARATOR).tolist(), piece.size]
+    return [piece[before + 1 : border] for before, border in pairwise(borders)]
