@@ -20,6 +20,7 @@ from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc.channel import grpc_target, message_limits, socket_path
+from speculant_graph.rpc.convert import require_served
 from speculant_graph.rpc.v1.drafter_pb2_grpc import add_DrafterServiceServicer_to_server
 
 _CONNECT_TIMEOUT_S = 1.0
@@ -33,9 +34,10 @@ def run_server(config: ServerConfig, draft: DraftConfig) -> int:
         draft: what requests leave to the server.
 
     Raises:
-        ConfigError: the address is malformed or taken.
+        ConfigError: the address is malformed or taken, or the strategy is not served.
         GraphError: the graph can't be loaded.
     """
+    require_served(draft.strategy)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, draft))
     return 0

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
         ServerConfig,
         VerifierConfig,
     )
+    from speculant_graph.draft.cost import CostCurve
     from speculant_graph.draft.generator import DraftGenerator
+    from speculant_graph.draft.learned import LearnedStore
+    from speculant_graph.draft.learned_log import LearnedLog
+    from speculant_graph.draft.ngram_storage import NGramStorage, OneLevelNGramStorage
+    from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
     from speculant_graph.errors import SpeculantError
     from speculant_graph.graph.builder import GraphBuilder
     from speculant_graph.graph.ngrams import NgramGraph
@@ -32,20 +37,27 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ClientConfig": "speculant_graph.config",
+    "CostCurve": "speculant_graph.draft.cost",
     "Draft": "speculant_graph.types",
     "DraftConfig": "speculant_graph.config",
     "DraftGenerator": "speculant_graph.draft.generator",
+    "DraftOrder": "speculant_graph.draft.session_drafter",
     "Drafter": "speculant_graph.types",
     "DrafterClient": "speculant_graph.client",
     "GenerationConfig": "speculant_graph.config",
     "GenerationResult": "speculant_verifier.results",
     "GraphBuilder": "speculant_graph.graph.builder",
     "GraphConfig": "speculant_graph.config",
+    "LearnedLog": "speculant_graph.draft.learned_log",
+    "LearnedStore": "speculant_graph.draft.learned",
     "LocalDrafter": "speculant_graph.client",
+    "NGramStorage": "speculant_graph.draft.ngram_storage",
     "NgramGraph": "speculant_graph.graph.ngrams",
     "NullDrafter": "speculant_graph.client",
+    "OneLevelNGramStorage": "speculant_graph.draft.ngram_storage",
     "Proposal": "speculant_graph.types",
     "ServerConfig": "speculant_graph.config",
+    "SessionDrafter": "speculant_graph.draft.session_drafter",
     "SpeculantError": "speculant_graph.errors",
     "SpeculativeDecoder": "speculant_verifier.decoder",
     "StepEvent": "speculant_verifier.results",
@@ -54,20 +66,27 @@ _HOMES = {
 
 __all__ = [
     "ClientConfig",
+    "CostCurve",
     "Draft",
     "DraftConfig",
     "DraftGenerator",
+    "DraftOrder",
     "Drafter",
     "DrafterClient",
     "GenerationConfig",
     "GenerationResult",
     "GraphBuilder",
     "GraphConfig",
+    "LearnedLog",
+    "LearnedStore",
     "LocalDrafter",
+    "NGramStorage",
     "NgramGraph",
     "NullDrafter",
+    "OneLevelNGramStorage",
     "Proposal",
     "ServerConfig",
+    "SessionDrafter",
     "SpeculantError",
     "SpeculativeDecoder",
     "StepEvent",

@@ -17,7 +17,6 @@ from loguru import logger
 
 from speculant_graph.client import DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig
-from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import DrafterUnavailableError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc.channel import connect_channel
@@ -84,7 +83,7 @@ def known_step(graph: NgramGraph, session_id: int) -> SequenceStep:
 
 @pytest.mark.parametrize("strategy", ["greedy", "sampling"])
 def test_drafts_over_the_wire_equal_local_ones(shared_sidecar: Sidecar, small_graph: NgramGraph, strategy: str) -> None:
-    local = LocalDrafter(DraftGenerator(small_graph), DraftConfig.model_validate({"strategy": strategy}))
+    local = LocalDrafter(small_graph, DraftConfig.model_validate({"strategy": strategy}))
     client = make_client(shared_sidecar, small_graph.metadata.tokenizer, strategy=strategy, strict=True)
     generator = random.Random(3)
     session_ids = [next(SESSION_IDS) for _ in range(3)]
@@ -114,7 +113,7 @@ def test_long_prompts_are_sent_in_parts(shared_sidecar: Sidecar, small_graph: Ng
     step = SequenceStep(session_id, [index % 50 for index in range(300_000)], 4)
     client.open(session_id)
     (draft,) = client.draft([step])
-    assert equal(draft, LocalDrafter(DraftGenerator(small_graph), DraftConfig()).draft([step])[0])
+    assert equal(draft, LocalDrafter(small_graph, DraftConfig()).draft([step])[0])
     assert client.statistics.failed_steps == 0
     client.close()
 

@@ -13,7 +13,6 @@ from typing import Self, overload
 
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, Fingerprint, TokenId
@@ -76,7 +75,7 @@ class SpeculativeDecoder:
             self.drafter = drafter
         elif graph is not None:
             _check_tokenizers(graph.metadata.tokenizer, self.target.fingerprint)
-            self.drafter = LocalDrafter(DraftGenerator(graph, self.draft_config), self.draft_config)
+            self.drafter = LocalDrafter(graph, self.draft_config)
         elif sidecar is not None:
             self.drafter = DrafterClient(
                 sidecar, tokenizer=self.target.fingerprint, draft=self.draft_config, wants_proposals=False

@@ -1,4 +1,4 @@
-"""Drafters without a sidecar: a graph in this process, or nothing."""
+"""Drafters without a sidecar: one in this process, or none."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from loguru import logger
 
 from speculant_graph.client.counts import Counts
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, SequenceStep
 
 
 class LocalDrafter:
-    """Drafts from a graph in this process. Sessions are nothing to it: every step brings the whole sequence."""
+    """Drafts in this process, with every strategy: from a graph, and from what the sequences accept."""
 
-    def __init__(self, generator: DraftGenerator, config: DraftConfig) -> None:
+    def __init__(self, graph: NgramGraph | None, config: DraftConfig, learned: LearnedStore | None = None) -> None:
         """Make a drafter.
 
         Args:
-            generator: where drafts come from.
-            config: strategy and cap of q; the number of nodes comes with every step.
+            graph: the corpus; None drafts from the sequences alone.
+            config: how to draft; the number of nodes comes with every step.
+            learned: what sequences accept is kept here and helps later ones; None: forgotten with the drafter.
         """
-        self._generator = generator
-        self._config = config
+        self._drafter = SessionDrafter(graph, config, learned=learned)
+        self._num_taken: dict[int, int] = {}
         self._state: DrafterState = "ok"
         self._counts = Counts()
 
@@ -39,14 +42,18 @@ class LocalDrafter:
         return self._counts.snapshot()
 
     def open(self, session_id: int) -> None:
-        """Do nothing."""
+        """Begin a session for a sequence; one that has begun goes on."""
+        if session_id in self._num_taken:
+            return
+        self._drafter.open(session_id, learn=True)
+        self._num_taken[session_id] = 0
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
         started_s = time.perf_counter()
         self._counts.steps += 1
         try:
-            drafts = [self._draft(step) for step in steps]
+            drafts = self._drafter.draft([self._order(step) for step in steps])
         except Exception as error:
             # Decoding goes on whatever is wrong with the graph.
             if self._state == "ok":
@@ -59,21 +66,26 @@ class LocalDrafter:
         self._counts.round_trip_s.append(time.perf_counter() - started_s)
         return drafts
 
-    def _draft(self, step: SequenceStep) -> Draft:
-        return self._generator.draft(
-            step.token_ids[-self._generator.graph.max_order :],
-            step.node_budget,
-            self._config.strategy,
-            seed=step.seed,
-            position=len(step.token_ids),
-            max_candidates=self._config.max_candidates,
-        )
+    def _order(self, step: SequenceStep) -> DraftOrder:
+        """Tell the drafter what it has not seen of a sequence, and return what is wanted."""
+        num_taken = self._num_taken.get(step.session_id)
+        if num_taken is None or num_taken > len(step.token_ids):  # never opened, or not the sequence it was
+            self.finish(step.session_id)
+            self.open(step.session_id)
+            num_taken = 0
+        if num_taken < len(step.token_ids):
+            self._drafter.accept(step.session_id, step.token_ids[num_taken:])
+            self._num_taken[step.session_id] = len(step.token_ids)
+        return DraftOrder(step.session_id, step.node_budget, step.seed)
 
     def finish(self, session_id: int) -> None:
-        """Do nothing."""
+        """End a session; what it accepted helps later ones."""
+        self._drafter.close(session_id)
+        self._num_taken.pop(session_id, None)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Bring what was learned to disk, if there is a store on disk."""
+        self._drafter.save()
 
 
 class NullDrafter:

@@ -57,8 +57,9 @@ class DrafterClient:
             clock: monotonic time in seconds.
 
         Raises:
-            ConfigError: the address has neither of the two forms.
+            ConfigError: the address has neither of the two forms, or the sidecar does not serve the strategy.
         """
+        convert.require_served(draft.strategy)
         self._config = config
         self._tokenizer = tokenizer
         self._options = StepOptions(draft.strategy, draft.max_candidates, omit_proposals=not wants_proposals)

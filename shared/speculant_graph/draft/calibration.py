@@ -2,8 +2,8 @@
 
 Two tables make a distribution of the entries of a context.
 
-*Escapes.* Going from the longest context to shorter ones, entry k keeps the share 1 - e of what is left and passes e on:
-P(x) = sum over k of (prod of e before k) (1 - e_k) count_k(x) / total_k. That is Jelinek and Mercer's interpolated
+*Escapes.* Going from the longest context to shorter ones, entry k keeps the share 1 - e of what is left and passes e
+on: P(x) = sum over k of (prod of e before k) (1 - e_k) count_k(x) / total_k. That is Jelinek and Mercer's interpolated
 model (1980), and e is learned as theirs is, by expectation and maximisation, here online: once the true token is known,
 every entry is credited with the probability that the token came from it. There is one e for each kind of context
 (source, length, occurrences, distinct successors), so that a kind that is often wrong soon counts for little.
@@ -158,6 +158,7 @@ def _length_class(source: Integer, length: Integer) -> Any:
 def _kind(entries: Entries, index: Integer) -> Any:
     """Return the row of an entry in the table of escapes."""
     source, total, distinct = entries.source[index], entries.total[index], entries.distinct[index]
+    occurrences: Any
     if total <= 2:
         occurrences = total - 1
     elif total <= 4:
@@ -197,7 +198,7 @@ def _with_support(support: Integer, source: Integer, length: Integer) -> Any:
 def _agreement_row(probability: float, support: Integer) -> Any:
     """Return the row of a candidate in the table of agreements; probabilities are told apart by half octaves."""
     mantissa, exponent = math.frexp(max(probability, 1e-6))
-    half = -2 * exponent + (np.int64(1) if mantissa < 0.7071 else np.int64(0))
+    half: Any = -2 * exponent + (np.int64(1) if mantissa < 0.7071 else np.int64(0))
     return min(max(half, 0), _PROBABILITIES - 1) * _SUPPORTS + support
 
 

@@ -317,7 +317,13 @@ def _add_recycled(recycled: RecycledArrays, last: Integer, entries: Entries) -> 
 
 @compiled
 def _add_places(
-    history: HistoryArrays, source: Integer, which: Integer, first: Integer, count: Integer, seen: Integer, entries: Entries
+    history: HistoryArrays,
+    source: Integer,
+    which: Integer,
+    first: Integer,
+    count: Integer,
+    seen: Integer,
+    entries: Entries,
 ) -> Any:
     """Add the places of one match length, from ``first`` on, to those of longer matches; return (next, distinct)."""
     positions, lengths = entries.places[2 * which], entries.places[2 * which + 1]

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from speculant_graph.graph.compiled import Integer, compiled, inlined
 from speculant_graph.graph.layout import Int64Array
-from speculant_graph.types import TokenId
 
 Int32Array = NDArray[np.int32]
 
@@ -92,7 +91,8 @@ class History:
         """Return the newest tokens that are kept, oldest first, shape ``[at most num_tokens]``."""
         size = min(len(self), num_tokens, self.arrays.tokens.size, self._max_tokens)
         places = np.arange(len(self) - size, len(self)) & (self.arrays.tokens.size - 1)
-        return self.arrays.tokens[places].astype(np.int64)
+        newest: Int64Array = self.arrays.tokens[places].astype(np.int64)
+        return newest
 
     def _make(self, capacity: int) -> HistoryArrays:
         num_chains = self._lengths.size

@@ -70,16 +70,16 @@ class LearnedStore:
         if self._log is not None:
             self._log.forget(tenant)
 
-    def load_calibration(self) -> Calibration:
-        """Return the tables that :meth:`save` kept, or new ones."""
+    def load_calibration(self) -> Calibration | None:
+        """Return the tables that :meth:`save` kept, if any."""
         saved = None if self._log is None else self._log.load_state(_CALIBRATION)
         if saved is None:
-            return Calibration()
+            return None
         try:
             return Calibration.load(saved)
         except ConfigError as error:
             logger.warning("{}", error)
-            return Calibration()
+            return None
 
     def save(self, calibration: Calibration) -> None:
         """Bring everything to disk, the tables included."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from loguru import logger
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.calibration import Calibration
@@ -64,14 +65,14 @@ class SessionDrafter:
         Args:
             graph: the corpus; None drafts from the sequences alone.
             config: how to draft.
-            calibration: how far evidence is to be trusted; changed by what is accepted. The store's, or a new one, by
-                default.
+            calibration: how far evidence is to be trusted; changed by what is accepted. By default what the store
+                keeps, or else what the graph was built with.
             learned: what earlier sequences accepted; a store in memory by default.
         """
         self.graph = graph
         self.config = config or DraftConfig()
         self.learned = learned or LearnedStore(self.config.max_learned_tokens)
-        self.calibration = calibration or self.learned.load_calibration()
+        self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
         self._generator = None if graph is None else DraftGenerator(graph, self.config)
         workspace = make_workspace(MAX_NODES, self.config.max_branches)
         self._tree = workspace.tree
@@ -186,9 +187,7 @@ class SessionDrafter:
 
     def _grown(self, sequence: DraftedSequence, strategy: StrategyName, budget: int) -> Draft:
         branches = self.config.max_branches if strategy == "tree" else 1
-        size = grow(
-            self._handles.values, sequence.handles(), budget, self.config.max_depth, branches, sequence.trust
-        )
+        size = grow(self._handles.values, sequence.handles(), budget, self.config.max_depth, branches, sequence.trust)
         tree = self._tree
         return Draft(
             token_ids=tuple(tree.tokens[1 : size + 1].tolist()),
@@ -222,6 +221,18 @@ class SessionDrafter:
         self.accept(0, [0, 1, 0, 1])
         self.draft([DraftOrder(0, 2, strategy=strategy) for strategy in ("tree", "specexec")])
         self.close(0)
+
+
+def _calibration_of(graph: NgramGraph | None) -> Calibration:
+    if graph is None or not graph.metadata.calibration:
+        return Calibration()
+    try:
+        return Calibration.load(graph.metadata.calibration)
+    except ConfigError:
+        logger.warning(
+            "the graph's calibration is of another release; build the graph again to have one from the start"
+        )
+        return Calibration()
 
 
 def _as_array(token_ids: Sequence[TokenId]) -> Int64Array:

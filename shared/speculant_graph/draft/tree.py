@@ -28,6 +28,7 @@ from speculant_graph.graph.compiled import Integer, compiled, inlined
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.lookup import _advance
 
+
 @inlined
 def _comes_before(tree: Tree, first: Integer, second: Integer) -> Any:
     """Return whether a child is more probable than another, or as probable and found earlier."""
@@ -36,7 +37,7 @@ def _comes_before(tree: Tree, first: Integer, second: Integer) -> Any:
 
 
 @compiled
-def _push(tree: Tree, size: int, child: int) -> None:
+def _push(tree: Tree, size: Integer, child: Integer) -> None:
     """Add a child to a heap of ``size``."""
     heap = tree.heap
     place = size
@@ -50,14 +51,14 @@ def _push(tree: Tree, size: int, child: int) -> None:
 
 
 @compiled
-def _pop(tree: Tree, size: int) -> int:
+def _pop(tree: Tree, size: Integer) -> Integer:
     """Remove the most probable child of a heap of ``size`` and return it."""
     heap = tree.heap
     best, last = heap[0], heap[size - 1]
     size -= 1
-    place = 0
+    place: Integer = 0
     while True:
-        below = 2 * place + 1
+        below: Integer = 2 * place + 1
         if below >= size:
             break
         if below + 1 < size and _comes_before(tree, heap[below + 1], heap[below]):
@@ -67,7 +68,7 @@ def _pop(tree: Tree, size: int) -> int:
         heap[place] = heap[below]
         place = below
     heap[place] = last
-    return int(best)
+    return best
 
 
 @inlined
@@ -95,7 +96,8 @@ def _agree(calibration: CalibrationArrays, mixture: Mixture) -> None:
 @inlined
 def _take_best(mixture: Mixture) -> Any:
     """Return the most probable candidate and its probability, and leave it out from now on; -1 if none is left."""
-    chosen, highest = np.int64(-1), SMALLEST_CANDIDATE
+    chosen: Integer = np.int64(-1)
+    highest = SMALLEST_CANDIDATE
     for candidate in range(mixture.size[0]):
         if mixture.probabilities[candidate] > highest:
             chosen, highest = candidate, mixture.probabilities[candidate]
@@ -105,7 +107,7 @@ def _take_best(mixture: Mixture) -> Any:
 
 
 @compiled
-def _may_pay(costs: Float64Array, budget: int, nodes: int, expected: float, next_best: float, best: float) -> bool:
+def _may_pay(costs: Float64Array, budget: int, nodes: Integer, expected: float, next_best: float, best: float) -> bool:
     """Return whether any longer draft could be worth more than the best so far, were all nodes as good as the next."""
     for more in range(nodes + 1, budget + 1):
         expected += next_best
@@ -115,9 +117,7 @@ def _may_pay(costs: Float64Array, budget: int, nodes: int, expected: float, next
 
 
 @compiled
-def grow(
-    drafter: Int64Array, sequence: Int64Array, budget: int, max_depth: int, branches: int, trust: float
-) -> int:
+def grow(drafter: Int64Array, sequence: Int64Array, budget: int, max_depth: int, branches: int, trust: float) -> int:
     """Draft a tree, most probable node first.
 
     Args:

@@ -105,8 +105,8 @@ class Tables:
                 if token_id in candidates or len(candidates) < MAX_CANDIDATES:
                     candidate = candidates.setdefault(token_id, Candidate())
                     candidate.probability += unit * count
-                    candidate.support.setdefault(min(entry.source, GAP) if entry.source != LEARNED else LEARNED,
-                                                 support_class(entry))
+                    group = GAP if entry.source == RECYCLED else entry.source
+                    candidate.support.setdefault(group, support_class(entry))
             left *= escape
             if left < SMALLEST_SHARE:
                 break
@@ -275,7 +275,7 @@ class SlowSequence:
     text: Text = field(default_factory=list)
     num_prompt_tokens: int = 0
     draft: list[Node] = field(default_factory=list)
-    rows: dict[TokenId, list[TokenId]] = field(default_factory=dict)
+    rows: list[tuple[TokenId | None, list[TokenId]]] = field(default_factory=list)
     is_calibrated: bool = False
     expected: float = 0.0
     found: float = 0.0
@@ -301,13 +301,10 @@ class SlowDrafter:
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
         """Take the target's top tokens after nodes of the latest draft."""
         sequence = self.sequences[session_id]
-        if not sequence.text:
-            return
-        sequence.rows = {}
-        for node, row in zip(nodes, rows, strict=True):
-            token_id = sequence.draft[node - 1].path[-1] if node else sequence.text[-1]
-            if token_id is not None:
-                sequence.rows[token_id] = list(row[: min(self._config.filler_top_k, RECYCLED_WIDTH)])
+        if sequence.text:
+            contexts = [sequence.text[-1], *(node.path[-1] for node in sequence.draft)]
+            width = min(self._config.filler_top_k, RECYCLED_WIDTH)
+            sequence.rows = [(contexts[node], list(row[:width])) for node, row in zip(nodes, rows, strict=True)]
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
         """Add tokens; learn from those behind the prompt."""
@@ -322,9 +319,10 @@ class SlowDrafter:
             if not is_prompt and (self._config.strategy in CALIBRATED or sequence.is_calibrated):
                 self.tables.learn(self.entries(sequence, []), valid, inside=place > 0)
             sequence.text.append(valid)
-        for token_id, row in sequence.rows.items():
-            sequence.memory.rows[token_id % RECYCLED_ROWS] = (token_id, row)
-        sequence.rows, sequence.draft = {}, []
+        for context, row in sequence.rows:
+            if context is not None:
+                sequence.memory.rows[context % RECYCLED_ROWS] = (context, row)
+        sequence.rows, sequence.draft = [], []
 
     def close(self, session_id: int) -> None:
         """End a sequence; learn what it accepted and still remembers."""
@@ -345,7 +343,7 @@ class SlowDrafter:
                 worth.append((1.0 + expected) / costs[1 + size])
             nodes = nodes[: worth.index(max(worth))]
         sequence.draft = nodes
-        sequence.is_calibrated |= budget > 0
+        sequence.is_calibrated = True
         return nodes
 
     def _grown(self, sequence: SlowSequence, budget: int, branches: int) -> list[Node]:

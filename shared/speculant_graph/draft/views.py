@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numba import carray, types
+from numba import carray, types  # type: ignore[attr-defined] # missing in the stubs
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -56,51 +56,131 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @inlined
 def _line(handles: Int64Array, index: Integer, kind: Any) -> Any:
-    return carray(_pointer(handles[3 * index]), (handles[3 * index + 1],), kind)
+    return carray(_pointer(handles[3 * index]), (handles[3 * index + 1],), kind)  # type: ignore[call-arg]
 
 
 @inlined
 def _grid(handles: Int64Array, index: Integer, kind: Any) -> Any:
-    return carray(_pointer(handles[3 * index]), (handles[3 * index + 1], handles[3 * index + 2]), kind)
+    shape = handles[3 * index + 1], handles[3 * index + 2]
+    return carray(_pointer(handles[3 * index]), shape, kind)  # type: ignore[call-arg]
 
 
 @inlined
-def open_graph(handles: Int64Array) -> Any:
-    """Return the :class:`GraphArrays` of a drafter."""
-    return GraphArrays(_line(handles, 0, np.uint32), _grid(handles, 1, np.int64), _line(handles, 2, np.int64), _grid(handles, 3, np.int32), _grid(handles, 4, np.int64))
+def _open_history(handles: Int64Array, first: Integer) -> Any:
+    return HistoryArrays(
+        tokens=_line(handles, first, np.int32),
+        chains=_grid(handles, first + 1, np.int32),
+        heads=_grid(handles, first + 2, np.int64),
+        lengths=_line(handles, first + 3, np.int64),
+        bounds=_line(handles, first + 4, np.int64),
+    )
 
 
 @inlined
-def open_calibration(handles: Int64Array) -> Any:
+def _open_recycled(handles: Int64Array, first: Integer) -> Any:
+    return RecycledArrays(
+        keys=_line(handles, first, np.int64),
+        rows=_grid(handles, first + 1, np.int32),
+    )
+
+
+@inlined
+def _open_graph(handles: Int64Array, first: Integer) -> Any:
+    return GraphArrays(
+        words=_line(handles, first, np.uint32),
+        table=_grid(handles, first + 1, np.int64),
+        row_keys=_line(handles, first + 2, np.int64),
+        row_tokens=_grid(handles, first + 3, np.int32),
+        row_counts=_grid(handles, first + 4, np.int64),
+    )
+
+
+@inlined
+def _open_calibration(handles: Int64Array, first: Integer) -> Any:
+    return CalibrationArrays(
+        escapes=_grid(handles, first, np.float64),
+        agreements=_grid(handles, first + 1, np.float64),
+    )
+
+
+@inlined
+def _open_tree(handles: Int64Array, first: Integer) -> Any:
+    return Tree(
+        tokens=_line(handles, first, np.int64),
+        parents=_line(handles, first + 1, np.int64),
+        probabilities=_line(handles, first + 2, np.float64),
+        depths=_line(handles, first + 3, np.int64),
+        states=_grid(handles, first + 4, np.int64),
+        window=_line(handles, first + 5, np.int64),
+        heap=_line(handles, first + 6, np.int64),
+        child_tokens=_line(handles, first + 7, np.int64),
+        child_parents=_line(handles, first + 8, np.int64),
+        child_probabilities=_line(handles, first + 9, np.float64),
+    )
+
+
+@inlined
+def _open_entries(handles: Int64Array, first: Integer) -> Any:
+    return Entries(
+        size=_line(handles, first, np.int64),
+        source=_line(handles, first + 1, np.int64),
+        length=_line(handles, first + 2, np.int64),
+        total=_line(handles, first + 3, np.int64),
+        distinct=_line(handles, first + 4, np.int64),
+        node=_line(handles, first + 5, np.int64),
+        start=_line(handles, first + 6, np.int64),
+        tokens=_line(handles, first + 7, np.int64),
+        counts=_line(handles, first + 8, np.int64),
+        places=_grid(handles, first + 9, np.int64),
+        tally=_grid(handles, first + 10, np.int64),
+    )
+
+
+@inlined
+def _open_mixture(handles: Int64Array, first: Integer) -> Any:
+    return Mixture(
+        size=_line(handles, first, np.int64),
+        tokens=_line(handles, first + 1, np.int64),
+        probabilities=_line(handles, first + 2, np.float64),
+        supports=_line(handles, first + 3, np.int64),
+        slots=_line(handles, first + 4, np.int64),
+        shares=_grid(handles, first + 5, np.float64),
+    )
+
+
+# Handles of a drafter: graph (5), calibration (2), tree (10), entries (11), mixture.
+@inlined
+def open_calibration(drafter: Int64Array) -> Any:
     """Return the :class:`CalibrationArrays` of a drafter."""
-    return CalibrationArrays(_grid(handles, 5, np.float64), _grid(handles, 6, np.float64))
+    return _open_calibration(drafter, 5)
 
 
 @inlined
-def open_workspace(handles: Int64Array) -> Any:
+def open_workspace(drafter: Int64Array) -> Any:
     """Return the :class:`Workspace` of a drafter."""
-    tree = Tree(_line(handles, 7, np.int64), _line(handles, 8, np.int64), _line(handles, 9, np.float64), _line(handles, 10, np.int64), _grid(handles, 11, np.int64), _line(handles, 12, np.int64), _line(handles, 13, np.int64), _line(handles, 14, np.int64), _line(handles, 15, np.int64), _line(handles, 16, np.float64))
-    entries = Entries(_line(handles, 17, np.int64), _line(handles, 18, np.int64), _line(handles, 19, np.int64), _line(handles, 20, np.int64), _line(handles, 21, np.int64), _line(handles, 22, np.int64), _line(handles, 23, np.int64), _line(handles, 24, np.int64), _line(handles, 25, np.int64), _grid(handles, 26, np.int64), _grid(handles, 27, np.int64))
-    mixture = Mixture(_line(handles, 28, np.int64), _line(handles, 29, np.int64), _line(handles, 30, np.float64), _line(handles, 31, np.int64), _line(handles, 32, np.int64), _grid(handles, 33, np.float64))
-    return Workspace(tree, entries, mixture)
+    return Workspace(_open_tree(drafter, 7), _open_entries(drafter, 17), _open_mixture(drafter, 28))
 
 
+# Handles of a sequence: session (5), learned (5), recycled (2), enabled, state, costs.
 @inlined
-def open_sources(fixed: Int64Array, handles: Int64Array) -> Any:
+def open_sources(drafter: Int64Array, sequence: Int64Array) -> Any:
     """Return the :class:`Sources` of a sequence."""
-    session = HistoryArrays(_line(handles, 0, np.int32), _grid(handles, 1, np.int32), _grid(handles, 2, np.int64), _line(handles, 3, np.int64), _line(handles, 4, np.int64))
-    learned = HistoryArrays(_line(handles, 5, np.int32), _grid(handles, 6, np.int32), _grid(handles, 7, np.int64), _line(handles, 8, np.int64), _line(handles, 9, np.int64))
-    recycled = RecycledArrays(_line(handles, 10, np.int64), _grid(handles, 11, np.int32))
-    return Sources(open_graph(fixed), session, learned, recycled, _line(handles, 12, np.int64))
+    return Sources(
+        _open_graph(drafter, 0),
+        _open_history(sequence, 0),
+        _open_history(sequence, 5),
+        _open_recycled(sequence, 10),
+        _line(sequence, 12, np.int64),
+    )
 
 
 @inlined
-def open_state(handles: Int64Array) -> Any:
+def open_state(sequence: Int64Array) -> Any:
     """Return (order, record) of the graph at the end of a sequence."""
-    return _line(handles, 13, np.int64)
+    return _line(sequence, 13, np.int64)
 
 
 @inlined
-def open_costs(handles: Int64Array) -> Any:
+def open_costs(sequence: Int64Array) -> Any:
     """Return the costs of verifying, empty if it is free."""
-    return _line(handles, 14, np.float64)
+    return _line(sequence, 14, np.float64)

@@ -252,9 +252,10 @@ def _trie(container: Container, metadata: GraphMetadata) -> Trie:
 
 
 def _calibration(text: Any) -> bytes:
-    if len(_checked(text, str)) > -(-MAX_CALIBRATION_BYTES // 3) * 4:
+    calibration = base64.b64decode(_checked(text, str), validate=True)
+    if len(calibration) > MAX_CALIBRATION_BYTES:
         raise ValueError("size of the calibration")
-    return base64.b64decode(text, validate=True)
+    return calibration
 
 
 def _integers(values: Any) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ graph names) is left to the caller.
 from __future__ import annotations
 
 from speculant_graph.rpc.convert.answers import decode_step_answer, encode_step_answer
-from speculant_graph.rpc.convert.requests import decode_step_request, encode_step_request
+from speculant_graph.rpc.convert.requests import decode_step_request, encode_step_request, require_served
 from speculant_graph.rpc.convert.sessions import (
     decode_open_answer,
     decode_open_request,
@@ -25,4 +25,5 @@ __all__ = [
     "encode_open_request",
     "encode_step_answer",
     "encode_step_request",
+    "require_served",
 ]

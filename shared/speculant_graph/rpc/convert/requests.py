@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speculant_graph.errors import DraftLimitError, DraftRequestError, UnservedRequestError
+from speculant_graph.errors import ConfigError, DraftLimitError, DraftRequestError, UnservedRequestError
 from speculant_graph.rpc.convert.checks import expect, per_sequence, spans
 from speculant_graph.rpc.messages import SequenceRequest, StepOptions, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -14,6 +14,19 @@ _STRATEGY_NUMBERS: dict[StrategyName, pb.Strategy] = {
 }
 _STRATEGY_NAMES: dict[int, StrategyName] = {number: name for name, number in _STRATEGY_NUMBERS.items()}
 _SERVED_MIXINGS = (pb.MIXING_UNSPECIFIED, pb.MIXING_LONGEST)
+
+
+def require_served(strategy: StrategyName) -> None:
+    """Refuse a strategy that does not travel.
+
+    Raises:
+        ConfigError: the sidecar does not serve it.
+    """
+    if strategy not in _STRATEGY_NUMBERS:
+        raise ConfigError(
+            f"the sidecar does not serve strategy {strategy}; choose one of {', '.join(_STRATEGY_NUMBERS)}, or draft "
+            "in the verifier's own process"
+        )
 
 
 def encode_step_request(request: StepRequest) -> pb.DraftRequest:

@@ -1,0 +1,213 @@
+"""Calibrated drafts are those of the slow and obvious reference, whatever was seen, accepted, recycled and forgotten."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.draft.calibration import Calibration
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.draft.evidence import MAX_MATCHES
+from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, hash_of
+from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.tree_reference import SlowDrafter, Tables
+from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.types import Draft, StrategyName
+from support.graphs import graph_of
+
+VOCABULARY_SIZE = 20_000
+SOURCES = ("corpus", "session", "learned", "recycled")
+
+curves = st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 4.0)), max_size=4).map(
+    lambda steps: CostCurve.from_points(
+        np.cumsum([1, *(gap for gap, _ in steps)]).tolist(), [1.0, *(cost for _, cost in steps)]
+    )
+)
+configs = st.builds(
+    DraftConfig,
+    strategy=st.sampled_from(["tree", "adaptive", "greedy"]),
+    sources=st.sets(st.sampled_from(SOURCES)).map(frozenset),
+    max_depth=st.integers(1, 6),
+    max_branches=st.integers(1, 8),
+    filler_top_k=st.sampled_from([1, 3, 8, 12]),
+    cost_aware=st.sampled_from([True, True, True, False]),
+    max_session_tokens=st.sampled_from([256, 300, 1_000]),
+    max_learned_tokens=st.sampled_from([0, 3, 60, 1_000, 100_000]),
+)
+
+
+def text_of(chance: random.Random, alphabet: Sequence[int], length: int, others: Sequence[list[int]] = ()) -> list[int]:
+    """Write a text that repeats itself and others, with changes here and there."""
+    text: list[int] = []
+    while len(text) < length:
+        source = chance.choice([text, text, *others])
+        if not source or chance.random() < 0.3:
+            text += chance.choices(alphabet, k=chance.randint(1, 4))
+        else:
+            start = chance.randrange(len(source))
+            copied = source[start : start + chance.choice([2, 5, 12, 45])]
+            if chance.random() < 0.4:
+                copied[chance.randrange(len(copied))] = chance.choice(alphabet)
+            text += copied
+    return text[:length]
+
+
+def is_crowded(text: Sequence[int], chains: Sequence[int]) -> bool:
+    """Return whether a chain that is longer than what is looked at holds places of different tokens.
+
+    Those count as looked at, too: the one thing that the reference does not know.
+    """
+    for length in chains:
+        for size in (256, 512, 1_024, 2_048):
+            buckets = defaultdict(list)
+            for end in range(length, len(text) + 1) if len(text) > MAX_MATCHES else ():
+                key = tuple(text[end - length : end])
+                buckets[hash_of(np.array(key), length, length, size)].append(key)
+            if any(len(keys) > MAX_MATCHES and len(set(keys)) > 1 for keys in buckets.values()):
+                return True
+    return False
+
+
+@dataclass
+class Pair:
+    """The same sequences in both forms; every step compares them."""
+
+    fast: SessionDrafter
+    slow: SlowDrafter
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    """What the open sequences will have been told in the end."""
+    places: dict[int, int] = field(default_factory=dict)
+
+    def open(self, number: int, text: list[int], prompt: int, tenant: str, learn: bool, cost: CostCurve | None) -> None:
+        for drafter in (self.fast, self.slow):
+            drafter.open(number, tenant=tenant, learn=learn, cost=cost)
+        self.texts[number], self.places[number] = text, 0
+        if prompt:
+            self.accept(number, prompt)
+
+    def accept(self, number: int, num_tokens: int) -> None:
+        token_ids = self.texts[number][self.places[number] :][:num_tokens]
+        self.places[number] += len(token_ids)
+        for drafter in (self.fast, self.slow):
+            drafter.accept(number, token_ids)
+        assert_same_tables(self.fast.calibration, self.slow.tables)
+        assert self.fast._sequences[number].trust == pytest.approx(self.slow.sequences[number].trust, abs=1e-12)
+
+    def draft(self, number: int, strategy: StrategyName, budget: int) -> Draft:
+        (draft,) = self.fast.draft([DraftOrder(number, budget, strategy=strategy)])
+        expected = self.slow.draft(number, strategy, budget)
+        assert list(draft.token_ids) == [node.path[-1] for node in expected]
+        assert list(draft.parents) == [node.parent for node in expected]
+        assert list(draft.path_probabilities) == pytest.approx([node.probability for node in expected], abs=1e-9)
+        assert_well_formed(draft, self.fast.config)
+        return draft
+
+    def recycle(self, number: int, nodes: list[int], rows: list[list[int]]) -> None:
+        for drafter in (self.fast, self.slow):
+            drafter.recycle(number, nodes, rows)
+
+    def close(self, number: int) -> None:
+        for drafter in (self.fast, self.slow):
+            drafter.close(number)
+        del self.texts[number], self.places[number]
+
+
+def pair_of(corpus: list[list[int]] | None, max_order: int, config: DraftConfig, *, boundaries: bool = True) -> Pair:
+    if corpus is None:
+        return Pair(SessionDrafter(None, config), SlowDrafter(None, config))
+    documents = corpus if boundaries else [sum(corpus, [])]
+    return Pair(
+        SessionDrafter(graph_of(corpus, max_order, VOCABULARY_SIZE, boundaries=boundaries), config),
+        SlowDrafter(OracleGraph(documents, max_order), config),
+    )
+
+
+def assert_same_tables(fast: Calibration, slow: Tables) -> None:
+    """Compare both tables; what the slow ones never met must be as at first in the fast ones."""
+    escapes, first = (tables.arrays.escapes.reshape(5, 11, 6, 3, 2) for tables in (fast, Calibration()))
+    met = np.zeros(escapes.shape, bool)
+    for kind, values in slow.escapes.items():
+        assert escapes[kind] == pytest.approx(values, abs=1e-9)
+        met[kind] = True
+    assert (met | (escapes == first)).all()
+    agreements = fast.arrays.agreements.reshape(20, 2, 4, 4, 16, 8, 3)
+    met = np.zeros(agreements.shape, bool)
+    for (half, (session, corpus, learned, other), inside), values in slow.agreements.items():
+        row = (half, int(inside), other, learned, corpus, session)
+        assert agreements[row] == pytest.approx(values, abs=1e-9)
+        met[row] = True
+    assert (met | (agreements == 0)).all()
+
+
+def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
+    probabilities = (1.0, *draft.path_probabilities)
+    depths = [0]
+    siblings: defaultdict[int, list[int]] = defaultdict(list)
+    for node, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
+        assert 0 <= parent < node
+        assert 0 < probabilities[node] <= min(probabilities[parent], probabilities[node - 1])
+        assert token_id not in siblings[parent]
+        siblings[parent].append(token_id)
+        depths.append(depths[parent] + 1)
+    assert max(depths) <= config.max_depth
+    assert all(len(tokens) <= config.max_branches for tokens in siblings.values())
+    assert draft.is_chain or draft.strategy == "tree"
+
+
+@settings(max_examples=120)
+@given(
+    config=configs,
+    seed=st.integers(0, 2**32),
+    size=st.sampled_from([1, 2, 4, 12, 40]),
+    max_order=st.integers(0, 7),
+    boundaries=st.booleans(),
+    budgets=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    costs=st.lists(st.one_of(st.none(), curves), min_size=1, max_size=3),
+)
+def test_every_step_is_that_of_the_reference(
+    config: DraftConfig,
+    seed: int,
+    size: int,
+    max_order: int,
+    boundaries: bool,
+    budgets: list[int],
+    costs: list[CostCurve | None],
+) -> None:
+    chance = random.Random(seed)
+    # Two of the ids share the place of their recycled row.
+    alphabet = [*chance.sample(range(16_000), size), 5, 5 + 16_384]
+    corpus = [text_of(chance, alphabet, chance.choice([1, 30, 200])) for _ in range(chance.randint(1, 3))]
+    pair = pair_of(corpus if max_order else None, max_order, config, boundaries=boundaries)
+    texts = [text_of(chance, alphabet, chance.choice([9, 70, 150]), corpus) for _ in range(5)]
+    texts[2] = [*texts[1][:40], *texts[2]]
+    assume(
+        not any(is_crowded(text, SESSION_CHAINS) for text in texts) and not is_crowded(sum(texts, []), LEARNED_CHAINS)
+    )
+    opened = 0
+    for _ in range(22):
+        if opened < len(texts) and (len(pair.texts) < 2 or chance.random() < 0.1):
+            text = texts[opened]
+            prompt = chance.choice([0, 1, 5, len(text) // 2, len(text) - 10])
+            tenant, learn = chance.choice("aab"), chance.random() < 0.8
+            pair.open(opened, text, max(0, prompt), tenant, learn, chance.choice(costs))
+            opened += 1
+        if not pair.texts:
+            break
+        number = chance.choice(list(pair.texts))
+        draft = pair.draft(number, chance.choice(["tree", "tree", "adaptive"]), chance.choice(budgets))
+        if chance.random() < 0.5:
+            nodes = chance.sample(range(len(draft) + 1), chance.randint(0, min(4, len(draft) + 1)))
+            widths = [chance.choice([0, 1, 3, 8, 10]) for _ in nodes]
+            pair.recycle(number, nodes, [chance.sample(range(10), width) for width in widths])
+        for _ in range(chance.choice([1, 1, 2])):
+            pair.accept(number, chance.choice([0, 1, 2, 5, 9]))
+        if pair.places[number] == len(pair.texts[number]):
+            pair.close(number)

@@ -1,0 +1,307 @@
+"""What a build learns from a held-out slice of its corpus, and how it travels with the graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from speculant_graph.cli.main import main
+from speculant_graph.config import DraftConfig
+from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
+from speculant_graph.draft.calibration import Calibration
+from speculant_graph.draft.pretraining import (
+    KEPT_VISITS,
+    MOST_COUNTED,
+    MOST_HELD_OUT,
+    MOST_PIECES,
+    SMALLEST_CORPUS,
+    divide,
+    pretrain,
+)
+from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.errors import GraphFileError
+from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids, describe_tokens
+from speculant_graph.graph.combine import merge_graphs, prune_graph, update_graph
+from speculant_graph.graph.container import NewContainer, document_room, read_container
+from speculant_graph.graph.layout import UInt32Array
+from speculant_graph.graph.metadata import FORMAT_VERSION, MAX_CALIBRATION_BYTES, GraphMetadata
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.graph.store import load_graph, save_graph
+from support.graphs import assert_same_arrays, fingerprint, graph_of
+
+VOCABULARY_SIZE = 60
+MEMORY = 2_000_000_000
+
+
+def sample_tokens(num_tokens: int, *, seed: int = 0, document: int = 0) -> UInt32Array:
+    """Return phrases in random order, shape ``[num_tokens]``; with ``document``, in documents of up to so many."""
+    random = np.random.default_rng(seed)
+    phrases = [random.integers(0, VOCABULARY_SIZE, length) for length in random.integers(2, 9, 80)]
+    tokens = np.concatenate([phrases[number] for number in random.zipf(1.3, num_tokens).clip(max=80) - 1])
+    tokens = tokens[:num_tokens].astype(np.uint32)
+    if document:
+        places = np.cumsum(random.integers(1, document, num_tokens))
+        tokens[places[places < num_tokens - 1]] = DOCUMENT_SEPARATOR
+    return tokens
+
+
+def facts_of(tokens: UInt32Array) -> GraphMetadata:
+    num_separators = int(np.count_nonzero(tokens == DOCUMENT_SEPARATOR))
+    return describe_tokens(
+        tokens,
+        fingerprint(VOCABULARY_SIZE),
+        max_order=4,
+        num_documents=num_separators + 1,
+        document_boundaries=num_separators > 0,
+    )
+
+
+def pretrained(folder: Path, tokens: UInt32Array, *, memory: int = MEMORY, jobs: int = 1) -> bytes:
+    tokens.tofile(folder / "tokens")
+    calibration = pretrain(folder / "tokens", facts_of(tokens), memory, jobs)
+    assert [path.name for path in folder.iterdir()] == ["tokens"], "nothing is left behind"
+    return calibration
+
+
+def documents_of(tokens: Sequence[int]) -> list[list[int]]:
+    """Split at separators, slowly."""
+    documents: list[list[int]] = [[]]
+    for token_id in tokens:
+        if token_id == DOCUMENT_SEPARATOR:
+            documents.append([])
+        else:
+            documents[-1].append(token_id)
+    return documents
+
+
+def pretrained_slowly(tokens: UInt32Array) -> Calibration:
+    slices = divide(tokens.size)
+    counted = [document for part in slices.counted for document in documents_of(tokens[part].tolist())]
+    graph = build_from_token_ids([], fingerprint(VOCABULARY_SIZE), max_order=4, documents=counted)
+    calibration = Calibration()
+    config = DraftConfig(strategy="tree", sources=frozenset({"corpus", "session"}))
+    drafter = SessionDrafter(graph, config, calibration=calibration)
+    pieces = [document for part in slices.held_out for document in documents_of(tokens[part].tolist())]
+    for number, piece in enumerate(pieces, start=1):
+        if len(piece) < 4:
+            continue
+        drafter.open(number)
+        drafter.accept(number, piece[: len(piece) // 4])
+        for token_id in piece[len(piece) // 4 :]:
+            drafter.accept(number, [token_id])
+        drafter.close(number)
+    for table in calibration.arrays:
+        for row in table:
+            if row[0] > KEPT_VISITS:
+                row *= KEPT_VISITS / row[0]
+    return calibration
+
+
+@given(st.integers(SMALLEST_CORPUS, 1 << 32))
+@example(SMALLEST_CORPUS)
+@example(2_000_000)
+@example(10_000_000)
+def test_what_is_counted_and_what_is_held_out_are_disjoint_and_spread_evenly(num_tokens: int) -> None:
+    slices = divide(num_tokens)
+    assert len(slices.counted) == len(slices.held_out) <= MOST_PIECES
+    in_order = list(itertools.chain(*zip(slices.counted, slices.held_out, strict=True)))
+    borders = [0, *(border for part in in_order for border in (part.start, part.stop)), num_tokens]
+    assert borders == sorted(borders), "in order, none overlap, none outside"
+    sizes = [part.stop - part.start for part in slices.held_out]
+    assert len(set(sizes)) == 1
+    assert min(sizes) >= 500
+    assert sum(sizes) <= min(MOST_HELD_OUT, num_tokens // 10)
+    assert sum(sizes) >= min(MOST_HELD_OUT, num_tokens // 50) - len(sizes)
+    counted = sum(part.stop - part.start for part in slices.counted)
+    assert min(part.stop - part.start for part in slices.counted) > 0
+    assert counted <= MOST_COUNTED
+    if num_tokens <= MOST_COUNTED:
+        assert counted + sum(sizes) == num_tokens, "nothing is left out that fits"
+    for number, piece in enumerate(slices.held_out):
+        assert number * num_tokens // len(sizes) <= piece.start < (number + 1) * num_tokens // len(sizes)
+
+
+@pytest.mark.parametrize("document", [0, 7, 400, 6_000])
+def test_the_tables_are_those_of_the_slow_way(tmp_path: Path, document: int) -> None:
+    tokens = sample_tokens(12_000, document=document)
+    tokens[divide(tokens.size).counted[1].start] = DOCUMENT_SEPARATOR if document else 1  # at the edge of a part
+    learned, expected = Calibration.load(pretrained(tmp_path, tokens)), pretrained_slowly(tokens)
+    for table, slow, untaught in zip(learned.arrays, expected.arrays, Calibration().arrays, strict=True):
+        np.testing.assert_array_equal(table, slow)
+        assert (table != untaught).any()
+        assert table[:, 0].max() == pytest.approx(KEPT_VISITS)
+
+
+def test_the_same_corpus_gives_the_same_bytes(tmp_path: Path) -> None:
+    tokens = sample_tokens(400_000)
+    calibration = pretrained(tmp_path, tokens)
+    assert calibration == pretrained(tmp_path, tokens)
+    assert calibration == pretrained(tmp_path, tokens, memory=512_000_000, jobs=2)
+    assert len(calibration) < 100_000
+    tokens[divide(tokens.size).held_out[-1]] = tokens[divide(tokens.size).held_out[-1]][::-1]
+    assert calibration != pretrained(tmp_path, tokens)
+
+
+def test_small_corpora_teach_nothing(tmp_path: Path) -> None:
+    assert pretrained(tmp_path, sample_tokens(SMALLEST_CORPUS - 1)) == b""
+    assert pretrained(tmp_path, sample_tokens(SMALLEST_CORPUS)) != b""
+    documents = np.full(4 * SMALLEST_CORPUS, 1, np.uint32)
+    documents[: 3 * SMALLEST_CORPUS + 1] = DOCUMENT_SEPARATOR
+    assert pretrained(tmp_path, documents[: 4 * SMALLEST_CORPUS]) == b"", "separators are no tokens"
+
+
+def test_nothing_to_count(tmp_path: Path) -> None:
+    tokens = np.full(60_000, DOCUMENT_SEPARATOR, np.uint32)
+    for part in divide(tokens.size).held_out:
+        tokens[part] = 1
+    assert facts_of(tokens).num_tokens >= SMALLEST_CORPUS
+    assert pretrained(tmp_path, tokens) == b""
+
+
+def calibrated(graph: NgramGraph, path: Path, calibration: bytes) -> NgramGraph:
+    """Save a graph with a calibration and open it again."""
+    save_graph(NgramGraph(graph.trie, dataclasses.replace(graph.metadata, calibration=calibration)), path)
+    return load_graph(path, verify=True)
+
+
+@pytest.fixture
+def graphs(tmp_path: Path) -> tuple[NgramGraph, NgramGraph]:
+    """A small graph and a larger one, with calibrations."""
+    small, large = (graph_of([sample_tokens(size, seed=size).tolist()], 3, VOCABULARY_SIZE) for size in (300, 500))
+    return calibrated(small, tmp_path / "small", b"\x00small\xff"), calibrated(large, tmp_path / "large", b"large")
+
+
+def test_a_calibration_stays_with_its_graph(graphs: tuple[NgramGraph, NgramGraph], tmp_path: Path) -> None:
+    small, large = graphs
+    assert (small.metadata.calibration, large.metadata.calibration) == (b"\x00small\xff", b"large")
+    small.save(tmp_path / "again")
+    assert load_graph(tmp_path / "again").metadata == small.metadata
+    assert prune_graph(small, 2, tmp_path / "pruned").metadata.calibration == b"\x00small\xff"
+    assert calibrated(small, tmp_path / "full", b"x" * MAX_CALIBRATION_BYTES).metadata.calibration[-1:] == b"x"
+
+
+def test_a_merge_keeps_the_calibration_of_the_larger_corpus(
+    graphs: tuple[NgramGraph, NgramGraph], tmp_path: Path
+) -> None:
+    small, large = graphs
+    output = tmp_path / "both"
+    assert merge_graphs(small, large, output).metadata.calibration == b"large"
+    assert merge_graphs(large, small, output).metadata.calibration == b"large"
+    without = calibrated(large, tmp_path / "without", b"")
+    assert merge_graphs(small, without, output).metadata.calibration == b"\x00small\xff", "rather that than none"
+    assert merge_graphs(without, small, output).metadata.calibration == b"\x00small\xff"
+    assert merge_graphs(without, without, output).metadata.calibration == b""
+    other = calibrated(small, tmp_path / "other", b"other")
+    assert merge_graphs(other, small, output).metadata.calibration == b"other", "the first of two alike"
+
+
+def test_a_calibration_that_is_too_large_is_not_written(graphs: tuple[NgramGraph, NgramGraph], tmp_path: Path) -> None:
+    with pytest.raises(GraphFileError, match=r"has 1048577 bytes and a graph file holds 1048576; make it smaller"):
+        calibrated(graphs[0], tmp_path / "new", b"x" * (MAX_CALIBRATION_BYTES + 1))
+    assert not (tmp_path / "new").exists()
+
+
+def with_document(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Save a graph file again, all checksums right, with another description."""
+    container = read_container(path, FORMAT_VERSION)
+    document: Any = container.document
+    change(document["metadata"])
+    arrays = [bytes(array) for array in container.arrays]
+    for entry in document["arrays"].values():
+        entry["data"] = pickle.PickleBuffer(b"")
+    with NewContainer(path, path.parent, FORMAT_VERSION, list(map(len, arrays)), document_room(path, document)) as file:
+        for offset, array in zip(file.offsets, arrays, strict=True):
+            file.file.seek(offset)
+            file.file.write(array)
+        file.finish(document)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_files_without_a_calibration_are_read(tmp_path: Path) -> None:
+    with_document(tmp_path / "small", lambda metadata: metadata.pop("calibration"))
+    assert load_graph(tmp_path / "small", verify=True).metadata.calibration == b""
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize(
+    "foreign", [None, 7, ["YQ=="], "YQ", "Y Q=", "é", "YQ==" * 350_000, "A" * 4 * (MAX_CALIBRATION_BYTES // 3 + 1)]
+)
+def test_foreign_and_oversized_calibrations_are_refused(tmp_path: Path, foreign: object) -> None:
+    with_document(tmp_path / "small", lambda metadata: metadata.update(calibration=foreign))
+    with pytest.raises(GraphFileError, match="is damaged") as caught:
+        load_graph(tmp_path / "small")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    words = [*"abcdefgh", "parties", "agreement", "terms"]
+    random = np.random.default_rng(0)
+    text = "\n".join(" ".join(random.choice(words, 9)) for _ in range(500))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    return tmp_path / "text.txt"
+
+
+def test_a_build_calibrates_unless_it_is_told_not_to(
+    corpus: Path, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def built(*more: object) -> tuple[NgramGraph, int]:
+        output = tmp_path / "graph.pkl"
+        arguments = ("build", corpus, "-o", output, "--tokenizer", tokenizer_folder, "--json", *more)
+        assert main([str(argument) for argument in arguments]) == 0
+        return load_graph(output), json.loads(capsys.readouterr().out.splitlines()[-1])["calibration_bytes"]
+
+    graph, num_bytes = built()
+    assert num_bytes == len(graph.metadata.calibration) > 0
+    Calibration.load(graph.metadata.calibration)
+    assert main(["inspect", str(tmp_path / "graph.pkl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["calibration_bytes"] == num_bytes
+    assert built("--jobs", 2)[0].metadata.calibration == graph.metadata.calibration
+    for refusal in ("--no-calibrate", "--no-graph.calibrate"):
+        without, num_bytes = built(refusal)
+        assert (without.metadata.calibration, num_bytes) == (b"", 0)
+    kept = NgramGraph(graph.trie, dataclasses.replace(graph.metadata, calibration=b""))
+    assert_same_arrays(kept, without)
+
+
+def test_an_update_keeps_the_calibration(corpus: Path, tmp_path: Path, plain_tokenizer_folder: Path) -> None:
+    builder = GraphBuilder(plain_tokenizer_folder, 3)
+    seen: list[tuple[int, int, int]] = []
+
+    def calibrate(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> bytes:
+        seen.append((stream.stat().st_size, memory, jobs))
+        return b"learned"
+
+    graph = builder.build(corpus, tmp_path / "graph.pkl", calibrate=calibrate)
+    assert seen == [(4 * graph.metadata.num_tokens, MEMORY, builder.jobs)]
+    assert graph.metadata.calibration == b"learned"
+    assert update_graph(tmp_path / "graph.pkl", corpus).metadata.calibration == b"learned"
+    refusing = GraphBuilder(plain_tokenizer_folder, 3, calibrate=False)
+    assert refusing.build(corpus, tmp_path / "graph.pkl", calibrate=calibrate).metadata.calibration == b""
+    assert len(seen) == 1
+
+
+def test_a_failing_calibration_leaves_the_old_graph(corpus: Path, tmp_path: Path, plain_tokenizer_folder: Path) -> None:
+    builder = GraphBuilder(plain_tokenizer_folder, 3)
+    builder.build(corpus, tmp_path / "graph.pkl")
+    before = (tmp_path / "graph.pkl").read_bytes()
+    with pytest.raises(GraphFileError, match="the calibration has 2000000 bytes"):
+        builder.build(corpus, tmp_path / "graph.pkl", calibrate=lambda *_: bytes(2_000_000))
+
+    def interrupted(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        builder.build(corpus, tmp_path / "graph.pkl", calibrate=interrupted)
+    assert (tmp_path / "graph.pkl").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.pkl", "text.txt"]
