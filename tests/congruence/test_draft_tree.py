@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.evidence import MAX_MATCHES
+from speculant_graph.draft.sources import MAX_MATCHES
 from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, hash_of
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.draft.tree_reference import SlowDrafter, Tables

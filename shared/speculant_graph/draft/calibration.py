@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from speculant_graph.draft.evidence import (
+from speculant_graph.draft.sources import (
     CORPUS,
     GAP,
     LEARNED,

@@ -17,211 +17,30 @@ A context that occurs exactly where the next longer one of its source does says 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from speculant_graph.draft.history import WINDOW, HistoryArrays, Int32Array, hash_of
-from speculant_graph.graph.compiled import Integer, compiled, inlined
-from speculant_graph.graph.layout import CUMULATIVE, TOKEN_MASK, Int64Array, UInt32Array
+from speculant_graph.draft.places import add_gap, add_places, find_places
+from speculant_graph.draft.sources import (
+    CORPUS,
+    GAP,
+    LEARNED,
+    LONG_ROW,
+    MAX_ENTRIES,
+    RECYCLED,
+    ROW_SLOTS,
+    SESSION,
+    TOP_SUCCESSORS,
+    Entries,
+    GraphArrays,
+    RecycledArrays,
+    Sources,
+    close_entry,
+)
+from speculant_graph.graph.compiled import Integer, compiled
+from speculant_graph.graph.layout import CUMULATIVE, TOKEN_MASK, Int64Array
 from speculant_graph.graph.lookup import _linked, _row, _width
-
-SESSION, CORPUS, GAP, LEARNED, RECYCLED = range(5)
-"""Numbers of the sources."""
-NUM_SOURCES = 5
-
-MAX_MATCHES = 64
-"""Most places of a history that one chain contributes; the newest are taken."""
-MAX_DISTINCT = 64
-"""Most different successors of places in a history."""
-TOP_SUCCESSORS = 16
-"""Most successors of a graph's context that are looked at: the most frequent."""
-LONG_ROW = 64
-"""Contexts of a graph with more successors are remembered with their most frequent ones."""
-MIN_GAP_MATCH = 2
-"""Tokens that must match before a gap."""
-MAX_ENTRIES = 128
-_MAX_COUNTS = 8_192
-ROW_SLOTS = 8_192
-"""Contexts with many successors that are remembered; a power of two."""
-
-
-class GraphArrays(NamedTuple):
-    """What kernels see of a graph."""
-
-    words: UInt32Array
-    table: Int64Array
-    row_keys: Int64Array
-    """Which long row is remembered in a slot, -1 for none, shape ``[ROW_SLOTS]``."""
-    row_tokens: Int32Array
-    """Its most frequent successors, shape ``[ROW_SLOTS, TOP_SUCCESSORS]``."""
-    row_counts: Int64Array
-    """Their counts."""
-
-
-class RecycledArrays(NamedTuple):
-    """What kernels see of the target's rows."""
-
-    keys: Int64Array
-    """The token that a row follows, -1 for none, shape ``[slots]``, a power of two."""
-    rows: Int32Array
-    """Most probable next tokens, best first, -1 for none, shape ``[slots, width]``."""
-
-
-class Sources(NamedTuple):
-    """Everything that one sequence drafts from."""
-
-    graph: GraphArrays
-    session: HistoryArrays
-    learned: HistoryArrays
-    recycled: RecycledArrays
-    enabled: Int64Array
-    """1 for every source that may be used, shape ``[NUM_SOURCES]``."""
-
-
-class Entries(NamedTuple):
-    """Entries of one context, longest first; ``size[0]`` of them."""
-
-    size: Int64Array
-    source: Int64Array
-    length: Int64Array
-    """Tokens of the context (the longest match of the entry's places)."""
-    total: Int64Array
-    """How often it occurred."""
-    distinct: Int64Array
-    """How many different tokens followed it."""
-    node: Int64Array
-    """Corpus: the context's record."""
-    start: Int64Array
-    """First of its successors in ``tokens``; the entry's end is the next one's start, shape ``[MAX_ENTRIES + 1]``."""
-    tokens: Int64Array
-    counts: Int64Array
-    places: Int64Array
-    """Scratch: positions and match lengths of the session, then of what was learned, shape ``[4, 2 * MAX_MATCHES]``."""
-    tally: Int64Array
-    """Scratch: running successors and counts of the same, shape ``[4, MAX_DISTINCT]``."""
-
-
-def make_entries() -> Entries:
-    """Return room for the entries of one context."""
-
-    def numbers(*shape: int) -> Int64Array:
-        return np.zeros(shape, np.int64)
-
-    return Entries(
-        size=numbers(1),
-        source=numbers(MAX_ENTRIES),
-        length=numbers(MAX_ENTRIES),
-        total=numbers(MAX_ENTRIES),
-        distinct=numbers(MAX_ENTRIES),
-        node=numbers(MAX_ENTRIES),
-        start=numbers(MAX_ENTRIES + 1),
-        tokens=numbers(_MAX_COUNTS),
-        counts=numbers(_MAX_COUNTS),
-        places=numbers(4, 2 * MAX_MATCHES),
-        tally=numbers(4, MAX_DISTINCT),
-    )
-
-
-@compiled
-def _matches(history: HistoryArrays, window: Int64Array, end: Integer, which: Integer, entries: Entries) -> Any:
-    """Find the places of a history that end in the same tokens as ``window[:end]``, the longest matches first."""
-    positions, lengths = entries.places[2 * which], entries.places[2 * which + 1]
-    count = np.int64(0)
-    ring = history.tokens
-    mask = ring.size - 1
-    newest = history.bounds[0] - 1
-    oldest = history.bounds[0] - min(history.bounds[0], history.bounds[1])
-    limit = np.int64(WINDOW + 1)
-    for chain in range(history.lengths.size):
-        least = history.lengths[chain]
-        position = history.heads[chain, hash_of(window, end, least, history.heads.shape[1])]
-        for _ in range(MAX_MATCHES):
-            if position < oldest or position < 0:
-                break
-            if position < newest:
-                length = np.int64(0)
-                most = min(np.int64(WINDOW), position - oldest + 1)
-                while length < most and np.int64(ring[(position - length) & mask]) == window[end - 1 - length]:
-                    length += 1
-                # What a chain of longer matches has found is not counted twice.
-                if least <= length < limit:
-                    place = count
-                    while place > 0 and lengths[place - 1] < length:
-                        lengths[place] = lengths[place - 1]
-                        positions[place] = positions[place - 1]
-                        place -= 1
-                    lengths[place] = length
-                    positions[place] = position + 1
-                    count += 1
-            distance = np.int64(history.chains[chain, position & mask])
-            if distance == 0:
-                break
-            position -= distance
-        limit = least
-    return count
-
-
-@inlined
-def _count_token(tokens: Int64Array, counts: Int64Array, start: Integer, size: Integer, token_id: Integer) -> Any:
-    """Count a token in a tally and return the tally's new size; what does not fit is dropped."""
-    for index in range(start, start + size):
-        if tokens[index] == token_id:
-            counts[index] += 1
-            return size
-    if size < MAX_DISTINCT:
-        tokens[start + size] = token_id
-        counts[start + size] = 1
-        return size + 1
-    return size
-
-
-@inlined
-def _close(
-    entries: Entries, source: Integer, length: Integer, total: Integer, distinct: Integer, node: Integer, stop: Integer
-) -> None:
-    index = entries.size[0]
-    entries.source[index] = source
-    entries.length[index] = length
-    entries.total[index] = total
-    entries.distinct[index] = distinct
-    entries.node[index] = node
-    entries.start[index + 1] = stop
-    entries.size[0] = index + 1
-
-
-@compiled
-def _add_gap(history: HistoryArrays, window: Int64Array, end: Integer, entries: Entries) -> None:
-    """Add the places that match all but the last token."""
-    chain = history.lengths.size - 1
-    ring = history.tokens
-    mask = ring.size - 1
-    last = window[end - 1]
-    newest = history.bounds[0] - 1
-    oldest = history.bounds[0] - min(history.bounds[0], history.bounds[1])
-    position = history.heads[chain, hash_of(window, end - 1, history.lengths[chain], history.heads.shape[1])]
-    start = entries.start[entries.size[0]]
-    distinct, total, longest = np.int64(0), np.int64(0), np.int64(0)
-    for _ in range(MAX_MATCHES):
-        if position < oldest or position < 0:
-            break
-        if position + 1 < newest and np.int64(ring[(position + 1) & mask]) != last:
-            length = np.int64(0)
-            most = min(np.int64(WINDOW) - 1, position - oldest + 1)
-            while length < most and np.int64(ring[(position - length) & mask]) == window[end - 2 - length]:
-                length += 1
-            if length >= MIN_GAP_MATCH:
-                longest = max(longest, length)
-                total += 1
-                token_id = np.int64(ring[(position + 2) & mask])
-                if token_id >= 0:
-                    distinct = _count_token(entries.tokens, entries.counts, start, distinct, token_id)
-        distance = np.int64(history.chains[chain, position & mask])
-        if distance == 0:
-            break
-        position -= distance
-    if distinct > 0:
-        _close(entries, GAP, longest, total, distinct, 0, start + distinct)
 
 
 @compiled
@@ -241,7 +60,7 @@ def _add_row(graph: GraphArrays, order: Integer, node: Integer, low: Integer, hi
         kept = np.int64(TOP_SUCCESSORS)
     else:
         kept = _most_frequent(graph, order, low, high, entries.tokens, entries.counts, start)
-    _close(entries, CORPUS, order, total, distinct, node, start + kept)
+    close_entry(entries, CORPUS, order, total, distinct, node, start + kept)
 
 
 @compiled
@@ -312,36 +131,7 @@ def _add_recycled(recycled: RecycledArrays, last: Integer, entries: Entries) -> 
         size += 1
         weight >>= 1
     if size > 0:
-        _close(entries, RECYCLED, 1, total, size, 0, start + size)
-
-
-@compiled
-def _add_places(
-    history: HistoryArrays,
-    source: Integer,
-    which: Integer,
-    first: Integer,
-    count: Integer,
-    seen: Integer,
-    entries: Entries,
-) -> Any:
-    """Add the places of one match length, from ``first`` on, to those of longer matches; return (next, distinct)."""
-    positions, lengths = entries.places[2 * which], entries.places[2 * which + 1]
-    tokens, counts = entries.tally[2 * which], entries.tally[2 * which + 1]
-    mask = history.tokens.size - 1
-    length = lengths[first]
-    while first < count and lengths[first] == length:
-        token_id = np.int64(history.tokens[positions[first] & mask])
-        if token_id >= 0:
-            seen = _count_token(tokens, counts, 0, seen, token_id)
-        first += 1
-    start = entries.start[entries.size[0]]
-    if seen > 0:
-        for index in range(seen):
-            entries.tokens[start + index] = tokens[index]
-            entries.counts[start + index] = counts[index]
-        _close(entries, source, length, first, seen, 0, start + seen)
-    return first, seen
+        close_entry(entries, RECYCLED, 1, total, size, 0, start + size)
 
 
 @compiled
@@ -360,9 +150,9 @@ def gather(sources: Sources, window: Int64Array, end: Integer, order: Integer, n
     entries.start[0] = 0
     session_count, learned_count = np.int64(0), np.int64(0)
     if sources.enabled[SESSION] > 0:
-        session_count = _matches(sources.session, window, end, np.int64(0), entries)
+        session_count = find_places(sources.session, window, end, np.int64(0), entries)
     if sources.enabled[LEARNED] > 0:
-        learned_count = _matches(sources.learned, window, end, np.int64(1), entries)
+        learned_count = find_places(sources.learned, window, end, np.int64(1), entries)
     session_next, learned_next = np.int64(0), np.int64(0)
     session_seen, learned_seen = np.int64(0), np.int64(0)
     before = np.int64(-1)
@@ -376,17 +166,17 @@ def gather(sources: Sources, window: Int64Array, end: Integer, order: Integer, n
         if longest <= 2 and not short:
             short = True
             if sources.enabled[GAP] > 0:
-                _add_gap(sources.session, window, end, entries)
+                add_gap(sources.session, window, end, entries)
             if sources.enabled[RECYCLED] > 0:
                 _add_recycled(sources.recycled, window[end - 1], entries)
         if longest == 0:
             break
         if session_length == longest:
-            session_next, session_seen = _add_places(
+            session_next, session_seen = add_places(
                 sources.session, SESSION, np.int64(0), session_next, session_count, session_seen, entries
             )
         elif learned_length == longest:
-            learned_next, learned_seen = _add_places(
+            learned_next, learned_seen = add_places(
                 sources.learned, LEARNED, np.int64(1), learned_next, learned_count, learned_seen, entries
             )
         else:

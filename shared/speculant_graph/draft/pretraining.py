@@ -17,7 +17,8 @@ import numpy as np
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.calibration import Calibration
-from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.draft.sequence import accepted_path
+from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.graph.builder import describe_tokens
 from speculant_graph.graph.container import writing
 from speculant_graph.graph.count import count_tokens, map_tokens
@@ -29,9 +30,9 @@ SMALLEST_CORPUS = 5_000
 """Smaller corpora, in tokens, teach nothing that would last."""
 MOST_COUNTED = 2_000_000
 """Most tokens that are counted for this."""
-MOST_HELD_OUT = 40_000
+MOST_HELD_OUT = 20_000
 """Most tokens that are drafted for."""
-MOST_PIECES = 32
+MOST_PIECES = 20
 """Most pieces that these are in."""
 KEPT_VISITS = 5.0
 """Most visits that a row of the tables is left with: requests are not the corpus, and must soon count for more. (All
@@ -41,6 +42,7 @@ _CONFIG = DraftConfig(strategy="tree", sources=frozenset(("corpus", "session")))
 _SMALLEST_PIECE = 500
 _HELD_OUT_SHARE, _SMALL_CORPUS_SHARE, _ENOUGH = 50, 10, 8_000
 _PROMPT_SHARE = 4
+_NODES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +121,20 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> b
 
 
 def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
-    """Let a drafter learn from texts as from requests, of which the first part is the prompt."""
+    """Let a drafter learn from texts as from requests, of which the first part is the prompt, step by step."""
     for piece in pieces:
-        num_prompt = piece.size // _PROMPT_SHARE
-        if num_prompt:
-            drafter.open(0)
-            drafter.accept(0, piece[:num_prompt].tolist())
-            drafter.accept(0, piece[num_prompt:].tolist())
-            drafter.close(0)
+        tokens = piece.tolist()
+        position = len(tokens) // _PROMPT_SHARE
+        if not position:
+            continue
+        drafter.open(0)
+        drafter.accept(0, tokens[:position])
+        while position < len(tokens):
+            (draft,) = drafter.draft([DraftOrder(0, _NODES)])
+            stop = position + len(accepted_path(draft, tokens[position : position + _NODES])) + 1
+            drafter.accept(0, tokens[position:stop])
+            position = stop
+        drafter.close(0)
 
 
 def _joined(parts: list[UInt32Array]) -> UInt32Array:

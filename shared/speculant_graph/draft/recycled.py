@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from speculant_graph.draft.evidence import RecycledArrays
+from speculant_graph.draft.sources import RecycledArrays
 from speculant_graph.graph.compiled import compiled
 from speculant_graph.graph.layout import Int64Array
 

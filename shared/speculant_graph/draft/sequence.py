@@ -8,7 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.evidence import (
+from speculant_graph.draft.history import SESSION_CHAINS, WINDOW, History, HistoryArrays, as_tokens
+from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd, learn_verified
+from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode
+from speculant_graph.draft.sources import (
     CORPUS,
     GAP,
     LEARNED,
@@ -20,10 +24,6 @@ from speculant_graph.draft.evidence import (
     GraphArrays,
     RecycledArrays,
 )
-from speculant_graph.draft.history import SESSION_CHAINS, WINDOW, History, HistoryArrays, as_tokens
-from speculant_graph.draft.learned import LearnedStore
-from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd, learn_verified
-from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode
 from speculant_graph.draft.tree import propose, take
 from speculant_graph.draft.views import Handles
 from speculant_graph.errors import DraftRequestError

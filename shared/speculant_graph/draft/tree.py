@@ -20,8 +20,9 @@ from speculant_graph.draft.calibration import (
     blend,
     learn,
 )
-from speculant_graph.draft.evidence import CORPUS, Sources, gather
+from speculant_graph.draft.evidence import gather
 from speculant_graph.draft.history import NOTHING, WINDOW, append_token, fill_window
+from speculant_graph.draft.sources import CORPUS, Sources
 from speculant_graph.draft.views import open_calibration, open_costs, open_sources, open_state, open_workspace
 from speculant_graph.draft.workspace import Tree, Workspace
 from speculant_graph.graph.compiled import Integer, compiled, inlined

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.calibration import MAX_CANDIDATES, SMALLEST_CANDIDATE, SMALLEST_SHARE
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.evidence import (
+from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, WINDOW
+from speculant_graph.draft.session_drafter import CALIBRATED
+from speculant_graph.draft.sources import (
     CORPUS,
     GAP,
     LEARNED,
@@ -24,8 +26,6 @@ from speculant_graph.draft.evidence import (
     SESSION,
     TOP_SUCCESSORS,
 )
-from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, WINDOW
-from speculant_graph.draft.session_drafter import CALIBRATED
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import SourceName, StrategyName, TokenId

@@ -16,8 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from speculant_graph.draft.calibration import CalibrationArrays, Mixture
-from speculant_graph.draft.evidence import Entries, GraphArrays, RecycledArrays, Sources
 from speculant_graph.draft.history import HistoryArrays
+from speculant_graph.draft.sources import Entries, GraphArrays, RecycledArrays, Sources
 from speculant_graph.draft.workspace import Tree, Workspace
 from speculant_graph.graph.compiled import Integer, inlined
 from speculant_graph.graph.layout import Int64Array

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from speculant_graph.draft.calibration import Float64Array, Mixture, make_mixture
-from speculant_graph.draft.evidence import Entries, make_entries
 from speculant_graph.draft.history import WINDOW
+from speculant_graph.draft.sources import Entries, make_entries
 from speculant_graph.graph.layout import Int64Array
 
 MAX_NODES = 1_024

@@ -28,7 +28,7 @@ from speculant_graph.draft.pretraining import (
     divide,
     pretrain,
 )
-from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids, describe_tokens
 from speculant_graph.graph.combine import merge_graphs, prune_graph, update_graph
@@ -97,8 +97,16 @@ def pretrained_slowly(tokens: UInt32Array) -> Calibration:
             continue
         drafter.open(number)
         drafter.accept(number, piece[: len(piece) // 4])
-        for token_id in piece[len(piece) // 4 :]:
-            drafter.accept(number, [token_id])
+        rest = piece[len(piece) // 4 :]
+        while rest:
+            draft = drafter.draft([DraftOrder(number, 8)])[0]
+            nodes = list(zip(draft.parents, draft.token_ids, strict=True))
+            node, num_accepted = 0, 0
+            while num_accepted < len(rest) and (node, rest[num_accepted]) in nodes:
+                node = nodes.index((node, rest[num_accepted])) + 1
+                num_accepted += 1
+            drafter.accept(number, rest[: num_accepted + 1])
+            rest = rest[num_accepted + 1 :]
         drafter.close(number)
     for table in calibration.arrays:
         for row in table:
