@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.sources import MAX_MATCHES
 from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, hash_of
+from speculant_graph.draft.proposal_tree import draft_tree
+from speculant_graph.draft.sequence import SequenceProposals
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.sources import LONG_ROW, MAX_DISTINCT, MAX_MATCHES
 from speculant_graph.draft.tree_reference import SlowDrafter, Tables
 from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import Draft, StrategyName
@@ -162,7 +164,7 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     assert draft.is_chain or draft.strategy == "tree"
 
 
-@settings(max_examples=120)
+@settings(max_examples=90)
 @given(
     config=configs,
     seed=st.integers(0, 2**32),
@@ -211,3 +213,99 @@ def test_every_step_is_that_of_the_reference(
             pair.accept(number, chance.choice([0, 1, 2, 5, 9]))
         if pair.places[number] == len(pair.texts[number]):
             pair.close(number)
+
+
+def successors_of(first: int, number: int) -> list[int]:
+    """Write a text in which a token is followed by so many others, some more often than others."""
+    return [token for other in range(number) for _ in range(1 + other % 3) for token in (first, 100 + other)]
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**32), max_session_tokens=st.sampled_from([256, 300, 1_000]))
+def test_more_than_is_looked_at(seed: int, max_session_tokens: int) -> None:
+    """Sequences and texts that are forgotten, places and successors that are too many."""
+    chance = random.Random(seed)
+    config = DraftConfig(
+        strategy="tree",
+        max_depth=chance.randint(1, 6),
+        max_session_tokens=max_session_tokens,
+        max_learned_tokens=chance.choice([200, 100_000]),
+    )
+    alphabet = chance.choice([[5, 5 + 16_384], [7, 8, 9]])
+    corpus = [text_of(chance, alphabet, 400), successors_of(alphabet[0], LONG_ROW + 20)]
+    pair = pair_of(corpus, chance.randint(1, 3), config)
+    texts = [text_of(chance, alphabet, length, [[*range(200, 280)]]) for length in (330, 620, 400)]
+    for number, text in enumerate(texts):
+        assume(not is_crowded(text, SESSION_CHAINS) and not is_crowded(sum(texts[:number], []), LEARNED_CHAINS))
+        pair.open(number, text, 200, "", True, None)
+        while pair.places[number] < len(text):
+            pair.draft(number, "tree", chance.choice([1, 5, 12]))
+            pair.accept(number, chance.choice([2, 40, 60]))
+        pair.close(number)
+
+
+def test_more_candidates_than_are_kept() -> None:
+    config = DraftConfig(strategy="tree", max_branches=64, max_depth=2, filler_top_k=8)
+    tokens, others = range(3_500, 3_700), range(2_000, 2_100)
+    corpus = [[1, 2, token] for token in others for _ in range(1 + token % 4)]
+    pair = pair_of(corpus, 2, config)
+    learned = [token for other in tokens[100:170] for token in (1, 2, other)]
+    session = [token for number in range(80) for token in (1, 2, tokens[number], 1, 3, tokens[number + 100])]
+    assert not is_crowded(learned, LEARNED_CHAINS)
+    assert not is_crowded(session, SESSION_CHAINS)
+    pair.open(0, [1, *learned], 1, "", True, None)
+    pair.accept(0, len(learned))
+    pair.close(0)
+    pair.open(1, [*session, 1, 2, 7], len(session), "", False, None)
+    pair.accept(1, 1)
+    pair.recycle(1, [0], [[*range(40, 50)]])
+    pair.accept(1, 1)
+    assert len(pair.draft(1, "tree", 100)) > MAX_DISTINCT
+    pair.accept(1, 1)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32),
+    branches=st.integers(1, 8),
+    depth=st.integers(1, 6),
+    budget=st.integers(1, 40),
+    smaller=st.integers(0, 40),
+    width=st.sampled_from([1, 2, 7, 50]),
+)
+def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: int, smaller: int, width: int) -> None:
+    chance = random.Random(seed)
+    alphabet = chance.sample(range(VOCABULARY_SIZE), chance.choice([3, 12]))
+    corpus = text_of(chance, alphabet, 200)
+    config = DraftConfig(strategy="tree", max_branches=branches, max_depth=depth)
+    drafter = SessionDrafter(graph_of([corpus], 4, VOCABULARY_SIZE), config)
+    narrow = SessionDrafter(drafter.graph, config.model_copy(update={"max_branches": 1}))
+    text = text_of(chance, alphabet, 120, [corpus])
+    for each in (drafter, narrow):
+        each.open(1)
+        each.accept(1, text[:60])
+        each.accept(1, text[60:])
+    orders = [(budget, "tree"), (min(budget, smaller), "tree"), (budget, "adaptive")]
+    tree, small, chain = drafter.draft([DraftOrder(1, size, strategy=strategy) for size, strategy in orders])
+    (single,) = narrow.draft([DraftOrder(1, budget, strategy="tree")])
+    assert chain.is_chain
+    assert facts(single) == facts(chain)
+    assert facts(small) == tuple(fact[: len(small)] for fact in facts(tree))
+
+    source = SequenceProposals(drafter._handles, drafter._sequences[1], branches)
+    searched = draft_tree(source, budget, depth, width, branches)
+    assert searched.path_probabilities == pytest.approx(tree.path_probabilities, abs=1e-9)
+    # Paths as probable as the last one may have gone either way.
+    last = min(tree.path_probabilities, default=1.0) + 1e-9
+    assert paths_above(searched, last) == paths_above(tree, last)
+
+
+def facts(draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+    return draft.token_ids, draft.parents, draft.path_probabilities
+
+
+def paths_above(draft: Draft, least: float) -> set[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = [()]
+    for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
+        paths.append((*paths[parent], token_id))
+    return {path for path, probability in zip(paths[1:], draft.path_probabilities, strict=True) if probability > least}

@@ -207,9 +207,12 @@ def _graph(settings: BenchReplaySettings, tokenizer: CorpusTokenizer, progress: 
         return graph
     if not settings.corpus:
         return None
+    from speculant_graph.draft.pretraining import pretrain
     from speculant_graph.graph.builder import GraphBuilder
 
     builder = GraphBuilder(**settings.graph.model_dump())
     return builder.build_from_files(
-        settings.corpus, progress=lambda build: progress.show(f"graph: {build.phase}", build.done, build.total)
+        settings.corpus,
+        progress=lambda build: progress.show(f"graph: {build.phase}", build.done, build.total),
+        calibrate=pretrain,
     )

@@ -11,6 +11,7 @@ from speculant_graph.errors import ConfigError
 BENCHES = {
     "build": ("speculant_graph.bench.build", "build a graph: time, memory, size, and CPU against plain Python"),
     "lookup": ("speculant_graph.bench.lookup", "draft from a graph: latency against plain Python, opening, sharing"),
+    "draft": ("speculant_graph.bench.draft", "draft for sessions: latency by strategy, batches, cost of learning"),
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
 }
 """Bench -> (module with ``run(arguments) -> exit status``, what it measures)."""

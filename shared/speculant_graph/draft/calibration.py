@@ -95,7 +95,7 @@ class Calibration:
         escapes = np.zeros((NUM_SOURCES, _LENGTHS, _OCCURRENCES, _DISTINCT, 2))
         escapes[..., 0] = _ESCAPE_PRIOR
         for length in range(_LENGTHS):
-            escapes[:, length, ..., 1] = _ESCAPE_PRIOR * max(0.08, 0.85 * 0.75 ** (min(length, 5) - 1))
+            escapes[:, length, ..., 1] = _ESCAPE_PRIOR * max(0.08, 0.85 * 0.75 ** (max(1, min(length, 5)) - 1))
         escapes[GAP, ..., 1] = _ESCAPE_PRIOR * 0.8
         escapes[RECYCLED, ..., 1] = _ESCAPE_PRIOR * 0.7
         self.arrays = CalibrationArrays(escapes.reshape(-1, 2), np.zeros((_PROBABILITIES * _SUPPORTS, 3)))

@@ -28,15 +28,15 @@ from speculant_graph.graph.store import load_graph
 
 SMALLEST_CORPUS = 5_000
 """Smaller corpora, in tokens, teach nothing that would last."""
-MOST_COUNTED = 2_000_000
+MOST_COUNTED = 1_000_000
 """Most tokens that are counted for this."""
 MOST_HELD_OUT = 20_000
 """Most tokens that are drafted for."""
 MOST_PIECES = 20
 """Most pieces that these are in."""
 KEPT_VISITS = 5.0
-"""Most visits that a row of the tables is left with: requests are not the corpus, and must soon count for more. (All
-visits would cost an editor's requests, which repeat their prompts, 5 % of the accepted length.)"""
+"""Most visits that a row of the tables is left with: requests are not the corpus, and must soon count for more. (With
+all visits, first requests to edit code, which repeat their prompts, were drafted for 2 % worse than with none.)"""
 
 _CONFIG = DraftConfig(strategy="tree", sources=frozenset(("corpus", "session")))
 _SMALLEST_PIECE = 500

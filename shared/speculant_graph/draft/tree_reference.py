@@ -186,9 +186,11 @@ def newest_ends(text: Text, context: Text, least: int) -> Iterator[tuple[int, in
     found = 0
     for place in range(len(text), 0, -1):
         match = common_end(text[max(0, place - WINDOW) : place], context)
-        if match >= least and found < MAX_MATCHES:
+        if match >= least:
             found += 1
             yield place, match
+        if found == MAX_MATCHES:
+            break
 
 
 def entries_of_text(source: int, text: Text, context: Text, chains: Sequence[int]) -> list[Entry]:
@@ -325,11 +327,11 @@ class SlowDrafter:
         sequence.rows, sequence.draft = [], []
 
     def close(self, session_id: int) -> None:
-        """End a sequence; learn what it accepted and still remembers."""
+        """End a sequence; learn what it accepted and still remembers, behind the end of its prompt."""
         sequence = self.sequences.pop(session_id)
-        accepted = sequence.text[sequence.num_prompt_tokens :][-self._config.max_session_tokens :]
-        if sequence.learns and accepted and self._config.max_learned_tokens:
-            sequence.memory.text += [None, *accepted]
+        if sequence.learns and len(sequence.text) > sequence.num_prompt_tokens and self._config.max_learned_tokens:
+            learnable = sequence.text[max(0, sequence.num_prompt_tokens - WINDOW) :]
+            sequence.memory.text += [None, *learnable[-self._config.max_session_tokens :]]
 
     def draft(self, session_id: int, strategy: StrategyName, budget: int) -> list[Node]:
         """Draft the most probable paths, and as many of them as pay."""

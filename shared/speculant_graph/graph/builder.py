@@ -171,7 +171,11 @@ class GraphBuilder:
         return encoder, stream.skipped
 
     def build_from_files(
-        self, paths: str | Path | Iterable[str | Path], *, progress: ProgressCallback | None = None
+        self,
+        paths: str | Path | Iterable[str | Path],
+        *,
+        progress: ProgressCallback | None = None,
+        calibrate: Calibrate | None = None,
     ) -> NgramGraph:
         """Build a graph that :meth:`save` can write; until then it lies in the folder for temporary files.
 
@@ -179,7 +183,7 @@ class GraphBuilder:
         """
         with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
             # The file lives on, without a name, for as long as the graph is mapped.
-            self._graph = self.build(paths, Path(folder) / "graph.pkl", progress=progress)
+            self._graph = self.build(paths, Path(folder) / "graph.pkl", progress=progress, calibrate=calibrate)
         return self._graph
 
     def save(self, path: str | Path, *, progress: ProgressCallback | None = None) -> None:
