@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,12 +20,14 @@ TEXT = "The parties agree to the terms of this agreement. In case of doubt the p
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that holds what the README calls my-text, my-notes and my-model."""
+    """A folder that holds what the README calls my-text, my-notes, my-traces.jsonl and my-model."""
     (tmp_path / "my-text").mkdir()
     for name in ("first.txt", "second.txt"):
         (tmp_path / "my-text" / name).write_text(TEXT * 20, encoding="utf-8")
     (tmp_path / "my-notes").mkdir()
     (tmp_path / "my-notes" / "notes.md").write_text("# Notes\n\n" + TEXT, encoding="utf-8")
+    trace = {"prompt": TEXT, "output": TEXT}
+    (tmp_path / "my-traces.jsonl").write_text(json.dumps(trace) + "\n", encoding="utf-8")
     shutil.copytree(MODEL_FOLDER, tmp_path / "my-model")
     return tmp_path
 
@@ -44,7 +47,7 @@ def test_bash_blocks(folder: Path) -> None:
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     assert "it drafts 8 tokens" in result.stdout
-    assert result.stderr.count("40 tokens") == 2
+    assert result.stderr.count("40 tokens") == 3
 
 
 def test_python_blocks(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,25 +105,26 @@ def measure_drafts(plan: DraftPlan, graph: NgramGraph, held: UInt32Array) -> dic
         graph: what is drafted from.
         held: text that the graph did not count, of at least ``plan.num_held_tokens``; its first tokens are learned.
     """
-    random = np.random.default_rng(plan.seed)
-    sessions = cut_sessions(held[plan.learned :], plan.num_sessions, plan.num_portions, random)
     tree = plan.config_of("tree")
-
-    def at_sessions(drafter: SteppedDrafter, pace: Pace) -> Turns:
-        return Turns(drafter, pace, sessions)
-
-    def by_strategy() -> dict[str, Turns]:
-        return {name: at_sessions(SessionDrafter(graph, plan.config_of(name)), plan.pace()) for name in STRATEGIES}
-
-    turns = by_strategy()
+    drafters: dict[str, tuple[SteppedDrafter, Pace]] = {
+        name: (SessionDrafter(graph, plan.config_of(name)), plan.pace()) for name in STRATEGIES
+    }
     store = _store(tree, held[: plan.learned])
-    turns["learned"] = at_sessions(SessionDrafter(graph, tree, learned=store), plan.pace())
-    turns["batch"] = at_sessions(SessionDrafter(graph, tree), plan.batch_pace)
-    turns["graph"] = at_sessions(GraphTreeDrafter(graph, tree), plan.pace())
-    twin = SessionDrafter(graph, tree, calibration=Calibration())
-    turns["twin"] = at_sessions(twin, plan.pace(REFERENCE_EVERY))
-    turns["reference"] = at_sessions(ReferenceDrafter(graph, tree), plan.pace(REFERENCE_EVERY))
-    tight = by_strategy()
+    drafters["learned"] = SessionDrafter(graph, tree, learned=store), plan.pace()
+    drafters["batch"] = SessionDrafter(graph, tree), plan.batch_pace
+    drafters["graph"] = GraphTreeDrafter(graph, tree), plan.pace()
+    drafters["reference"] = ReferenceDrafter(graph, tree), plan.pace(REFERENCE_EVERY)
+    drafters["twin"] = SessionDrafter(graph, tree, calibration=Calibration()), plan.pace(REFERENCE_EVERY)
+    random = np.random.default_rng(plan.seed)
+    # Each has sessions of its own: in the same ones, one would leave the next what it needs in the caches.
+    sessions = {
+        name: cut_sessions(held[plan.learned :], plan.num_sessions, plan.num_portions, random) for name in drafters
+    }
+    sessions["twin"] = sessions["reference"]
+    turns = {name: Turns(*of, sessions[name]) for name, of in drafters.items()}
+    tight = {
+        name: Turns(SessionDrafter(graph, plan.config_of(name)), plan.pace(), sessions[name]) for name in STRATEGIES
+    }
     # What lives on must not slow the other work's garbage collections down.
     gc.collect()
     gc.freeze()
@@ -146,7 +148,7 @@ def _store(config: DraftConfig, token_ids: UInt32Array) -> LearnedStore:
     return store
 
 
-def _figures(plan: DraftPlan, turns: dict[str, Turns], tight: dict[str, Turns]) -> dict[str, Any]:
+def _figures(plan: DraftPlan, turns: Mapping[str, Turns], tight: Mapping[StrategyName, Turns]) -> dict[str, Any]:
     tree_us, batch_us = turns["tree"].draft_us(50), turns["batch"].draft_us(50)
     graph_us, python_us = turns["graph"].draft_us(50), turns["reference"].draft_us(50)
     compared = list(zip(turns["twin"].drafted, turns["reference"].drafted, strict=True))

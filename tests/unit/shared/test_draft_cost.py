@@ -1,0 +1,127 @@
+"""Cost curves: their points, what lies between and beyond them, and files of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_graph.draft.cost import COST_CURVES, MAX_POINT, CostCurve
+from speculant_graph.errors import ConfigError
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> CostCurve:
+    tokens = draw(st.sets(st.integers(2, 60), max_size=6))
+    costs = st.lists(st.floats(0.1, 10.0), min_size=len(tokens) + 1, max_size=len(tokens) + 1)
+    return CostCurve.from_points([1, *sorted(tokens)], draw(costs))
+
+
+def straight(curve: CostCurve, number: int) -> float:
+    """Return the cost on the line through the two points around a number, or through the last two."""
+    points = list(zip(curve.tokens, curve.relative, strict=True))
+    for (before, low), (after, high) in zip(points, points[1:], strict=False):
+        if before <= number <= after:
+            return low + (high - low) * (number - before) / (after - before)
+    if len(points) == 1:
+        return points[0][1]
+    (before, low), (last, high) = points[-2:]
+    return high + max(0.0, (high - low) / (last - before)) * (number - last)
+
+
+@given(curve=curves(), num_tokens=st.integers(1, 150))
+def test_costs_lie_on_the_line_and_never_fall(curve: CostCurve, num_tokens: int) -> None:
+    expected, highest = [], 0.0
+    for number in range(1, num_tokens + 1):
+        highest = max(highest, straight(curve, number))
+        expected.append(highest / curve.relative[0])
+    table = curve.table(num_tokens)
+    assert table.shape == (num_tokens + 1,)
+    assert table[1:].tolist() == pytest.approx(expected, abs=1e-9)
+    assert table[0] == table[1] == 1.0
+    assert curve.at(num_tokens) == table[num_tokens]
+
+
+def test_between_beyond_and_falling_points() -> None:
+    curve = CostCurve((1, 3, 5), (2.0, 4.0, 3.0))
+    assert curve.table(7).tolist() == [1.0, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0]
+    assert CostCurve((1, 3), (1.0, 2.0)).at(5) == 3.0
+    assert CostCurve((1,), (7.0,)).at(4_000) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "relative", "message"),
+    [
+        ((), (), "as many"),
+        ((1, 2), (1.0,), "as many"),
+        ((2, 3), (1.0, 2.0), "ascend from 1"),
+        ((1, 2, 2), (1.0, 2.0, 3.0), "ascend from 1"),
+        ((1, 5, 3), (1.0, 2.0, 3.0), "ascend from 1"),
+        ((1, MAX_POINT + 1), (1.0, 2.0), "at most 4096"),
+        ((1, 2), (1.0, 0.0), "positive"),
+        ((1, 2), (-1.0, 1.0), "positive"),
+        ((1, 2), (1.0, float("inf")), "positive"),
+        ((1, 2), (float("nan"), 1.0), "positive"),
+    ],
+)
+def test_points_that_make_no_curve(tokens: tuple[int, ...], relative: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CostCurve(tokens, relative)
+    with pytest.raises(ConfigError, match=message):
+        CostCurve.from_points(tokens, relative)
+
+
+def test_the_last_point_may_be_the_largest() -> None:
+    assert CostCurve((1, MAX_POINT), (1.0, 2.0)).at(MAX_POINT) == 2.0
+
+
+def test_curves_that_come_with_the_project() -> None:
+    assert set(COST_CURVES) == {"flat", "dense", "cpu-moe", "moe"}
+    for name, curve in COST_CURVES.items():
+        table = curve.table(1_025)
+        assert (np.diff(table[1:]) >= 0).all()
+        assert table[1] == 1.0
+        assert (table[64] == 1.0) == (name == "flat")
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "curve.json"
+    path.write_text('{"tokens": [1, 2, 4], "relative": [1, 1.25, 1.5], "note": "measured"}', encoding="utf-8")
+    assert CostCurve.from_file(path) == CostCurve.from_file(str(path)) == CostCurve((1, 2, 4), (1.0, 1.25, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no cost curve"),
+        (b"{", "holds no cost curve"),
+        (b"\xff\xfe\x00", "holds no cost curve"),
+        (b"[1, 2]", "holds no cost curve"),
+        (b'{"tokens": [1, 2]}', "holds no cost curve"),
+        (b'{"tokens": 1, "relative": 1}', "holds no cost curve"),
+        (b'{"tokens": [1, "x"], "relative": [1, 2]}', "holds no cost curve"),
+        (b'{"tokens": [1, null], "relative": [1, 2]}', "holds no cost curve"),
+        (b'{"tokens": [1, NaN], "relative": [1, 2]}', "holds no cost curve"),
+        (b'{"tokens": [1, 2], "relative": [1]}', "as many"),
+        (b'{"tokens": [1, 2], "relative": [1, Infinity]}', "positive"),
+        pytest.param(
+            b'{"tokens": [1, Infinity], "relative": [1, 2]}',
+            "holds no cost curve",
+            marks=pytest.mark.xfail(raises=OverflowError, reason="an infinite number of tokens is not caught"),
+        ),
+    ],
+)
+def test_a_file_without_a_curve(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "curve.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        CostCurve.from_file(path)
+
+
+def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none.json"):
+        with pytest.raises(ConfigError, match="can't read the cost curve"):
+            CostCurve.from_file(path)
