@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
 
 _FEWEST_DRAFTS = 64
+"""Percentiles of fewer say nothing."""
 _MORE_HELD_TOKENS = 1_000_000
 """Sessions are drawn from so many tokens more than one needs, if they are there."""
 

@@ -32,7 +32,7 @@ from speculant_graph.types import StrategyName
 STRATEGIES: tuple[StrategyName, ...] = ("tree", "adaptive", "greedy", "sampling")
 """What is measured by itself."""
 REFERENCE_EVERY = 64
-"""Drafts for one of the slow reference, which takes a thousand times as long."""
+"""Drafts for one of the slow reference, which takes hundreds of times as long."""
 
 _BATCH_EVERY = 8
 _FEWEST_SESSIONS = 32

@@ -21,8 +21,16 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from speculant_graph.draft.escapes import (
+    NUM_DISTINCT,
+    NUM_LENGTHS,
+    NUM_OCCURRENCES,
+    SMALLEST_SHARE,
+    Float64Array,
+    escape_of,
+    kind_of,
+)
 from speculant_graph.draft.sources import (
     CORPUS,
     GAP,
@@ -35,20 +43,15 @@ from speculant_graph.draft.sources import (
     GraphArrays,
 )
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.compiled import Integer, compiled, inlined
+from speculant_graph.graph.compiled import Integer, embedded, inlined
 from speculant_graph.graph.layout import CUMULATIVE, Int64Array
 from speculant_graph.graph.lookup import _find_child, _row, _width
 
-Float64Array = NDArray[np.float64]
-
 MAX_CANDIDATES = 256
 """Most tokens of a mixed distribution."""
-SMALLEST_SHARE = 0.03
-"""Shorter contexts are left out once less than this share is left for them."""
 SMALLEST_CANDIDATE = 2.0**-10
 """Less probable candidates are neither adjusted nor drafted."""
 
-_LENGTHS, _OCCURRENCES, _DISTINCT = 11, 6, 3
 _PROBABILITIES, _SUPPORTS = 20, 1 << 12
 _INSIDE = 1 << 11
 _SLOTS = 1_024
@@ -92,9 +95,9 @@ class Calibration:
 
     def __init__(self) -> None:
         """Make tables that know nothing yet: longer contexts are trusted more."""
-        escapes = np.zeros((NUM_SOURCES, _LENGTHS, _OCCURRENCES, _DISTINCT, 2))
+        escapes = np.zeros((NUM_SOURCES, NUM_LENGTHS, NUM_OCCURRENCES, NUM_DISTINCT, 2))
         escapes[..., 0] = _ESCAPE_PRIOR
-        for length in range(_LENGTHS):
+        for length in range(NUM_LENGTHS):
             escapes[:, length, ..., 1] = _ESCAPE_PRIOR * max(0.08, 0.85 * 0.75 ** (max(1, min(length, 5)) - 1))
         escapes[GAP, ..., 1] = _ESCAPE_PRIOR * 0.8
         escapes[RECYCLED, ..., 1] = _ESCAPE_PRIOR * 0.7
@@ -103,7 +106,12 @@ class Calibration:
     def save(self) -> bytes:
         """Return the tables as bytes."""
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, format=_FORMAT, escapes=self.arrays.escapes, agreements=self.arrays.agreements)
+        np.savez_compressed(
+            buffer,
+            format=_FORMAT,
+            escapes=self.arrays.escapes,
+            agreements=self.arrays.agreements,
+        )
         return buffer.getvalue()
 
     @classmethod
@@ -120,8 +128,11 @@ class Calibration:
                     raise ValueError("format")
                 for name, table in calibration.arrays._asdict().items():
                     values = content[name]
-                    within = (values[:, 1] >= 0) & (values[:, 1] <= values[:, 0]) & np.isfinite(values[:, 0])
-                    if values.shape != table.shape or values.dtype != table.dtype or not within.all():
+                    if values.shape != table.shape or values.dtype != table.dtype:
+                        raise ValueError(name)
+                    visits = values[:, :1]
+                    # Rounding may lift a sum of probabilities a little above the visits.
+                    if not (np.isfinite(visits) & (values >= 0) & (values <= visits * (1.0 + 1e-9))).all():
                         raise ValueError(name)
                     table[:] = values
         except Exception as error:
@@ -141,40 +152,6 @@ def make_mixture() -> Mixture:
         slots=np.full(_SLOTS, -1, np.int64),
         shares=np.zeros((2, MAX_ENTRIES)),
     )
-
-
-@inlined
-def _length_class(source: Integer, length: Integer) -> Any:
-    if source == CORPUS or length <= 5:
-        return min(length, _LENGTHS - 1)
-    if length <= 7:
-        return np.int64(6)
-    if length <= 11:
-        return np.int64(7)
-    return np.int64(8) if length <= 19 else np.int64(9)
-
-
-@inlined
-def _kind(entries: Entries, index: Integer) -> Any:
-    """Return the row of an entry in the table of escapes."""
-    source, total, distinct = entries.source[index], entries.total[index], entries.distinct[index]
-    occurrences: Any
-    if total <= 2:
-        occurrences = total - 1
-    elif total <= 4:
-        occurrences = np.int64(2)
-    elif total <= 12:
-        occurrences = np.int64(3)
-    else:
-        occurrences = np.int64(4) if total <= 50 else np.int64(5)
-    variety = np.int64(0) if distinct == 1 else (np.int64(1) if distinct <= 3 else np.int64(2))
-    length = _length_class(source, entries.length[index])
-    return ((source * _LENGTHS + length) * _OCCURRENCES + occurrences) * _DISTINCT + variety
-
-
-@inlined
-def _escape(escapes: Float64Array, kind: Integer) -> Any:
-    return (escapes[kind, 1] + 0.5) / (escapes[kind, 0] + 1.0)
 
 
 @inlined
@@ -202,7 +179,7 @@ def _agreement_row(probability: float, support: Integer) -> Any:
     return min(max(half, 0), _PROBABILITIES - 1) * _SUPPORTS + support
 
 
-@compiled
+@embedded
 def blend(calibration: CalibrationArrays, entries: Entries, mixture: Mixture, inside: int) -> None:
     """Mix the entries of a context to a distribution, before agreement is taken into account.
 
@@ -218,7 +195,7 @@ def blend(calibration: CalibrationArrays, entries: Entries, mixture: Mixture, in
     slots, tokens = mixture.slots, mixture.tokens
     mask = slots.size - 1
     for index in range(entries.size[0]):
-        escape = _escape(calibration.escapes, _kind(entries, index))
+        escape = escape_of(calibration.escapes, kind_of(entries, index))
         unit = left * (1.0 - escape) / entries.total[index]
         source, length = entries.source[index], entries.length[index]
         for place in range(entries.start[index], entries.start[index + 1]):
@@ -280,9 +257,13 @@ def _count_in_entry(graph: GraphArrays, entries: Entries, index: Integer, token_
     return np.int64(0)
 
 
-@compiled
+@embedded
 def learn(
-    calibration: CalibrationArrays, graph: GraphArrays, entries: Entries, mixture: Mixture, token_id: int
+    calibration: CalibrationArrays,
+    graph: GraphArrays,
+    entries: Entries,
+    mixture: Mixture,
+    token_id: int,
 ) -> None:
     """Learn from the token that really followed a context.
 
@@ -305,7 +286,7 @@ def learn(
     kept, whole = mixture.shares[0], mixture.shares[1]
     below = _UNSEEN
     for index in range(entries.size[0] - 1, -1, -1):
-        escape = _escape(escapes, _kind(entries, index))
+        escape = escape_of(escapes, kind_of(entries, index))
         share = _count_in_entry(graph, entries, index, token_id) / entries.total[index]
         kept[index] = (1.0 - escape) * share
         below = kept[index] + escape * below
@@ -313,7 +294,7 @@ def learn(
     reached = 1.0
     for index in range(entries.size[0]):
         came_from_here = kept[index] / whole[index]
-        kind = _kind(entries, index)
+        kind = kind_of(entries, index)
         memory = 1.0 - (1.0 - _ESCAPE_MEMORY) * reached
         escapes[kind, 0] = escapes[kind, 0] * memory + reached
         escapes[kind, 1] = escapes[kind, 1] * memory + reached * (1.0 - came_from_here)

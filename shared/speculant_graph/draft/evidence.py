@@ -21,6 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from speculant_graph.draft.escapes import (
+    SMALLEST_SHARE,
+    Float64Array,
+    escape_of,
+    kind_of,
+)
+from speculant_graph.draft.history import WINDOW, HistoryArrays
 from speculant_graph.draft.places import add_gap, add_places, find_places
 from speculant_graph.draft.sources import (
     CORPUS,
@@ -38,13 +45,21 @@ from speculant_graph.draft.sources import (
     Sources,
     close_entry,
 )
-from speculant_graph.graph.compiled import Integer, compiled
-from speculant_graph.graph.layout import CUMULATIVE, TOKEN_MASK, Int64Array
+from speculant_graph.graph.compiled import Integer, embedded, inlined
+from speculant_graph.graph.layout import CHILD, CUMULATIVE, INNER_WORDS, TOKEN_MASK, Int64Array
 from speculant_graph.graph.lookup import _linked, _row, _width
+from speculant_graph.graph.prefetch import prefetch
 
 
-@compiled
-def _add_row(graph: GraphArrays, order: Integer, node: Integer, low: Integer, high: Integer, entries: Entries) -> None:
+@embedded
+def _add_row(
+    graph: GraphArrays,
+    order: Integer,
+    node: Integer,
+    low: Integer,
+    high: Integer,
+    entries: Entries,
+) -> None:
     """Add a context of the graph that has successors."""
     step = _width(graph.table, order + 1)
     base = graph.table[order, 0] + CUMULATIVE
@@ -63,7 +78,7 @@ def _add_row(graph: GraphArrays, order: Integer, node: Integer, low: Integer, hi
     close_entry(entries, CORPUS, order, total, distinct, node, start + kept)
 
 
-@compiled
+@embedded
 def _most_frequent(
     graph: GraphArrays,
     order: Integer,
@@ -96,9 +111,14 @@ def _most_frequent(
     return kept
 
 
-@compiled
+@embedded
 def _remembered(
-    graph: GraphArrays, order: Integer, node: Integer, low: Integer, high: Integer, entries: Entries
+    graph: GraphArrays,
+    order: Integer,
+    node: Integer,
+    low: Integer,
+    high: Integer,
+    entries: Entries,
 ) -> Any:
     """Return the slot of a long row, after reading the row if another one is there."""
     key = (np.int64(order) << 40) | node
@@ -113,7 +133,7 @@ def _remembered(
     return slot
 
 
-@compiled
+@embedded
 def _add_recycled(recycled: RecycledArrays, last: Integer, entries: Entries) -> None:
     """Add the target's latest row after a token: the first counts most, each further one half of it."""
     slot = last & (recycled.keys.size - 1)
@@ -134,12 +154,39 @@ def _add_recycled(recycled: RecycledArrays, last: Integer, entries: Entries) -> 
         close_entry(entries, RECYCLED, 1, total, size, 0, start + size)
 
 
-@compiled
-def gather(sources: Sources, window: Int64Array, end: Integer, order: Integer, node: Integer, entries: Entries) -> None:
-    """Write the entries of a context.
+@embedded
+def _prefetch_rows(graph: GraphArrays, order: Integer, node: Integer) -> None:
+    """Ask for the rows of a context and of all shorter ones: they are far apart, and waiting for each takes longest."""
+    while order > 0:
+        child = np.int64(graph.words[graph.table[order - 1, 0] + node * INNER_WORDS + CHILD])
+        if child < graph.table[order, 1]:
+            prefetch(graph.words, graph.table[order, 0] + child * _width(graph.table, order + 1))
+        if order > 1:
+            node = _linked(graph.words, graph.table, order, node)
+        order -= 1
+
+
+@inlined
+def _limit(history: HistoryArrays, chain: Integer) -> Any:
+    """Return the match length from which on the chains before this one have found all places."""
+    return history.lengths[chain - 1] if chain > 0 else np.int64(WINDOW + 1)
+
+
+@embedded
+def gather(
+    sources: Sources,
+    escapes: Float64Array,
+    window: Int64Array,
+    end: Integer,
+    order: Integer,
+    node: Integer,
+    entries: Entries,
+) -> None:
+    """Write the entries of a context, until what is left for shorter ones is too little to matter.
 
     Args:
         sources: what to look in.
+        escapes: (visits, escapes) of every kind of context; see ``calibration.py``.
         window: tokens; those before ``end`` are the context, at least :data:`WINDOW` of them.
         end: where the next token would stand.
         order: longest order of the graph that is known here, 0 for none.
@@ -148,38 +195,56 @@ def gather(sources: Sources, window: Int64Array, end: Integer, order: Integer, n
     """
     entries.size[0] = 0
     entries.start[0] = 0
+    session, learned = sources.session, sources.learned
+    session_chain = np.int64(0) if sources.enabled[SESSION] > 0 else session.lengths.size
+    learned_chain = np.int64(0) if sources.enabled[LEARNED] > 0 else learned.lengths.size
     session_count, learned_count = np.int64(0), np.int64(0)
-    if sources.enabled[SESSION] > 0:
-        session_count = find_places(sources.session, window, end, np.int64(0), entries)
-    if sources.enabled[LEARNED] > 0:
-        learned_count = find_places(sources.learned, window, end, np.int64(1), entries)
     session_next, learned_next = np.int64(0), np.int64(0)
     session_seen, learned_seen = np.int64(0), np.int64(0)
     before = np.int64(-1)
     short = False
+    left, weighed = 1.0, np.int64(0)
     if sources.enabled[CORPUS] == 0:
         order = np.int64(0)
+    _prefetch_rows(sources.graph, order, node)
     while entries.size[0] < MAX_ENTRIES - 4:
+        while weighed < entries.size[0]:
+            left *= escape_of(escapes, kind_of(entries, weighed))
+            weighed += 1
+        if left < SMALLEST_SHARE:
+            break
         session_length = entries.places[1, session_next] if session_next < session_count else np.int64(0)
         learned_length = entries.places[3, learned_next] if learned_next < learned_count else np.int64(0)
         longest = max(order, session_length, learned_length)
+        # Shorter matches are looked for only once longer ones have left something to them.
+        if session_chain < session.lengths.size and longest < _limit(session, session_chain):
+            session_count = find_places(session, window, end, np.int64(0), session_chain, session_count, entries)
+            session_chain += 1
+            continue
+        if learned_chain < learned.lengths.size and longest < _limit(learned, learned_chain):
+            learned_count = find_places(learned, window, end, np.int64(1), learned_chain, learned_count, entries)
+            learned_chain += 1
+            continue
         if longest <= 2 and not short:
             short = True
             if sources.enabled[GAP] > 0:
-                add_gap(sources.session, window, end, entries)
+                add_gap(session, window, end, entries)
             if sources.enabled[RECYCLED] > 0:
                 _add_recycled(sources.recycled, window[end - 1], entries)
+            continue
         if longest == 0:
             break
         if session_length == longest:
             session_next, session_seen = add_places(
-                sources.session, SESSION, np.int64(0), session_next, session_count, session_seen, entries
+                session,
+                SESSION,
+                np.int64(0),
+                session_next,
+                session_count,
+                session_seen,
+                entries,
             )
-        elif learned_length == longest:
-            learned_next, learned_seen = add_places(
-                sources.learned, LEARNED, np.int64(1), learned_next, learned_count, learned_seen, entries
-            )
-        else:
+        elif order == longest:
             low, high = _row(sources.graph.words, sources.graph.table, order, node)
             step = _width(sources.graph.table, order + 1)
             base = sources.graph.table[order, 0] + CUMULATIVE
@@ -191,3 +256,13 @@ def gather(sources: Sources, window: Int64Array, end: Integer, order: Integer, n
             if order > 1:
                 node = _linked(sources.graph.words, sources.graph.table, order, node)
             order -= 1
+        else:
+            learned_next, learned_seen = add_places(
+                learned,
+                LEARNED,
+                np.int64(1),
+                learned_next,
+                learned_count,
+                learned_seen,
+                entries,
+            )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from speculant_graph.graph.compiled import Integer, compiled, inlined
+from speculant_graph.graph.compiled import Integer, compiled, embedded, inlined
 from speculant_graph.graph.layout import Int64Array
 
 Int32Array = NDArray[np.int32]
@@ -26,7 +26,7 @@ WINDOW = 32
 SEPARATOR = -1
 """Stands between sequences in one history; no context contains it."""
 NOTHING = -2
-"""Stands in a window where the sequence has not begun; equal to nothing."""
+"""Stands in a window where the sequence has not begun, and for what is no token; equal to nothing."""
 
 SESSION_CHAINS = (4, 1)
 """Lengths of the chains of one sequence."""
@@ -78,6 +78,8 @@ class History:
     def reserve(self, num_tokens: int) -> None:
         """Make room for so many tokens more, so that kernels may add them."""
         capacity = self.arrays.tokens.size
+        if capacity >= self._max_tokens:
+            return
         wanted = min(len(self) + num_tokens, self._max_tokens)
         if wanted <= capacity:
             return
@@ -125,25 +127,27 @@ def hash_of(window: Int64Array, end: Integer, length: Integer, size: Integer) ->
     return (value >> np.int64(8)) & (size - 1)
 
 
-@compiled
+@embedded
 def fill_window(history: HistoryArrays, window: Int64Array) -> None:
     """Write the last tokens of a history to ``window[:WINDOW]``, :data:`NOTHING` where there are none."""
     count = history.bounds[0]
     mask = history.tokens.size - 1
     kept = min(count, history.bounds[1])
     for back in range(1, WINDOW + 1):
-        window[WINDOW - back] = np.int64(history.tokens[(count - back) & mask]) if back <= kept else NOTHING
+        token_id = np.int64(history.tokens[(count - back) & mask]) if back <= kept else np.int64(NOTHING)
+        window[WINDOW - back] = token_id if token_id >= 0 else NOTHING
 
 
-@compiled
+@embedded
 def append_token(history: HistoryArrays, window: Int64Array, token_id: int) -> None:
     """Add a token to a history that has room for it or has reached its bound, and to ``window``, its last tokens."""
     for place in range(WINDOW - 1):
         window[place] = window[place + 1]
-    window[WINDOW - 1] = token_id
+    window[WINDOW - 1] = token_id if token_id >= 0 else NOTHING
     position = history.bounds[0]
     place = position & (history.tokens.size - 1)
-    history.tokens[place] = token_id
+    # What is no token is stored as one thing and looked for as another, so that it never matches itself.
+    history.tokens[place] = token_id if token_id >= 0 else SEPARATOR
     for chain in range(history.lengths.size):
         history.chains[chain, place] = 0
         length = history.lengths[chain]

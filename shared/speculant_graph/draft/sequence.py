@@ -99,10 +99,14 @@ class DraftedSequence:
 
     def handles(self) -> Int64Array:
         """Return what kernels draft from, as it is now; see :func:`~speculant_graph.draft.views.open_sources`."""
-        moving = self._arrays_that_move()
+        memory, (session, learned, recycled) = self._memory, self._moving
         # Arrays move when they grow, which for those of a tenant may be another sequence's doing.
-        if any(now is not before for now, before in zip(moving, self._moving, strict=True)):
-            self._moving = moving
+        if (
+            self.history.arrays is not session
+            or memory.history.arrays is not learned
+            or memory.recycled.arrays is not recycled
+        ):
+            self._moving = self._arrays_that_move()
             self._handles = self._make_handles()
         return self._handles.values
 

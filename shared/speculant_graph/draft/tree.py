@@ -14,18 +14,24 @@ import numpy as np
 from speculant_graph.draft.calibration import (
     SMALLEST_CANDIDATE,
     CalibrationArrays,
-    Float64Array,
     Mixture,
     agreed,
     blend,
     learn,
 )
+from speculant_graph.draft.escapes import Float64Array
 from speculant_graph.draft.evidence import gather
 from speculant_graph.draft.history import NOTHING, WINDOW, append_token, fill_window
-from speculant_graph.draft.sources import CORPUS, Sources
-from speculant_graph.draft.views import open_calibration, open_costs, open_sources, open_state, open_workspace
-from speculant_graph.draft.workspace import Tree, Workspace
-from speculant_graph.graph.compiled import Integer, compiled, inlined
+from speculant_graph.draft.sources import CORPUS
+from speculant_graph.draft.views import (
+    open_calibration,
+    open_costs,
+    open_sources,
+    open_state,
+    open_workspace,
+)
+from speculant_graph.draft.workspace import Tree
+from speculant_graph.graph.compiled import Integer, compiled, embedded, inlined
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.lookup import _advance
 
@@ -37,7 +43,7 @@ def _comes_before(tree: Tree, first: Integer, second: Integer) -> Any:
     return left > right or (left == right and first < second)
 
 
-@compiled
+@embedded
 def _push(tree: Tree, size: Integer, child: Integer) -> None:
     """Add a child to a heap of ``size``."""
     heap = tree.heap
@@ -51,7 +57,7 @@ def _push(tree: Tree, size: Integer, child: Integer) -> None:
     heap[place] = child
 
 
-@compiled
+@embedded
 def _pop(tree: Tree, size: Integer) -> Integer:
     """Remove the most probable child of a heap of ``size`` and return it."""
     heap = tree.heap
@@ -72,20 +78,28 @@ def _pop(tree: Tree, size: Integer) -> Integer:
     return best
 
 
+@compiled
+def _mix(
+    drafter: Int64Array, sequence: Int64Array, end: Integer, order: Integer, node: Integer, inside: Integer
+) -> None:
+    """Mix the distribution that follows ``window[:end]``; the one place that all kernels share, compiled once."""
+    sources, workspace = open_sources(drafter, sequence), open_workspace(drafter)
+    calibration = open_calibration(drafter)
+    # Numbers come as int64 from every caller, or this would be compiled once more for a constant.
+    gather(sources, calibration.escapes, workspace.tree.window, end, order, node, workspace.entries)
+    blend(calibration, workspace.entries, workspace.mixture, inside)
+
+
 @inlined
-def _distribution(sources: Sources, calibration: CalibrationArrays, workspace: Workspace, node: Integer) -> None:
-    """Mix the distribution that follows a node."""
-    tree = workspace.tree
+def _write_path(tree: Tree, node: Integer) -> None:
+    """Write the tokens of the path to a node into the window."""
     ancestor = node
     for place in range(WINDOW + tree.depths[node] - 1, WINDOW - 1, -1):
         tree.window[place] = tree.tokens[ancestor]
         ancestor = tree.parents[ancestor]
-    end = WINDOW + tree.depths[node]
-    gather(sources, tree.window, end, tree.states[node, 0], tree.states[node, 1], workspace.entries)
-    blend(calibration, workspace.entries, workspace.mixture, 1 if node > 0 else 0)
 
 
-@compiled
+@embedded
 def _agree(calibration: CalibrationArrays, mixture: Mixture) -> None:
     """Take agreement into account for every candidate that may be drafted."""
     for candidate in range(mixture.size[0]):
@@ -107,8 +121,15 @@ def _take_best(mixture: Mixture) -> Any:
     return chosen, min(highest, 1.0)
 
 
-@compiled
-def _may_pay(costs: Float64Array, budget: int, nodes: Integer, expected: float, next_best: float, best: float) -> bool:
+@embedded
+def _may_pay(
+    costs: Float64Array,
+    budget: int,
+    nodes: Integer,
+    expected: float,
+    next_best: float,
+    best: float,
+) -> bool:
     """Return whether any longer draft could be worth more than the best so far, were all nodes as good as the next."""
     for more in range(nodes + 1, budget + 1):
         expected += next_best
@@ -118,7 +139,14 @@ def _may_pay(costs: Float64Array, budget: int, nodes: Integer, expected: float, 
 
 
 @compiled
-def grow(drafter: Int64Array, sequence: Int64Array, budget: int, max_depth: int, branches: int, trust: float) -> int:
+def grow(
+    drafter: Int64Array,
+    sequence: Int64Array,
+    budget: int,
+    max_depth: int,
+    branches: int,
+    trust: float,
+) -> int:
     """Draft a tree, most probable node first.
 
     Args:
@@ -134,7 +162,11 @@ def grow(drafter: Int64Array, sequence: Int64Array, budget: int, max_depth: int,
     Returns:
         The number of nodes.
     """
-    sources, state, costs = open_sources(drafter, sequence), open_state(sequence), open_costs(sequence)
+    sources, state, costs = (
+        open_sources(drafter, sequence),
+        open_state(sequence),
+        open_costs(sequence),
+    )
     calibration, workspace = open_calibration(drafter), open_workspace(drafter)
     tree, mixture = workspace.tree, workspace.mixture
     fill_window(sources.session, tree.window)
@@ -147,7 +179,9 @@ def grow(drafter: Int64Array, sequence: Int64Array, budget: int, max_depth: int,
     best, expected = 1.0, 0.0
     while nodes < budget:
         if tree.depths[current] < max_depth:
-            _distribution(sources, calibration, workspace, current)
+            _write_path(tree, current)
+            end, inside = WINDOW + tree.depths[current], 1 if current > 0 else 0
+            _mix(drafter, sequence, end, tree.states[current, 0], tree.states[current, 1], inside)
             _agree(calibration, mixture)
             for _ in range(branches):
                 chosen, probability = _take_best(mixture)
@@ -190,7 +224,11 @@ def grow(drafter: Int64Array, sequence: Int64Array, budget: int, max_depth: int,
 
 @compiled
 def propose(
-    drafter: Int64Array, sequence: Int64Array, path: Int64Array, token_ids: Int64Array, probabilities: Float64Array
+    drafter: Int64Array,
+    sequence: Int64Array,
+    path: Int64Array,
+    token_ids: Int64Array,
+    probabilities: Float64Array,
 ) -> int:
     """Write what may follow a path from the end of the sequence, the most probable first.
 
@@ -213,8 +251,7 @@ def propose(
         window[WINDOW + place] = path[place]
         if sources.enabled[CORPUS] > 0:
             order, node = _advance(sources.graph.words, sources.graph.table, order, node, path[place])
-    gather(sources, window, WINDOW + path.size, order, node, workspace.entries)
-    blend(calibration, workspace.entries, mixture, 1 if path.size > 0 else 0)
+    _mix(drafter, sequence, np.int64(WINDOW + path.size), order, node, np.int64(1 if path.size > 0 else 0))
     _agree(calibration, mixture)
     for index in range(token_ids.size):
         chosen, probability = _take_best(mixture)
@@ -245,9 +282,14 @@ def take(drafter: Int64Array, sequence: Int64Array, token_ids: Int64Array, learn
         if not 0 <= token_id < MAX_VOCABULARY:
             token_id = NOTHING
         if learns:
-            gather(sources, window, WINDOW, state[0], state[1], workspace.entries)
-            blend(calibration, workspace.entries, workspace.mixture, 1 if place > 0 else 0)
-            learn(calibration, sources.graph, workspace.entries, workspace.mixture, token_id)
+            _mix(drafter, sequence, np.int64(WINDOW), state[0], state[1], np.int64(1 if place > 0 else 0))
+            learn(
+                calibration,
+                sources.graph,
+                workspace.entries,
+                workspace.mixture,
+                token_id,
+            )
         append_token(sources.session, window, token_id)
         if sources.enabled[CORPUS] > 0:
             order, node = _advance(sources.graph.words, sources.graph.table, state[0], state[1], token_id)

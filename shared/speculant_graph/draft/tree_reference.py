@@ -7,12 +7,14 @@ that results are equal and not merely close.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.calibration import MAX_CANDIDATES, SMALLEST_CANDIDATE, SMALLEST_SHARE
+from speculant_graph.draft.calibration import MAX_CANDIDATES, SMALLEST_CANDIDATE
 from speculant_graph.draft.cost import CostCurve
+from speculant_graph.draft.escapes import SMALLEST_SHARE
 from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, WINDOW
 from speculant_graph.draft.session_drafter import CALIBRATED
 from speculant_graph.draft.sources import (
@@ -28,7 +30,7 @@ from speculant_graph.draft.sources import (
 )
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.graph.oracle import OracleGraph
-from speculant_graph.types import SourceName, StrategyName, TokenId
+from speculant_graph.types import StrategyName, TokenId
 
 Text = list[TokenId | None]
 """Tokens; None is the end of a text or what is no token, and equals nothing."""
@@ -39,7 +41,6 @@ Range = tuple[int, tuple[int, int, int, int], bool]
 
 RECYCLED_ROWS, RECYCLED_WIDTH = 16_384, 8
 """Rows that are kept, and tokens of each."""
-_UNSEEN = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,8 @@ class Candidate:
 class Tables:
     """What is learned: how often each kind of context was passed by, how often each range of candidates was right."""
 
-    escapes: dict[Kind, tuple[float, float]] = field(default_factory=dict)
-    """(visits, escapes) by kind."""
-    agreements: dict[Range, tuple[float, float, float]] = field(default_factory=dict)
-    """(visits, expected hits, hits) by range."""
+    escapes: dict[Kind, tuple[float, float]] = field(default_factory=dict)  # visits, escapes
+    agreements: dict[Range, tuple[float, float, float]] = field(default_factory=dict)  # visits, expected hits, hits
 
     def counted_escapes(self, kind: Kind) -> tuple[float, float]:
         """Return (visits, escapes) of a kind, the first estimate if it was never met."""
@@ -87,8 +86,6 @@ class Tables:
     def agreed(self, candidate: Candidate, *, inside: bool) -> float:
         """Return a probability moved towards what those like it were worth, the rarer outcome scaled."""
         probability = candidate.probability
-        if probability < SMALLEST_CANDIDATE:
-            return probability
         visits, expected, hits = self.agreements.get(range_of(candidate, inside=inside), (0.0, 0.0, 0.0))
         if probability <= 0.5:
             return probability * (hits + 5.0) / (expected + 5.0)
@@ -123,7 +120,7 @@ class Tables:
                     expected * 0.999 + candidate.probability,
                     hits * 0.999 + (token == token_id),
                 )
-        below = _UNSEEN
+        below = 1e-4  # that a token comes from nowhere
         came_from: list[float] = []
         for entry in reversed(entries):
             escape = self.escape(entry)
@@ -350,7 +347,7 @@ class SlowDrafter:
 
     def _grown(self, sequence: SlowSequence, budget: int, branches: int) -> list[Node]:
         nodes: list[Node] = []
-        waiting: list[Node] = []  # in the order in which they are found, which decides between equals
+        waiting: list[Node] = []  # as found, which decides between equals
         while len(nodes) < budget:
             newest = nodes[-1] if nodes else Node(-1, [], 1.0)
             if len(newest.path) < self._config.max_depth:
@@ -365,35 +362,40 @@ class SlowDrafter:
 
     def children(self, sequence: SlowSequence, path: list[TokenId]) -> list[tuple[TokenId, float]]:
         """Return what may follow a path from the end of a sequence, the most probable first."""
-        mixture = self.tables.mixture(self.entries(sequence, path))
-        agreed = {token: self.tables.agreed(candidate, inside=bool(path)) for token, candidate in mixture.items()}
+        mixed = self.tables.mixture(self.entries(sequence, path)).items()
+        probable = [(token_id, each) for token_id, each in mixed if each.probability >= SMALLEST_CANDIDATE]
+        agreed = {token_id: self.tables.agreed(each, inside=bool(path)) for token_id, each in probable}
         possible = [token_id for token_id, probability in agreed.items() if probability > SMALLEST_CANDIDATE]
         possible.sort(key=lambda token_id: -agreed[token_id])
         return [(token_id, min(1.0, agreed[token_id])) for token_id in possible]
 
     def entries(self, sequence: SlowSequence, path: list[TokenId]) -> list[Entry]:
-        """Return the entries of a path from the end of a sequence, longest first."""
+        """Return the entries of a path from the end of a sequence, longest first, until too little is left."""
+        sources = self._config.sources
         text = sequence.text[-self._config.max_session_tokens :]
         context = [*text, *path]
         longer: list[Entry] = []
         others: list[Entry] = []
-        if self._uses("session"):
+        if "session" in sources:
             longer += entries_of_text(SESSION, text, context, SESSION_CHAINS)
             others += entries_of_gap(text, context)
-        if self._uses("learned") and self._config.max_learned_tokens:
+        if "corpus" in sources and self._graph is not None:
+            longer += entries_of_graph(self._graph, context)
+        if "learned" in sources and self._config.max_learned_tokens:
             learned = sequence.memory.text[-self._config.max_learned_tokens :]
             longer += entries_of_text(LEARNED, learned, context, LEARNED_CHAINS)
-        if self._uses("corpus") and self._graph is not None:
-            longer += entries_of_graph(self._graph, context)
-        if self._uses("recycled") and context and context[-1] is not None:
+        if "recycled" in sources and context and context[-1] is not None:
             token_id, row = sequence.memory.rows.get(context[-1] % RECYCLED_ROWS, (None, []))
             others += entries_of_row(row) if token_id == context[-1] else []
-        longer.sort(key=lambda entry: -entry.length)  # of equal lengths the session comes first, then what was learned
+        longer.sort(key=lambda entry: -entry.length)  # of equal lengths the session comes first, then the corpus
         place = sum(entry.length > 2 for entry in longer)
-        return [*longer[:place], *others, *longer[place:]]
-
-    def _uses(self, source: SourceName) -> bool:
-        return source in self._config.sources
+        left = 1.0
+        kept: list[Entry] = []
+        for together in [*([entry] for entry in longer[:place]), others, *([entry] for entry in longer[place:])]:
+            if left >= SMALLEST_SHARE:
+                kept += together
+                left *= math.prod(map(self.tables.escape, together))
+        return kept
 
 
 def judge(sequence: SlowSequence, token_ids: Sequence[TokenId]) -> None:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from speculant_graph.draft.calibration import Float64Array, Mixture, make_mixture
+from speculant_graph.draft.calibration import Mixture, make_mixture
+from speculant_graph.draft.escapes import Float64Array
 from speculant_graph.draft.history import WINDOW
 from speculant_graph.draft.sources import Entries, make_entries
 from speculant_graph.graph.layout import Int64Array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def curves(draw: st.DrawFn) -> CostCurve:
 def straight(curve: CostCurve, number: int) -> float:
     """Return the cost on the line through the two points around a number, or through the last two."""
     points = list(zip(curve.tokens, curve.relative, strict=True))
-    for (before, low), (after, high) in zip(points, points[1:], strict=False):
+    for (before, low), (after, high) in pairwise(points):
         if before <= number <= after:
             return low + (high - low) * (number - before) / (after - before)
     if len(points) == 1:

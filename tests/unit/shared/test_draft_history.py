@@ -10,7 +10,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.draft.evidence import gather
-from speculant_graph.draft.history import LEARNED_CHAINS, NOTHING, SESSION_CHAINS, WINDOW, History, as_tokens, fill_window
+from speculant_graph.draft.history import (
+    LEARNED_CHAINS,
+    NOTHING,
+    SESSION_CHAINS,
+    WINDOW,
+    History,
+    as_tokens,
+    fill_window,
+)
 from speculant_graph.draft.recycled import RecycledRows
 from speculant_graph.draft.sequence import graph_arrays
 from speculant_graph.draft.sources import GAP, MAX_MATCHES, NUM_SOURCES, SESSION, Sources, make_entries
@@ -34,7 +42,8 @@ def entries_of(history: History, *sources: int) -> list[tuple[int, int, int, lis
     enabled[list(sources)] = 1
     entries = make_entries()
     everything = Sources(GRAPH, history.arrays, History(1).arrays, ROWS, enabled)
-    gather(everything, window_of(history), WINDOW, 0, 0, entries)
+    all_passed_on = np.full((NUM_SOURCES * 11 * 6 * 3, 2), 1e12)
+    gather(everything, all_passed_on, window_of(history), WINDOW, 0, 0, entries)
     return [
         (
             int(entries.source[index]),

@@ -1,0 +1,35 @@
+"""Session drafters for tests, and what their drafts hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import Draft, StrategyName
+
+
+def drafter_of(graph: NgramGraph | None = None, learned: LearnedStore | None = None, **settings: Any) -> SessionDrafter:
+    return SessionDrafter(graph, DraftConfig(**{"strategy": "tree", **settings}), learned=learned)
+
+
+def draft_of(
+    drafter: SessionDrafter, number: int, budget: int = 8, strategy: StrategyName | None = None, seed: int = 0
+) -> Draft:
+    (draft,) = drafter.draft([DraftOrder(number, budget, seed, strategy)])
+    return draft
+
+
+def started(drafter: SessionDrafter, number: int, prompt: Sequence[int], **settings: Any) -> Draft:
+    drafter.open(number, **settings)
+    drafter.accept(number, prompt)
+    return draft_of(drafter, number)
+
+
+def values_of(draft: Draft) -> object:
+    """Return everything of a draft that can be compared, arrays included."""
+    proposals = [(each.token_ids.tolist(), each.probabilities.tolist()) for each in draft.proposals]
+    return draft.token_ids, draft.parents, draft.path_probabilities, proposals, draft.strategy, draft.terminated_early
