@@ -191,9 +191,10 @@ def test_every_step_is_that_of_the_reference(
     chance = random.Random(seed)
     # Two of the ids share the place of their recycled row.
     alphabet = [*chance.sample(range(16_000), size), 5, 5 + 16_384]
+    foreign = chance.choice([[], [-1, -7, 2**30]])
     corpus = [text_of(chance, alphabet, chance.choice([1, 30, 200])) for _ in range(chance.randint(1, 3))]
     pair = pair_of(corpus if max_order else None, max_order, config, boundaries=boundaries)
-    texts = [text_of(chance, alphabet, chance.choice([9, 70, 150]), corpus) for _ in range(5)]
+    texts = [text_of(chance, [*alphabet, *foreign], chance.choice([9, 70, 150]), corpus) for _ in range(5)]
     texts[2] = [*texts[1][:40], *texts[2]]
     assume(
         not any(is_crowded(text, SESSION_CHAINS) for text in texts) and not is_crowded(joined(texts), LEARNED_CHAINS)

@@ -50,10 +50,8 @@ class Entry:
     source: int
     length: int
     total: int
-    counts: dict[TokenId, int]
-    """All successors that are known."""
-    kept: dict[TokenId, int]
-    """Those that are looked at, in the order in which they are."""
+    counts: dict[TokenId, int]  # all successors that are known
+    kept: dict[TokenId, int]  # those that are looked at, in the order in which they are
 
 
 @dataclass(slots=True)
@@ -149,13 +147,9 @@ def kind_of(entry: Entry) -> Kind:
 
 def support_class(entry: Entry) -> int:
     """Return the class of a context as a supporter."""
-    if entry.source == SESSION:
-        return sum(entry.length >= least for least in (1, 2, 3, 6, 12))
-    if entry.source == CORPUS:
-        return min(entry.length, 10)
-    if entry.source == LEARNED:
-        return 1 if entry.length < 6 else 2
-    return 1 if entry.source == GAP else 2
+    session = sum(entry.length >= least for least in (1, 2, 3, 6, 12))
+    learned = 1 + (entry.length >= 6)
+    return {SESSION: session, CORPUS: min(entry.length, 10), LEARNED: learned, GAP: 1, RECYCLED: 2}[entry.source]
 
 
 def range_of(candidate: Candidate, *, inside: bool) -> Range:
@@ -251,8 +245,7 @@ class Memory:
     """What a tenant's sequences accepted."""
 
     text: Text = field(default_factory=list)
-    rows: dict[int, tuple[TokenId, list[TokenId]]] = field(default_factory=dict)
-    """The latest row of those that share a place, with the token it follows."""
+    rows: dict[int, tuple[TokenId, list[TokenId]]] = field(default_factory=dict)  # by place: the latest, and after what
 
 
 @dataclass(slots=True)
