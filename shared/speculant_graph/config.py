@@ -110,6 +110,9 @@ class DraftConfig(Config):
     """Tokens of one sequence that drafts look back on; of longer ones the oldest are forgotten."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
     """Accepted tokens kept for each tenant, the oldest out first; 0 learns nothing."""
+    max_tenants: Annotated[int, Field(ge=1)] = 64
+    """Tenants whose learned text stays in memory while they are away; the longest away is forgotten first, or read from
+    disk again when it comes back."""
 
 
 class VerifierConfig(Config):

@@ -14,7 +14,7 @@ import re
 import tomllib
 from argparse import Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -124,10 +124,20 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
 
 
 class _Help(RawDescriptionHelpFormatter):
-    """Says nothing of the defaults of settings that have none."""
+    """Says nothing of the defaults of settings that have none, and shows sets as they are typed."""
 
     def _get_help_string(self, action: Action) -> str:
-        return re.sub(r" \(default: (\(none\)|None)\)$", "", action.help or "")
+        help_text = re.sub(r" \(default: (\(none\)|None)\)$", "", action.help or "")
+        return re.sub(r"frozenset\(\{(.*)\}\)", lambda match: _names(match[1]), help_text)
+
+    def _metavar_formatter(self, action: Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
+        format_metavar = super()._metavar_formatter(action, default_metavar)
+        return lambda size: tuple(re.sub(r"frozenset\[\{(.*)\}\]", r"\1", name) for name in format_metavar(size))
+
+
+def _names(members: str) -> str:
+    """Return the members of a set, written in Python, as a list whose order is the same in every process."""
+    return ",".join(sorted(member.strip("' ") for member in members.split(",")))
 
 
 def _parse_verbatim(parser: ArgumentParser, *arguments: Any) -> Namespace:

@@ -67,7 +67,7 @@ class Draft:
     strategy: StrategyName = "greedy"
     """What made it."""
     terminated_early: bool = False
-    """True if it holds fewer nodes than asked for because no known context was left."""
+    """True if it holds fewer nodes than asked for: no known context was left, or no further node was worth its cost."""
     draft_id: int = 0
     """Names the draft in later feedback; 0 if it is not on record."""
 

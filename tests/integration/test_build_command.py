@@ -105,7 +105,7 @@ def test_everything_that_can_be_a_corpus(tmp_path: Path) -> None:
     assert report["output"] == "g.pkl"
     assert report["text_bytes"] == sum(file.size_bytes for file in graph.metadata.corpus_files)
     assert [Path(file.name).name for file in graph.metadata.corpus_files] == ["b.jsonl", "a.txt", "packed.md.gz", "-"]
-    phases = {"tokenize_s", "count_s", "save_s", "total_s", "count_cpu_s", "peak_anon_bytes", "encoder"}
+    phases = {"tokenize_s", "calibrate_s", "count_s", "save_s", "total_s", "count_cpu_s", "peak_anon_bytes", "encoder"}
     assert phases <= report.keys()
 
 

@@ -61,6 +61,7 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert f"usage: speculant {command}" in result.stdout
+    assert "frozenset" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,7 @@ def test_build_inspect_generate(elsewhere: Path, capsys, monkeypatch) -> None:
     assert main(["generate", "def loads(s):", *model]) == 0
     plain = capsys.readouterr()
     assert "40 tokens" in plain.err
+    assert "plain decoding" in plain.err
     assert main(["generate", "def loads(s):", *model, "--graph-path", "g.pkl", "--json"]) == 0
     drafted = json.loads(capsys.readouterr().out)
     assert drafted["text"] == plain.out.removesuffix("\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -19,7 +20,9 @@ from speculant_graph import (
     SpeculativeDecoder,
     VerifierConfig,
 )
+from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
 from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
+from speculant_graph.types import StrategyName
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
@@ -80,7 +83,7 @@ def test_the_api_of_the_requirements(tmp_path: Path, graph_file: Path) -> None:
     assert len(result.token_ids) == result.num_accepted + result.num_steps
 
 
-@pytest.mark.parametrize("strategy", ["greedy", "sampling"])
+@pytest.mark.parametrize("strategy", get_args(StrategyName))
 def test_drafts_from_a_graph_change_only_the_number_of_steps(
     target: TargetModel, graph_file: Path, plain: list[str], strategy: str
 ) -> None:
@@ -89,6 +92,14 @@ def test_drafts_from_a_graph_change_only_the_number_of_steps(
     assert [result.text for result in results] == plain
     assert sum(result.num_steps for result in results) < 2 * 60
     assert [decoder.generate(prompt, SETTINGS).text for prompt in PROMPTS] == plain
+
+
+@pytest.mark.parametrize("strategy", [name for name in get_args(StrategyName) if name not in CHAIN_STRATEGY_NAMES])
+def test_sequences_draft_from_themselves_without_a_graph(target: TargetModel, plain: list[str], strategy: str) -> None:
+    with SpeculativeDecoder(draft_config=DraftConfig(k=6, strategy=strategy), target=target) as decoder:
+        results = decoder.generate(PROMPTS * 2, SETTINGS)
+    assert [result.text for result in results] == plain * 2
+    assert sum(result.num_accepted for result in results) > 0
 
 
 def test_sampled_text_depends_on_the_seed_alone(target: TargetModel, graph_file: Path) -> None:

@@ -13,7 +13,9 @@ IDENTITY = Fingerprint("some/tokenizer", "ab" * 32, 50_000)
 DOCUMENTS = [[1, 2, 3], [70_000], [(1 << 24) - 1, 0, 5, 6], [7, 7], [8] * 9]
 
 
-def opened(folder: Path, max_tokens: int = 1000, identity: Fingerprint = IDENTITY, sync_s: float = 3600) -> LearnedLog:
+def opened(
+    folder: str | Path, max_tokens: int = 1000, identity: Fingerprint = IDENTITY, sync_s: float = 3600
+) -> LearnedLog:
     return LearnedLog(folder, max_tokens=max_tokens, identity=identity, sync_s=sync_s)
 
 

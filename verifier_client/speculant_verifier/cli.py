@@ -55,6 +55,11 @@ def run(arguments: Sequence[str]) -> int:
     with SpeculativeDecoder(
         settings.graph_path, settings.verifier, settings.draft, client_config=settings.client
     ) as decoder:
+        if decoder.drafter.state == "off" and settings.draft.k:
+            sys.stderr.write(
+                f"plain decoding: strategy {settings.draft.strategy} needs --graph-path or --address; "
+                "--strategy tree drafts from the sequence itself, too\n"
+            )
         for event in decoder.stream(prompt, settings.generation):
             if not settings.json_output:
                 print_event(console, event)

@@ -13,6 +13,7 @@ from typing import Self, overload
 
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
 from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, Fingerprint, TokenId
@@ -52,7 +53,8 @@ class SpeculativeDecoder:
         Args:
             graph_path: draft in this process from this graph.
             verifier_config: which model; ignored if ``target`` is given.
-            draft_config: how much to draft.
+            draft_config: how to draft, and how much. Without a graph, a sidecar or a drafter the strategies that draft
+                from the sequence itself do so in this process; with 'greedy' and 'sampling' it is plain decoding.
             client_config: draft by the sidecar at its address instead.
             drafter: or by this drafter; the caller closes it.
             target: a model that is already loaded.
@@ -80,8 +82,10 @@ class SpeculativeDecoder:
             self.drafter = DrafterClient(
                 sidecar, tokenizer=self.target.fingerprint, draft=self.draft_config, wants_proposals=False
             )
-        else:
+        elif self.draft_config.strategy in CHAIN_STRATEGY_NAMES:  # which know nothing but a graph
             self.drafter = NullDrafter()
+        else:
+            self.drafter = LocalDrafter(None, self.draft_config)
 
     @overload
     def generate(self, prompt: str, generation_config: GenerationConfig | None = None) -> GenerationResult: ...

@@ -9,19 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.lookup import _long_name
+from speculant_graph.bench.draft_arguments import checked_arguments
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
+from speculant_graph.view.wording import counted
 
 if TYPE_CHECKING:
-    from speculant_graph.corpus.tokenize import CorpusTokenizer
+    from speculant_graph.bench.draft_measure import DraftPlan
+    from speculant_graph.bench.replay_progress import BenchProgress
+    from speculant_graph.graph.layout import UInt32Array
     from speculant_graph.graph.ngrams import NgramGraph
 
 _FEWEST_DRAFTS = 64
 """Percentiles of fewer say nothing."""
 _MORE_HELD_TOKENS = 1_000_000
 """Sessions are drawn from so many tokens more than one needs, if they are there."""
+_UNHEEDED = {
+    "--draft.k": "set --budget",
+    "-k": "set --budget",
+    "--draft.strategy": "leave it out, for it measures each",
+    "--strategy": "leave it out, for it measures each",
+}
 
 
 class BenchDraftSettings(CommandSettings):
@@ -52,47 +61,53 @@ class BenchDraftSettings(CommandSettings):
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how files are read."""
     draft: DraftConfig = DraftConfig()
-    """How strategies draft; 'k' and 'strategy' are those of each measurement."""
+    """How strategies draft; 'k' is set by --budget, and 'strategy' by the bench, which measures each."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
-    settings = load_settings(BenchDraftSettings, "bench draft", [_long_name(argument) for argument in arguments])
+    settings = load_settings(BenchDraftSettings, "bench draft", checked_arguments(arguments, _UNHEEDED))
     if bool(settings.corpus) == (settings.graph_path is not None):
         raise ConfigError("drafts come from one graph; give either --corpus or --graph")
     from speculant_graph.bench.draft_measure import DraftPlan, measure_drafts
+    from speculant_graph.bench.replay_progress import show_progress
     from speculant_graph.bench.report import print_report
-    from speculant_graph.bench.tokens import bench_files, first_tokens
-    from speculant_graph.corpus.tokenize import CorpusTokenizer
 
     plan = DraftPlan(settings.budget, settings.batch, settings.learned, settings.drafts, settings.seed, settings.draft)
     plan.require_room()
-    config = settings.graph
-    held_files = bench_files([settings.held])
-    tokenizer = CorpusTokenizer.load(
-        config.tokenizer_name, config.hf_token.get_secret_value() if config.hf_token else None
-    )
-    held = first_tokens(tokenizer, held_files, config, plan.num_held_tokens + _MORE_HELD_TOKENS)
-    if held.size < plan.num_held_tokens:
-        raise ConfigError(
-            f"{settings.held} has {held.size} tokens, and {plan.num_held_tokens} are needed; "
-            "name a longer text, or lower --learned or --drafts"
-        )
-    figures = measure_drafts(plan, _graph(settings, tokenizer), held)
+    with show_progress() as progress:
+        graph, held = _read(settings, plan, progress)
+        figures = measure_drafts(plan, graph, held, progress)
     print_report("draft", _rows(figures), figures, arguments, as_json=settings.json_output)
     return 0
 
 
-def _graph(settings: BenchDraftSettings, tokenizer: CorpusTokenizer) -> NgramGraph:
-    from speculant_graph.bench.tokens import bench_files
+def _read(settings: BenchDraftSettings, plan: DraftPlan, progress: BenchProgress) -> tuple[NgramGraph, UInt32Array]:
+    """Read the held-out text and the graph, and what may be refused at once before what takes long."""
+    from speculant_graph.bench.tokens import bench_files, first_tokens
+    from speculant_graph.corpus.tokenize import CorpusTokenizer
     from speculant_graph.graph.builder import GraphBuilder
     from speculant_graph.graph.store import load_graph
 
-    if settings.graph_path is None:
-        return GraphBuilder(**settings.graph.model_dump()).build_from_files(bench_files(settings.corpus))
-    graph = load_graph(settings.graph_path)
-    tokenizer.require(graph.metadata.tokenizer)
-    return graph
+    config = settings.graph
+    held_files, corpus_files = bench_files([settings.held]), bench_files(settings.corpus) if settings.corpus else []
+    graph = None if settings.graph_path is None else load_graph(settings.graph_path)
+    progress.begin("reading the tokenizer")
+    tokenizer = CorpusTokenizer.load(
+        config.tokenizer_name, config.hf_token.get_secret_value() if config.hf_token else None
+    )
+    if graph is not None:
+        tokenizer.require(graph.metadata.tokenizer)
+    progress.begin("tokenising the held-out text")
+    held = first_tokens(tokenizer, held_files, config, plan.num_held_tokens + _MORE_HELD_TOKENS)
+    if held.size < plan.num_held_tokens:
+        raise ConfigError(
+            f"{settings.held} has {held.size:,} tokens, and {plan.num_held_tokens:,} are needed; "
+            "name a longer text, or lower --learned or --drafts"
+        )
+    if graph is None:
+        graph = GraphBuilder(**config.model_dump()).build_from_files(corpus_files, progress=progress.show_build)
+    return graph, held
 
 
 def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
@@ -102,19 +117,23 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     batch, same, compared = figures["batch"], figures["python_same_drafts"], figures["python_drafts"]
     return [
         ("graph", f"{figures['tokens']:,} tokens, {figures['nodes']:,} n-grams"),
-        (f"draft of at most {figures['budget']} nodes, p50 / p99", "between other work; alone"),
-        *((f"  {strategy}, {of['nodes']:.1f} nodes", f"{pair(of)}; {pair(of, 'tight_')} µs")
+        ("two figures", "between other work; by itself"),
+        (f"a draft of up to {counted(figures['budget'], 'node')}", "median / 99th percentile"),
+        *((f"  {strategy}, {of['nodes']:.1f} drafted on average", f"{pair(of)}; {pair(of, 'tight_')} µs")
           for strategy, of in figures["by_strategy"].items()),
-        (f"  tree, {figures['learned_tokens']:,} tokens learned", f"{pair(figures, 'learned_tree_')} µs"),
-        (f"trees for {batch} in one call, p50; over {batch} calls",
-         f"{figures['batch_p50_us']:,.1f} µs; ×{figures['batch_ratio']:.2f}"),
-        ("accepting 1 to 4 tokens, p50", f"{figures['accept_p50_us']:.1f}; {figures['tight_accept_p50_us']:.1f} µs"),
-        ("  a token, mean", f"{figures['learn_us_per_token']:.2f}; {figures['tight_learn_us_per_token']:.2f} µs"),
-        ("  a token of a prompt, mean",
+        (f"  tree, {figures['learned_tokens']:,} tokens learned before", f"{pair(figures, 'learned_tree_')} µs"),
+        ("taking over what was accepted", ""),
+        ("  1 to 4 tokens, median", f"{figures['accept_p50_us']:.1f}; {figures['tight_accept_p50_us']:.1f} µs"),
+        ("  the same per token, mean",
+         f"{figures['learn_us_per_token']:.2f}; {figures['tight_learn_us_per_token']:.2f} µs"),
+        ("  prompts per token, mean",
          f"{figures['prompt_ns_per_token']:,.0f}; {figures['tight_prompt_ns_per_token']:,.0f} ns"),
-        ("plain Python, from the graph alone, p50; over the tree",
+        ("compared with one tree, between other work", "median"),
+        (f"  {counted(batch, 'tree')} in one call; over so many calls",
+         f"{figures['batch_p50_us']:,.1f} µs; ×{figures['batch_ratio']:.2f}"),
+        ("  plain Python, graph alone; over ours",
          f"{figures['graph_tree_p50_us']:,.1f} µs; ×{figures['graph_tree_ratio']:.1f}"),
-        ("plain Python, slow reference, p50; over the tree",
+        ("  plain Python, slow reference; over ours",
          f"{figures['python_tree_p50_us']:,.1f} µs; ×{figures['python_ratio']:,.0f}"),
-        ("  it drafts the same", f"{same} of {compared}"),
+        ("  its drafts that were the same as ours", f"{same} of {compared}"),
     ]  # fmt: skip

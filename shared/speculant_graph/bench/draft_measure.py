@@ -20,6 +20,7 @@ from speculant_graph.bench.draft_sessions import (
     take_turns,
 )
 from speculant_graph.bench.latency import _OtherWork
+from speculant_graph.bench.replay_progress import BenchProgress
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.learned import LearnedStore
@@ -97,14 +98,16 @@ class DraftPlan:
             )
 
 
-def measure_drafts(plan: DraftPlan, graph: NgramGraph, held: UInt32Array) -> dict[str, Any]:
+def measure_drafts(plan: DraftPlan, graph: NgramGraph, held: UInt32Array, progress: BenchProgress) -> dict[str, Any]:
     """Measure and return the figures.
 
     Args:
         plan: what.
         graph: what is drafted from.
         held: text that the graph did not count, of at least ``plan.num_held_tokens``; its first tokens are learned.
+        progress: told how far it is, between the rounds.
     """
+    progress.begin("preparing the drafters (compiles if new)")
     tree = plan.config_of("tree")
     drafters: dict[str, tuple[SteppedDrafter, Pace]] = {
         name: (SessionDrafter(graph, plan.config_of(name)), plan.pace()) for name in STRATEGIES
@@ -129,9 +132,11 @@ def measure_drafts(plan: DraftPlan, graph: NgramGraph, held: UInt32Array) -> dic
     gc.collect()
     gc.freeze()
     try:
-        take_turns(list(turns.values()), plan.num_sessions, plan.drafts, _OtherWork().do)
-        for alone in tight.values():
-            take_turns([alone], plan.num_sessions, plan.drafts, lambda: None)
+        tell = progress.teller("drafting between other work")
+        take_turns(list(turns.values()), plan.num_sessions, plan.drafts, _OtherWork().do, tell)
+        for name, alone in tight.items():
+            tell = progress.teller(f"drafting by itself: {name}")
+            take_turns([alone], plan.num_sessions, plan.drafts, lambda: None, tell)
     finally:
         gc.unfreeze()
     return {
@@ -144,7 +149,7 @@ def measure_drafts(plan: DraftPlan, graph: NgramGraph, held: UInt32Array) -> dic
 def _store(config: DraftConfig, token_ids: UInt32Array) -> LearnedStore:
     store = LearnedStore(config.max_learned_tokens)
     for start in range(0, token_ids.size, _LEARNED_PIECE):
-        store.add("", token_ids[start : start + _LEARNED_PIECE].astype(np.int64))
+        store.add(store.memory(""), token_ids[start : start + _LEARNED_PIECE].astype(np.int64))
     return store
 
 

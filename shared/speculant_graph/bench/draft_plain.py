@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from speculant_graph.config import DraftConfig
+from speculant_graph.draft.drafter_reference import SlowDrafter
 from speculant_graph.draft.proposal_tree import GraphProposals, draft_tree
 from speculant_graph.draft.session_drafter import DraftOrder
-from speculant_graph.draft.tree_reference import SlowDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, TokenId
 

@@ -153,18 +153,35 @@ def num_portions(num_rounds: int, paces: Sequence[Pace], num_sessions: int) -> i
     return max(-(-(WARM_UP_ROUNDS + num_rounds) * pace.batch // (pace.every * num_sessions)) + 1 for pace in paces)
 
 
-def take_turns(drafters: Sequence[Turns], num_sessions: int, num_rounds: int, work: Callable[[], None]) -> None:
-    """Let all drafters begin their sessions, then accept and draft in turns, first, second, ... equally often."""
+def take_turns(
+    drafters: Sequence[Turns],
+    num_sessions: int,
+    num_rounds: int,
+    work: Callable[[], None],
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Let all drafters begin their sessions, then accept and draft in turns, first, second, ... equally often.
+
+    Args:
+        drafters: who.
+        num_sessions: of each.
+        num_rounds: rounds that are timed.
+        work: done before every timed call.
+        tell: told the rounds that are done and their number, after each.
+    """
 
     def in_turns(index: int) -> Sequence[Turns]:
         first = index % len(drafters)
         return [*drafters[first:], *drafters[:first]]
 
+    total = num_sessions + WARM_UP_ROUNDS + num_rounds
     for number in range(num_sessions):
         for drafter in in_turns(number):
             drafter.begin(number, work)
+        tell(number + 1, total)
     for index in range(WARM_UP_ROUNDS + num_rounds):
         for drafter in in_turns(index):
             turn, rest = divmod(index, drafter.pace.every)
             if not rest:
                 drafter.step(turn, work, is_timed=index >= WARM_UP_ROUNDS)
+        tell(num_sessions + index + 1, total)

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
+from speculant_graph.bench.draft_arguments import checked_arguments
 from speculant_graph.bench.replay_baselines import PROMPT_LOOKUP
+from speculant_graph.bench.replay_options import check_graphless, check_plot, load_cost, parse_budgets, parse_strategies
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
-from speculant_graph.types import StrategyName
 
 if TYPE_CHECKING:
-    from speculant_graph.bench.replay_progress import ReplayProgress
-    from speculant_graph.corpus.tokenize import CorpusTokenizer
-    from speculant_graph.draft.cost import CostCurve
+    from speculant_graph.bench.replay_progress import BenchProgress
+    from speculant_graph.bench.replay_traces import Workload
     from speculant_graph.graph.ngrams import NgramGraph
 
-STRATEGIES = (*get_args(StrategyName), PROMPT_LOOKUP)
-"""What can be replayed."""
-
-_MOST_NODES = 1_024
-_PLOT_ENDINGS = (".png", ".svg")
+_UNHEEDED = {
+    "--draft.k": "set --budget, such as --budget 8,16,32",
+    "-k": "set --budget, such as --budget 8,16,32",
+    "--draft.strategy": "set --strategy, such as --strategy tree,adaptive",
+}
 
 
 class BenchReplaySettings(CommandSettings):
@@ -45,13 +44,14 @@ class BenchReplaySettings(CommandSettings):
     graph_path: Path | None = None
     """Draft from this graph file (--graph for short) instead of counting a corpus."""
     strategy: str = f"adaptive,tree,{PROMPT_LOOKUP}"
-    """Strategies, separated by commas: those of --draft.strategy, and 'prompt-lookup', which copies what followed the
-    last tokens where they first occurred."""
+    """Strategies, separated by commas: those that --draft.strategy names, and 'prompt-lookup', which copies what
+    followed the last tokens where they first occurred."""
     budget: str = "8,16,32"
-    """Most nodes of a draft, separated by commas."""
+    """Most nodes (drafted tokens) of a step, separated by commas."""
     cost: str | None = None
     """What it costs to verify n tokens: 'flat', 'dense', 'cpu-moe', 'moe', or a file such as
-    {"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}. Drafts are then as long as they pay, up to the budget."""
+    {"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}, which begins at 1 token; costs may be in any unit, for all are
+    divided by the first. Drafts are then as long as they pay, up to the budget."""
     fixed: bool = False
     """Use --cost to price the drafts alone; their length knows nothing of it."""
     online: bool = False
@@ -63,43 +63,33 @@ class BenchReplaySettings(CommandSettings):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of --shuffle, of strategies that draw and of the intervals."""
     plot: Path | None = None
-    """Draw tokens per step by budget into this file, .png or .svg."""
+    """Draw tokens per step by budget into this file, .png or .svg; with --cost, the relative speed."""
     json_output: bool = False
     """Print one JSON object as the last line."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     draft: DraftConfig = DraftConfig()
-    """How strategies draft; 'k' and 'strategy' are those of each run."""
+    """How strategies draft; 'k' and 'strategy' are set by --budget and --strategy."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Replay and print."""
-    settings = load_settings(BenchReplaySettings, "bench replay", [_long_name(argument) for argument in arguments])
+    settings = load_settings(BenchReplaySettings, "bench replay", checked_arguments(arguments, _UNHEEDED))
     strategies, budgets = parse_strategies(settings.strategy), parse_budgets(settings.budget)
-    if settings.corpus and settings.graph_path is not None:
-        raise ConfigError("--corpus and --graph both say what to draft from; give one of them")
+    _check_files(settings)
     if not settings.corpus and settings.graph_path is None:
-        _check_graphless(strategies)
+        check_graphless(strategies)
     if settings.plot is not None:
-        _check_plot(settings.plot)
+        check_plot(settings.plot)
     cost = None if settings.cost is None else load_cost(settings.cost)
     if settings.fixed and cost is None:
         raise ConfigError("--fixed has nothing to price drafts by; set --cost")
     from speculant_graph.bench.replay_progress import show_progress
     from speculant_graph.bench.replay_report import print_replay
     from speculant_graph.bench.replay_runs import ReplayRuns
-    from speculant_graph.bench.replay_traces import read_workloads
-    from speculant_graph.corpus.tokenize import CorpusTokenizer
 
-    config = settings.graph
-    tokenizer = CorpusTokenizer.load(
-        config.tokenizer_name, config.hf_token.get_secret_value() if config.hf_token else None
-    )
-    workloads = read_workloads(settings.traces, tokenizer, settings.limit)
-    if settings.shuffle:
-        workloads = [workload.shuffled(settings.seed) for workload in workloads]
     with show_progress() as progress:
-        graph = _graph(settings, tokenizer, progress)
+        graph, workloads = _read(settings, progress)
         runs = ReplayRuns(graph, settings.draft, cost, not settings.fixed, settings.online, settings.seed)
         results = runs.replay_all(workloads, strategies, budgets, progress)
     figures: dict[str, Any] = {
@@ -111,108 +101,51 @@ def run(arguments: Sequence[str]) -> int:
         "cost": settings.cost,
         "cost_aware": cost is not None and not settings.fixed,
     }
-    if settings.plot is not None:
+    print_replay(figures, arguments, as_json=settings.json_output)
+    if settings.plot is not None:  # last, for a full disk shall not cost the figures
         from speculant_graph.bench.replay_plot import plot_replay
         from speculant_graph.graph.export import replacing
 
         with replacing(settings.plot) as temporary:
             plot_replay(results, temporary, settings.plot.suffix.lower().removeprefix("."))
-    print_replay(figures, arguments, as_json=settings.json_output)
     return 0
 
 
-def parse_strategies(text: str) -> list[str]:
-    """Return the strategies of a list with commas, each once.
-
-    Raises:
-        ConfigError: there is no such strategy.
-    """
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in STRATEGIES:
-            raise ConfigError(f"--strategy: there is no strategy '{name}'; choose from {', '.join(STRATEGIES)}")
-    return names
+def _check_files(settings: BenchReplaySettings) -> None:
+    if not settings.traces:
+        raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
+    if "corpus" in settings.model_fields_set and not settings.corpus:
+        raise ConfigError("--corpus names no file; name some, or leave it out to draft from the sequences alone")
+    if settings.corpus and settings.graph_path is not None:
+        raise ConfigError("--corpus and --graph both say what to draft from; give one of them")
 
 
-def parse_budgets(text: str) -> list[int]:
-    """Return the budgets of a list with commas, each once, ascending.
+def _read(settings: BenchReplaySettings, progress: BenchProgress) -> tuple[NgramGraph | None, list[Workload]]:
+    """Read the graph and the traces, and what may be refused at once before what takes long."""
+    from speculant_graph.bench.replay_traces import read_workloads
+    from speculant_graph.corpus.tokenize import CorpusTokenizer
+    from speculant_graph.graph.store import load_graph
 
-    Raises:
-        ConfigError: one is no whole number, or too small or large.
-    """
-    budgets = set()
-    for item in text.split(","):
-        number = item.strip()
-        if not (number.isascii() and number.isdigit()):
-            raise ConfigError(f"--budget: '{number}' is no whole number; write for example 8,16,32")
-        if not 1 <= int(number) <= _MOST_NODES:
-            raise ConfigError(
-                f"--budget: {number} is not a number of nodes from 1 to {_MOST_NODES:,}; choose such ones"
-            )
-        budgets.add(int(number))
-    return sorted(budgets)
-
-
-def load_cost(name: str) -> CostCurve:
-    """Return the curve of a name, or of a file.
-
-    Raises:
-        ConfigError: there is neither a curve nor a file of this name, or the file holds no curve.
-    """
-    from speculant_graph.draft.cost import COST_CURVES, CostCurve
-
-    if name in COST_CURVES:
-        return COST_CURVES[name]
-    if not Path(name).is_file():
-        raise ConfigError(
-            f"--cost: there is no curve and no file '{name}'; choose from {', '.join(COST_CURVES)}, or name a file"
-        )
-    return CostCurve.from_file(Path(name))
-
-
-def _long_name(argument: str) -> str:
-    """Spell ``--graph`` out; by itself it is the name of the section with the tokenizer."""
-    name, sign, value = argument.partition("=")
-    return f"--graph-path{sign}{value}" if name == "--graph" else argument
-
-
-def _check_graphless(strategies: Sequence[str]) -> None:
-    from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
-
-    for name in strategies:
-        if name in CHAIN_STRATEGY_NAMES:
-            raise ConfigError(
-                f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
-            )
-
-
-def _check_plot(path: Path) -> None:
-    """Complain of the picture before minutes of work, not after them."""
-    if path.suffix.lower() not in _PLOT_ENDINGS:
-        raise ConfigError(f"--plot: {path} ends in none of {', '.join(_PLOT_ENDINGS)}; choose one of these")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"--plot: there is no folder {path.parent} to write to; make it or choose another path")
-    from speculant_graph.extras import needed_for
-
-    with needed_for("drawing pictures", "viz"):
-        import matplotlib.figure  # noqa: F401
-
-
-def _graph(settings: BenchReplaySettings, tokenizer: CorpusTokenizer, progress: ReplayProgress) -> NgramGraph | None:
-    if settings.graph_path is not None:
-        from speculant_graph.graph.store import load_graph
-
-        graph = load_graph(settings.graph_path)
+    config = settings.graph
+    graph = None if settings.graph_path is None else load_graph(settings.graph_path)
+    progress.begin("reading the tokenizer")
+    tokenizer = CorpusTokenizer.load(
+        config.tokenizer_name, config.hf_token.get_secret_value() if config.hf_token else None
+    )
+    if graph is not None:
         tokenizer.require(graph.metadata.tokenizer)
-        return graph
-    if not settings.corpus:
-        return None
+    progress.begin("tokenising the traces")
+    workloads = read_workloads(settings.traces, tokenizer, settings.limit)
+    if settings.shuffle:
+        workloads = [workload.shuffled(settings.seed) for workload in workloads]
+    if settings.corpus:
+        graph = _build(settings, progress)
+    return graph, workloads
+
+
+def _build(settings: BenchReplaySettings, progress: BenchProgress) -> NgramGraph:
     from speculant_graph.draft.pretraining import pretrain
     from speculant_graph.graph.builder import GraphBuilder
 
     builder = GraphBuilder(**settings.graph.model_dump())
-    return builder.build_from_files(
-        settings.corpus,
-        progress=lambda build: progress.show(f"graph: {build.phase}", build.done, build.total),
-        calibrate=pretrain,
-    )
+    return builder.build_from_files(settings.corpus, progress=progress.show_build, calibrate=pretrain)

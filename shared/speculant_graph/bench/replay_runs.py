@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from speculant_graph.bench.replay_baselines import PROMPT_LOOKUP, PromptLookupDrafter
 from speculant_graph.bench.replay_loop import ReplayDrafter, ReplayOptions, replay
-from speculant_graph.bench.replay_progress import ReplayProgress
+from speculant_graph.bench.replay_progress import BenchProgress
 from speculant_graph.bench.replay_statistics import replay_figures
 from speculant_graph.bench.replay_traces import Workload
 from speculant_graph.config import DraftConfig
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.view.wording import counted
 
 if TYPE_CHECKING:
     from speculant_graph.draft.cost import CostCurve
@@ -44,14 +45,18 @@ class ReplayRuns:
         workloads: Sequence[Workload],
         strategies: Sequence[str],
         budgets: Sequence[int],
-        progress: ReplayProgress,
+        progress: BenchProgress,
     ) -> list[dict[str, Any]]:
         """Replay everything and return the figures of each run, in this order."""
         results: list[dict[str, Any]] = []
         total = sum(workload.num_tokens for workload in workloads) * len(strategies) * len(budgets)
         done = 0
+        warm: set[str] = set()
         for workload, strategy, budget in product(workloads, strategies, budgets):
-            label = f"{workload.name}, {strategy}, {budget} nodes"
+            label = f"{workload.name}, {strategy}, {counted(budget, 'node')}"
+            if strategy not in warm:
+                warm.add(strategy)
+                progress.begin(f"warming up {strategy} (compiles if new)")
 
             def on_tokens(num_tokens: int, label: str = label) -> None:
                 nonlocal done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | N
 
     Args:
         replayed: the steps of every trace, at least one each.
-        cost: prices the drafts; without it ``relative_speed`` is None.
+        cost: prices the drafts; without it ``relative_speed`` and its interval are None.
         seed: seed of the interval's resampling.
     """
     steps = [step for of_trace in replayed for step in of_trace]
@@ -36,7 +36,7 @@ def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | N
         "output_tokens": num_tokens,
         "steps": len(steps),
         "mean_accepted_tokens": round(num_tokens / len(steps), 4),
-        "mean_accepted_tokens_interval": _interval(replayed, seed),
+        "mean_accepted_tokens_interval": _interval(replayed, len, seed),
         "drafted": num_drafted,
         "accepted": num_accepted,
         "acceptance_rate": _ratio(num_accepted, num_drafted),
@@ -46,7 +46,10 @@ def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | N
         "draft_us_p50": round(float(np.percentile(draft_us, 50)), 2),
         "draft_us_p99": round(float(np.percentile(draft_us, 99)), 2),
         "learn_us_per_token": round(sum(step.accept_ns for step in steps) / 1e3 / num_tokens, 3),
-        "relative_speed": None if cost is None else _relative_speed(steps, num_tokens, cost),
+        "relative_speed": None if cost is None else round(num_tokens / _spent(steps, cost), 4),
+        "relative_speed_interval": (
+            None if cost is None else _interval(replayed, lambda of_trace: _spent(of_trace, cost), seed)
+        ),
         "acceptance_by_depth": acceptance_by_depth(steps),
         "reliability": reliability(steps),
     }
@@ -129,17 +132,23 @@ def _expected_over_actual(steps: Sequence[ReplayStep], num_accepted: int) -> flo
     return _ratio(sum(sum(step.path_probabilities) for step in steps), num_accepted)
 
 
-def _relative_speed(steps: Sequence[ReplayStep], num_tokens: int, cost: CostCurve) -> float:
-    spent = sum(times * cost.at(1 + drafted) for drafted, times in Counter(len(step.parents) for step in steps).items())
-    return round(num_tokens * cost.at(1) / spent, 4)
+def _spent(steps: Sequence[ReplayStep], cost: CostCurve) -> float:
+    """Return the cost of steps, in steps of plain decoding."""
+    drafted = Counter(len(step.parents) for step in steps)
+    return sum(times * cost.at(1 + number) for number, times in drafted.items())
 
 
-def _interval(replayed: Sequence[Sequence[ReplayStep]], seed: int) -> list[float]:
-    """Return the interval that holds 95 % of the means when traces are drawn anew (percentile bootstrap)."""
+def _interval(
+    replayed: Sequence[Sequence[ReplayStep]], spent_on: Callable[[Sequence[ReplayStep]], float], seed: int
+) -> list[float]:
+    """Return the interval that holds 95 % of tokens over what was spent when traces are drawn anew.
+
+    It is a percentile bootstrap.
+    """
     tokens = np.array([sum(step.num_tokens for step in of_trace) for of_trace in replayed])
-    steps = np.array([len(of_trace) for of_trace in replayed])
+    spent = np.array([spent_on(of_trace) for of_trace in replayed])
     drawn = np.random.default_rng(seed).integers(0, len(replayed), (_RESAMPLES, len(replayed)))
-    means = tokens[drawn].sum(axis=1) / steps[drawn].sum(axis=1)
+    means = tokens[drawn].sum(axis=1) / spent[drawn].sum(axis=1)
     return [round(float(bound), 4) for bound in np.percentile(means, (2.5, 97.5))]
 
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Timer, current_thread, get_ident, main_thread
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from speculant_graph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 BENCHES = {
     "build": ("speculant_graph.bench.build", "build a graph: time, memory, size, and CPU against plain Python"),
@@ -16,12 +24,15 @@ BENCHES = {
 }
 """Bench -> (module with ``run(arguments) -> exit status``, what it measures)."""
 
+_REPEAT_S = 0.1
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run the bench that the first argument names.
 
     Raises:
         ConfigError: there is no such bench.
+        KeyboardInterrupt: it was interrupted.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(_help())
@@ -29,8 +40,52 @@ def run(arguments: Sequence[str]) -> int:
     name = arguments[0]
     if name not in BENCHES:
         raise ConfigError(f"there is no bench '{name}'; it may be: {', '.join(BENCHES)}")
-    status: int = importlib.import_module(BENCHES[name][0]).run(arguments[1:])
+    with _heeding_interrupts():
+        status: int = importlib.import_module(BENCHES[name][0]).run(arguments[1:])
     return status
+
+
+@contextmanager
+def _heeding_interrupts() -> Iterator[None]:
+    """End by KeyboardInterrupt even if Ctrl-C comes while kernels are compiled.
+
+    The compiler's callbacks from C lose the exception, with a traceback on standard error. What goes on then may fail
+    of something else, or not at all, so it is interrupted again.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current_thread() is not main_thread():
+        yield  # whoever calls this handles it
+        return
+    is_interrupted = False
+    repeats: list[Timer] = []
+    show = sys.unraisablehook
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        signal.default_int_handler(number, frame)
+
+    def repeat(lost: UnraisableHookArgs) -> None:
+        if lost.exc_type is KeyboardInterrupt:
+            again = Timer(_REPEAT_S, signal.pthread_kill, (get_ident(), signal.SIGINT))  # which ends waiting, too
+            again.daemon = True
+            again.start()
+            repeats.append(again)
+        elif not is_interrupted:  # what was being made when it came can't be taken down cleanly either
+            show(lost)
+
+    signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = repeat
+    try:
+        yield
+    except Exception as error:
+        if is_interrupted:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        for again in repeats:
+            again.cancel()
+        sys.unraisablehook = show
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _help() -> str:

@@ -15,7 +15,13 @@ from speculant_graph.machine import anonymous_bytes
 if TYPE_CHECKING:
     from speculant_graph.graph.builder import BuildProgress
 
-_LABELS = {"tokenize": "tokenising", "count": "counting", "save": "linking", "combine": "combining"}
+_LABELS = {
+    "tokenize": "tokenising",
+    "calibrate": "trying out",
+    "count": "counting",
+    "save": "linking",
+    "combine": "combining",
+}
 _RATED = ("tokenize", "count")
 _UNITS = ("kB", "MB", "GB", "TB")
 _TAKEN = 36

@@ -25,6 +25,9 @@ class LocalDrafter:
             graph: the corpus; None drafts from the sequences alone.
             config: how to draft; the number of nodes comes with every step.
             learned: what sequences accept is kept here and helps later ones; None: forgotten with the drafter.
+
+        Raises:
+            ConfigError: the strategy needs a graph.
         """
         self._drafter = SessionDrafter(graph, config, learned=learned)
         self._num_taken: dict[int, int] = {}
@@ -84,7 +87,9 @@ class LocalDrafter:
         self._num_taken.pop(session_id, None)
 
     def close(self) -> None:
-        """Bring what was learned to disk, if there is a store on disk."""
+        """End all sessions and bring what was learned to disk, if there is a store on disk."""
+        for session_id in list(self._num_taken):
+            self.finish(session_id)
         self._drafter.save()
 
 

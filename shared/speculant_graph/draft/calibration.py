@@ -63,6 +63,8 @@ _ESCAPE_PRIOR = 2.0
 """Visits that the first estimate is worth."""
 _AGREEMENT_PRIOR = 5.0
 """Hits, and misses, that were as expected before the first one came."""
+_MOST_VISITS = 1.01 / (1.0 - max(_ESCAPE_MEMORY, _AGREEMENT_MEMORY))
+"""More than any row can have."""
 _FORMAT = 1
 
 
@@ -103,6 +105,12 @@ class Calibration:
         escapes[RECYCLED, ..., 1] = _ESCAPE_PRIOR * 0.7
         self.arrays = CalibrationArrays(escapes.reshape(-1, 2), np.zeros((_PROBABILITIES * _SUPPORTS, 3)))
 
+    def copy(self) -> Calibration:
+        """Return tables that change apart from these."""
+        copy = Calibration()
+        copy.arrays = CalibrationArrays(*(table.copy() for table in self.arrays))
+        return copy
+
     def save(self) -> bytes:
         """Return the tables as bytes."""
         buffer = io.BytesIO()
@@ -132,7 +140,7 @@ class Calibration:
                         raise ValueError(name)
                     visits = values[:, :1]
                     # Rounding may lift a sum of probabilities a little above the visits.
-                    if not (np.isfinite(visits) & (values >= 0) & (values <= visits * (1.0 + 1e-9))).all():
+                    if not ((visits <= _MOST_VISITS) & (values >= 0) & (values <= visits * (1.0 + 1e-9))).all():
                         raise ValueError(name)
                     table[:] = values
         except Exception as error:
@@ -220,6 +228,8 @@ def blend(calibration: CalibrationArrays, entries: Entries, mixture: Mixture, in
             break
     for candidate in range(count):
         mixture.supports[candidate] |= _INSIDE * inside
+        # In a damaged file a row may hold a token twice.
+        mixture.probabilities[candidate] = min(mixture.probabilities[candidate], 1.0)
         slot = ((tokens[candidate] * np.int64(0x1E3779B97F4A7C15)) >> np.int64(40)) & mask
         while slots[slot] >= 0:
             slots[slot] = -1
@@ -253,7 +263,8 @@ def _count_in_entry(graph: GraphArrays, entries: Entries, index: Integer, token_
         if child >= 0:
             step = _width(graph.table, order + 1)
             place = graph.table[order, 0] + child * step + CUMULATIVE
-            return np.int64(graph.words[place + step]) - np.int64(graph.words[place])
+            count = np.int64(graph.words[place + step]) - np.int64(graph.words[place])
+            return min(max(count, np.int64(0)), entries.total[index])  # a file may be damaged
     return np.int64(0)
 
 

@@ -125,7 +125,9 @@ def _mixture(words: UInt32Array, table: Int64Array, order: int, node: int, atten
             weights[level], totals[level] = _score(words, table, level, node, lows[level], highs[level], attention)
         if level > 1:
             node = _linked(words, table, level, node)
-    highest, normaliser = np.max(weights[1:]), 0.0
+    highest, normaliser = -np.inf, 0.0
+    for level in range(1, order + 1):
+        highest = max(highest, weights[level])
     for level in range(order, 0, -1):
         weights[level] = math.exp((weights[level] - highest) / attention[_TEMPERATURE])
         normaliser += weights[level]
@@ -277,7 +279,8 @@ def sample(
         room = min(masses.size, max_candidates) if max_candidates > 0 else masses.size
         if size + room > support.size:
             grown = np.empty(2 * size + room, np.uint32), np.empty(2 * size + room, np.float32)
-            grown[0][:size], grown[1][:size] = support[:size], probabilities[:size]
+            for place in range(size):  # assigning slices would compile for seconds
+                grown[0][place], grown[1][place] = support[place], probabilities[place]
             support, probabilities = grown
         width = _width(table, level + 1)
         place = table[level, 0] + low * width

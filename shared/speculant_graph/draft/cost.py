@@ -7,9 +7,11 @@ first; on a mixture of experts every token wakes further experts, and a draft mu
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,12 @@ from speculant_graph.errors import ConfigError
 MAX_POINT = 4_096
 """Most tokens a curve may speak of."""
 
+_EXAMPLE = '{"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}'
+_MOST_SHOWN = 60
+"""Characters of a wrong value in a message."""
+
+_Number = TypeVar("_Number", int, float)
+
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
@@ -27,7 +35,7 @@ class CostCurve:
     tokens: tuple[int, ...]
     """Tokens verified in one pass, ascending, from 1."""
     relative: tuple[float, ...]
-    """Time of that pass over the time of a pass over one token; 1 at the first point."""
+    """Time of that pass, in any unit: all are divided by the first, the time of a pass over one token."""
 
     def __post_init__(self) -> None:
         """Check the points.
@@ -35,14 +43,22 @@ class CostCurve:
         Raises:
             ConfigError: they make no curve.
         """
+        tokens = _numbers(self.tokens, Integral, int, "numbers of tokens must be whole numbers, such as 1, 2, 4")
+        relative = _numbers(self.relative, Real, float, "relative costs must be numbers, such as 1.0, 1.2, 1.5")
+        object.__setattr__(self, "tokens", tokens)
+        object.__setattr__(self, "relative", relative)
         if len(self.tokens) != len(self.relative) or not self.tokens:
-            raise ConfigError("a cost curve needs as many relative costs as numbers of tokens, and at least one")
+            raise ConfigError(
+                f"a cost curve has as many relative costs ({len(self.relative)}) as numbers of tokens "
+                f"({len(self.tokens)}), and at least one; add what is missing"
+            )
         if self.tokens[0] != 1 or any(b <= a for a, b in zip(self.tokens, self.tokens[1:], strict=False)):
-            raise ConfigError("a cost curve's numbers of tokens must ascend from 1, such as 1, 2, 4, 8")
+            raise ConfigError(f"numbers of tokens must ascend from 1, such as 1, 2, 4, 8; change {_shown(self.tokens)}")
         if self.tokens[-1] > MAX_POINT:
-            raise ConfigError(f"a cost curve may speak of at most {MAX_POINT} tokens")
-        if not all(0.0 < cost < float("inf") for cost in self.relative):
-            raise ConfigError("relative costs must be positive numbers")
+            raise ConfigError(f"a cost curve may speak of at most {MAX_POINT} tokens; leave {self.tokens[-1]} out")
+        for cost in self.relative:
+            if not 0.0 < cost < float("inf"):
+                raise ConfigError(f"relative costs must be positive and finite; change {cost}")
 
     def at(self, num_tokens: int) -> float:
         """Return the relative cost of a pass over so many tokens (at least 1)."""
@@ -63,12 +79,12 @@ class CostCurve:
 
     @classmethod
     def from_points(cls, tokens: Sequence[int], relative: Sequence[float]) -> CostCurve:
-        """Make a curve of points; see the class.
+        """Make a curve of points in lists or arrays; see the class.
 
         Raises:
             ConfigError: they make no curve.
         """
-        return cls(tuple(int(number) for number in tokens), tuple(float(cost) for cost in relative))
+        return cls(cast(Any, tokens), cast(Any, relative))  # they become tuples
 
     @classmethod
     def from_file(cls, path: str | Path) -> CostCurve:
@@ -78,14 +94,37 @@ class CostCurve:
             ConfigError: the file can't be read or holds no curve.
         """
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls.from_points(content["tokens"], content["relative"])
+            content = json.loads(Path(path).read_bytes())
+            points = content["tokens"], content["relative"]
         except OSError as error:
-            raise ConfigError(f"can't read the cost curve {path}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f'{path} holds no cost curve; it looks like {{"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}}'
+                f"can't read the cost curve {path} ({error.strerror or error}); check the path and its permissions"
             ) from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{path} holds no cost curve; make it look like {_EXAMPLE}") from error
+        try:
+            return cls.from_points(*points)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+
+def _numbers(given: object, kind: type, convert: Callable[[Any], _Number], rule: str) -> tuple[_Number, ...]:
+    values = given.tolist() if isinstance(given, np.ndarray) else given
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise ConfigError(f"{rule}, in a list; change {_shown(given)}")
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ConfigError(f"{rule}; change {_shown(value)}")
+    try:
+        return tuple(convert(value) for value in values)
+    except OverflowError as error:
+        raise ConfigError(f"{rule}; change those with hundreds of digits") from error
+
+
+def _shown(value: object) -> str:
+    """Return a value as it is written, in one line of a bearable length."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} …"
 
 
 def _experts(num_tokens: int) -> float:

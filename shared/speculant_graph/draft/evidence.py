@@ -94,9 +94,11 @@ def _most_frequent(
     place = graph.table[order, 0] + low * step
     kept = np.int64(0)
     before = np.int64(words[place + CUMULATIVE])
+    total = np.int64(words[place + (high - low) * step + CUMULATIVE]) - before
     for _ in range(low, high):
         after = np.int64(words[place + step + CUMULATIVE])
-        count = after - before
+        # In a damaged file a part may be more than the whole.
+        count = min(max(after - before, np.int64(0)), max(total, np.int64(0)))
         if kept < TOP_SUCCESSORS or count > counts[start + kept - 1]:
             index = start + min(kept, TOP_SUCCESSORS - 1)
             while index > start and counts[index - 1] < count:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.graph.compiled import Integer, compiled, embedded, inlined
-from speculant_graph.graph.layout import Int64Array
+from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 
 Int32Array = NDArray[np.int32]
 
@@ -59,7 +59,7 @@ class History:
         """Make an empty history.
 
         Args:
-            max_tokens: most tokens kept; memory grows with what is added, up to about 24 bytes for each.
+            max_tokens: most tokens kept; memory grows with what is added, 28 bytes for each, of a power of two.
             lengths: lengths of the chains, longest first.
         """
         self._max_tokens = max_tokens
@@ -110,7 +110,7 @@ class History:
 def as_tokens(token_ids: object) -> Int64Array:
     """Return tokens as an array for kernels; what can't be an id of a vocabulary becomes :data:`NOTHING`."""
     tokens = np.ascontiguousarray(token_ids, np.int64)
-    return np.where((tokens < 0) | (tokens >= np.iinfo(np.int32).max), NOTHING, tokens)
+    return np.where((tokens < 0) | (tokens >= MAX_VOCABULARY), NOTHING, tokens)
 
 
 def _power_of_two(number: int) -> int:

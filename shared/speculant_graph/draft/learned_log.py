@@ -60,7 +60,7 @@ class LearnedLog:
     had to be made.
     """
 
-    def __init__(self, folder: Path, *, max_tokens: int, identity: Fingerprint, sync_s: float = 2.0) -> None:
+    def __init__(self, folder: str | Path, *, max_tokens: int, identity: Fingerprint, sync_s: float = 2.0) -> None:
         """Open a folder, or make it.
 
         Args:
@@ -70,11 +70,13 @@ class LearnedLog:
             sync_s: seconds after which appended documents are brought to disk.
 
         Raises:
-            ConfigError: another process has the folder, it can't be read or written, or a file in it is of another
-                version.
+            ConfigError: another process has the folder, it can't be read or written, a file in it is of another
+                version, or the number of tokens is negative.
             TokenizerMismatchError: a file in it is of another tokenizer.
         """
-        self.folder = folder
+        if max_tokens < 0:
+            raise ConfigError(f"a log can't keep {max_tokens} tokens; give 0 or more")
+        self.folder = folder = Path(folder)
         self._max_tokens = max_tokens
         self._identity = identity
         self._sync_s = sync_s
@@ -251,7 +253,10 @@ class LearnedLog:
     def _work(self) -> None:
         while not self._closed.wait(self._sync_s):
             with self._upkeep:
-                self._saved()
+                try:
+                    self._saved()
+                except ConfigError as error:  # somebody put a file of another version there
+                    logger.warning("{}", error)
 
     def _saved(self) -> bool:
         with self._lock:
@@ -353,7 +358,7 @@ class LearnedLog:
 
     def _require_open(self) -> None:
         if self._closed.is_set():
-            raise ValueError("this log of what was learned is closed")
+            raise ConfigError("this log of what was learned is closed; open its folder again")
 
     @contextmanager
     def _going_on(self, action: str) -> Iterator[None]:

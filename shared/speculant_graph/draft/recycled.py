@@ -24,6 +24,12 @@ class RecycledRows:
         """Make an empty table; it takes no memory before the first row comes."""
         self.arrays = RecycledArrays(np.full(1, -1, np.int64), np.full((1, WIDTH), -1, np.int32))
 
+    def copy(self) -> RecycledRows:
+        """Return rows that change apart from these."""
+        copy = RecycledRows()
+        copy.arrays = RecycledArrays(self.arrays.keys.copy(), self.arrays.rows.copy())
+        return copy
+
     def put(self, contexts: Int64Array, rows: Int64Array) -> None:
         """Take the latest rows.
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.history import SESSION_CHAINS, WINDOW, History, HistoryArrays, as_tokens
-from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.history import SESSION_CHAINS, WINDOW, History, HistoryArrays
+from speculant_graph.draft.learned import Memory
 from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd, learn_verified
 from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode
 from speculant_graph.draft.sources import (
@@ -35,6 +35,9 @@ _TRUST_MEMORY = 0.95
 """What a step counts for after one more."""
 _TRUST_PRIOR = 10.0
 """Accepted tokens, expected and found, that every sequence is credited with."""
+_STORED_PROMPT, _STORED_CONTEXTS = 4_096, 50_000
+"""``nasd`` stores n-grams of so many of the latest tokens when it begins, and keeps so many contexts: it is Python, and
+a token costs microseconds and a kilobyte."""
 
 
 def graph_arrays(graph: NgramGraph | None) -> GraphArrays:
@@ -55,8 +58,7 @@ class DraftedSequence:
         self,
         graph: NgramGraph | None,
         config: DraftConfig,
-        learned: LearnedStore,
-        tenant: str,
+        memory: Memory,
         *,
         learns: bool,
         costs: NDArray[np.float64],
@@ -66,26 +68,25 @@ class DraftedSequence:
         Args:
             graph: the corpus.
             config: how to draft.
-            learned: what earlier sequences accepted.
-            tenant: whose sequence it is.
-            learns: whether what it accepts is to be learned when it ends.
+            memory: what earlier sequences accepted.
+            learns: whether later ones may learn from it: its text when it ends, rows at once.
             costs: relative cost of verifying n tokens; empty if it is free.
         """
-        self.tenant = tenant
+        self.memory = memory
         self.learns = learns
         self.costs = costs
         self.history = History(config.max_session_tokens, SESSION_CHAINS)
         self.state = np.zeros(2, np.int64)
         self.is_calibrated = False
-        self.draft: Draft = EMPTY_DRAFT
         self.trust = 1.0
         self._config = config
         self._vocabulary_size = MAX_VOCABULARY if graph is None else graph.vocabulary_size
-        self._memory = learned.memory(tenant)
+        self._recycled = memory.recycled
         self._num_prompt_tokens = 0
+        self._draft: Draft | None = None  # since the latest tokens came
         self._expected, self._found = 0.0, 0.0
-        self._rows: dict[int, Sequence[TokenId]] = {}
-        self._last_before_draft: TokenId = -1
+        self._rows: list[tuple[TokenId, list[TokenId]]] = []
+        self._rows_of_nodes: dict[int, list[TokenId]] = {}
         self._storage: NGramStorage | None = None
         enabled = np.zeros(NUM_SOURCES, np.int64)
         names = {"corpus": (CORPUS,), "session": (SESSION, GAP), "learned": (LEARNED,), "recycled": (RECYCLED,)}
@@ -99,49 +100,66 @@ class DraftedSequence:
 
     def handles(self) -> Int64Array:
         """Return what kernels draft from, as it is now; see :func:`~speculant_graph.draft.views.open_sources`."""
-        memory, (session, learned, recycled) = self._memory, self._moving
+        session, learned, recycled = self._moving
         # Arrays move when they grow, which for those of a tenant may be another sequence's doing.
         if (
             self.history.arrays is not session
-            or memory.history.arrays is not learned
-            or memory.recycled.arrays is not recycled
+            or self.memory.history.arrays is not learned
+            or self._recycled.arrays is not recycled
         ):
             self._moving = self._arrays_that_move()
             self._handles = self._make_handles()
         return self._handles.values
 
     def _arrays_that_move(self) -> tuple[HistoryArrays, HistoryArrays, RecycledArrays]:
-        return self.history.arrays, self._memory.history.arrays, self._memory.recycled.arrays
+        return self.history.arrays, self.memory.history.arrays, self._recycled.arrays
 
     def _make_handles(self) -> Handles:
         return Handles(self._moving, self._enabled, self.state, self.costs)
 
     def take(self, drafter: Handles, tokens: Int64Array, *, learns: bool) -> None:
         """Add accepted tokens, shape ``[n]``; the first call brings the prompt, from which nothing is learned."""
+        if not tokens.size:
+            return
         is_prompt = not self.history.arrays.bounds[0]
         if is_prompt:
             self._num_prompt_tokens = tokens.size
-        if self.costs.size and self.draft.path_probabilities:
-            self._judge(tokens)
-        if self._storage is not None:
-            self._store(self._storage, tokens)
+        if self._draft is not None:
+            emitted = tokens.tolist()
+            path = accepted_path(self._draft, emitted)
+            if self.costs.size:
+                self._judge(self._draft, len(path))
+            if self._storage is not None:
+                self._store(self._storage, emitted, path)
+        elif self._storage is not None:
+            self._store(self._storage, tokens.tolist(), [])
         self.history.reserve(tokens.size)
-        take(drafter.values, self.handles(), tokens, learns and not is_prompt)
+        take(drafter.values, self.handles(), tokens, self._vocabulary_size, learns and not is_prompt)
         if self._rows:
             self._keep_rows()
-        self.draft = EMPTY_DRAFT
+        self._draft, self._rows, self._rows_of_nodes = None, [], {}
 
-    def recycle(self, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
-        """Take the target's most probable tokens after nodes of the latest draft.
+    def offer(self, draft: Draft) -> None:
+        """Note a draft: what comes next tells how good it was."""
+        self._draft, self._rows_of_nodes = draft, {}
+
+    def recycle(self, nodes: Sequence[int], rows: Sequence[Int64Array]) -> None:
+        """Take the target's most probable tokens after nodes of the latest draft, shape ``[n]`` for each.
 
         Raises:
             DraftRequestError: there is no such node.
         """
-        if any(not 0 <= node <= len(self.draft) for node in nodes):
-            raise DraftRequestError(f"the latest draft has nodes 0 to {len(self.draft)}; send rows of those")
-        if len(self.history):
-            self._last_before_draft = int(self.history.latest(1)[0])
-            self._rows = dict(zip(nodes, rows, strict=True))
+        draft = self._draft or EMPTY_DRAFT
+        if any(not 0 <= node <= len(draft) for node in nodes):
+            raise DraftRequestError(f"the latest draft has nodes 0 to {len(draft)}; send rows of those")
+        if not len(self.history):
+            return
+        last = int(self.history.latest(1)[0])
+        for node, row in zip(nodes, rows, strict=True):
+            known = row[(row >= 0) & (row < self._vocabulary_size)]
+            kept = known[: self._config.filler_top_k].tolist()
+            self._rows.append((draft.token_ids[node - 1] if node else last, kept))
+            self._rows_of_nodes[node] = kept
 
     def learnable(self) -> Int64Array:
         """Return what followed the prompt, or the newest of it, after the last few tokens of the prompt itself.
@@ -154,41 +172,43 @@ class DraftedSequence:
     def draft_from_storage(self, budget: int) -> Draft:
         """Draft a chain from n-grams that this sequence stored (``nasd``)."""
         if self._storage is None:
-            self._storage = NGramStorage(self._config.nasd_order, self._vocabulary_size)
-            self._storage.initialize([self._valid_end(self.history.latest(len(self.history)))])
+            self._storage = NGramStorage(self._config.nasd_order, self._vocabulary_size, max_contexts=_STORED_CONTEXTS)
+            self._storage.initialize([self._valid_end(self.history.latest(_STORED_PROMPT))])
         return draft_nasd(
             self._storage,
             self._valid_end(self.history.latest(self._config.nasd_order)),
             budget,
-            stop_if_unknown=self._config.stop_if_unknown,
+            # Without a graph nobody has said what the vocabulary is that a random token would be of.
+            stop_if_unknown=self._config.stop_if_unknown or self._vocabulary_size == MAX_VOCABULARY,
             position=len(self.history),
         )
 
-    def _judge(self, tokens: Int64Array) -> None:
-        """Compare the latest draft with what was accepted: drafts that promised too much cost trust."""
-        found = len(accepted_path(self.draft, tokens.tolist()))
-        self._expected = self._expected * _TRUST_MEMORY + sum(self.draft.path_probabilities)
-        self._found = self._found * _TRUST_MEMORY + found
+    def _judge(self, draft: Draft, num_accepted: int) -> None:
+        """Compare the latest draft with what was accepted: drafts that promised too much cost trust.
+
+        It comes back while no draft pays, or a sequence that has once been hard would never be drafted for again.
+        """
+        self._expected = self._expected * _TRUST_MEMORY + sum(draft.path_probabilities)
+        self._found = self._found * _TRUST_MEMORY + (num_accepted if draft.path_probabilities else 0)
         self.trust = min(1.0, (self._found + _TRUST_PRIOR) / (self._expected + _TRUST_PRIOR))
 
     def _keep_rows(self) -> None:
         # Only now: a row holds the very token that was accepted, and trust in rows is learned from older ones.
-        last = self._last_before_draft
-        contexts = [self.draft.token_ids[node - 1] if node else last for node in self._rows]
-        width = max(1, *map(len, self._rows.values()))
-        padded = [[*row, *[-1] * (width - len(row))] for row in self._rows.values()]
-        self._memory.recycled.put(np.array(contexts, np.int64), as_tokens(padded))
-        self._rows = {}
+        if not self.learns and self._recycled is self.memory.recycled:
+            self._recycled = self.memory.recycled.copy()  # others must not see what this sequence brings
+        width = max(1, *(len(row) for _, row in self._rows))
+        padded = [[*row, *[-1] * (width - len(row))] for _, row in self._rows]
+        contexts = [context for context, _ in self._rows]
+        self._recycled.put(np.array(contexts, np.int64), np.array(padded, np.int64))
 
-    def _store(self, storage: NGramStorage, tokens: Int64Array) -> None:
-        if ((tokens < 0) | (tokens >= self._vocabulary_size)).any():
+    def _store(self, storage: NGramStorage, emitted: list[TokenId], path: list[int]) -> None:
+        if not 0 <= min(emitted) <= max(emitted) < self._vocabulary_size:
             self._storage = None  # made again from what follows the foreign tokens
             return
         before = self._valid_end(self.history.latest(self._config.nasd_order))
-        rows: list[Sequence[TokenId]] = [[] for _ in range(tokens.size)]
-        emitted = tokens.tolist()
-        for place, node in enumerate([0, *accepted_path(self.draft, emitted)][: tokens.size]):
-            rows[place] = self._rows.get(node, [])
+        rows: list[Sequence[TokenId]] = [[] for _ in emitted]
+        for place, node in enumerate([0, *path][: len(emitted)]):
+            rows[place] = self._rows_of_nodes.get(node, [])
         learn_verified(storage, [*before, *emitted], len(before), rows, self._config.filler_top_k)
 
     def _valid_end(self, tokens: Int64Array) -> list[TokenId]:

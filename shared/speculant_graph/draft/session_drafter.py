@@ -6,9 +6,11 @@ at that moment; what is accepted teaches the next one. Knows neither sockets nor
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from loguru import logger
@@ -17,9 +19,10 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES, DraftGenerator
-from speculant_graph.draft.history import as_tokens
+from speculant_graph.draft.history import NOTHING
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.proposal_tree import draft_beam, draft_tree
+from speculant_graph.draft.recycled import RecycledRows
 from speculant_graph.draft.sequence import DraftedSequence, SequenceProposals, graph_arrays
 from speculant_graph.draft.tree import grow
 from speculant_graph.draft.views import Handles
@@ -27,7 +30,7 @@ from speculant_graph.draft.workspace import MAX_NODES, make_workspace
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import EMPTY_DRAFT, Draft, StrategyName, TokenId
+from speculant_graph.types import Draft, StrategyName, TokenId
 
 CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec", "beam"))
 """Strategies whose path probabilities are calibrated."""
@@ -68,18 +71,25 @@ class SessionDrafter:
             calibration: how far evidence is to be trusted; changed by what is accepted. By default what the store
                 keeps, or else what the graph was built with.
             learned: what earlier sequences accepted; a store in memory by default.
+
+        Raises:
+            ConfigError: the configured strategy needs a graph.
         """
         self.graph = graph
         self.config = config or DraftConfig()
-        self.learned = learned or LearnedStore(self.config.max_learned_tokens)
+        self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
-        self._generator = None if graph is None else DraftGenerator(graph, self.config)
         workspace = make_workspace(MAX_NODES, self.config.max_branches)
         self._tree = workspace.tree
         self._handles = Handles(graph_arrays(graph), self.calibration.arrays, workspace)
         self._sequences: dict[int, DraftedSequence] = {}
         self._lock = threading.Lock()
         self._warm_up()
+
+    @cached_property
+    def _generator(self) -> DraftGenerator | None:
+        """What ``greedy`` and ``sampling`` draft with."""
+        return None if self.graph is None else DraftGenerator(self.graph, self.config)
 
     def __len__(self) -> int:
         """Number of open sequences."""
@@ -91,27 +101,27 @@ class SessionDrafter:
         Args:
             session_id: its number, not in use.
             tenant: whose it is: it drafts from what this tenant's earlier sequences accepted.
-            learn: whether later sequences of the tenant draft from what this one accepts.
+            learn: whether later sequences of the tenant draft from what this one accepts and recycles.
             cost: what verifying costs; None: nothing.
 
         Raises:
             DraftRequestError: the number is in use.
         """
+        memory = self.learned.memory(tenant)  # may read from disk, which no draft should wait for
         with self._lock:
             if session_id in self._sequences:
                 raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
             costs = _NO_COSTS if cost is None or not self.config.cost_aware else cost.table(MAX_NODES + 1)
-            self._sequences[session_id] = DraftedSequence(
-                self.graph, self.config, self.learned, tenant, learns=learn, costs=costs
-            )
+            self._sequences[session_id] = DraftedSequence(self.graph, self.config, memory, learns=learn, costs=costs)
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
         """Add tokens to a sequence: at first the prompt, then, step by step, what was accepted.
 
-        What follows the prompt teaches how far the sources can be trusted; about 4 microseconds a token.
+        What follows the prompt teaches how far the sources can be trusted. Ids that are not in the vocabulary equal
+        nothing and are never drafted.
 
         Raises:
-            DraftRequestError: there is no such sequence.
+            DraftRequestError: there is no such sequence, or these are no token ids.
         """
         with self._lock:
             sequence = self._find(session_id)
@@ -129,13 +139,13 @@ class SessionDrafter:
             rows: per row the most probable next tokens, best first.
 
         Raises:
-            DraftRequestError: there is no such sequence or node, or not one row per node.
+            DraftRequestError: there is no such sequence or node, these are no token ids, or not one row per node.
         """
         with self._lock:
             sequence = self._find(session_id)
             if len(nodes) != len(rows):
                 raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
-            sequence.recycle(nodes, [list(row)[: self.config.filler_top_k] for row in rows])
+            sequence.recycle(nodes, [_as_array(row) for row in rows])
 
     def draft(self, orders: Sequence[DraftOrder]) -> list[Draft]:
         """Draft for a batch, in order.
@@ -152,13 +162,17 @@ class SessionDrafter:
         """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""
         with self._lock:
             sequence = self._sequences.pop(session_id, None)
-            if sequence is not None and sequence.learns:
-                self.learned.add(sequence.tenant, sequence.learnable())
+            if sequence is None or not sequence.learns:
+                return
+            tokens = sequence.learnable()
+            self.learned.add(sequence.memory, tokens)
+        self.learned.keep(sequence.memory, tokens)
 
     def save(self) -> None:
-        """Bring what was learned to disk, if the store has one."""
+        """Bring what was learned to disk, if the store has one; drafts go on meanwhile."""
         with self._lock:
-            self.learned.save(self.calibration)
+            calibration = self.calibration.copy()
+        self.learned.save(calibration)
 
     def _find(self, session_id: int) -> DraftedSequence:
         try:
@@ -170,7 +184,7 @@ class SessionDrafter:
         strategy = order.strategy or self.config.strategy
         budget = min(order.node_budget, MAX_NODES)
         if budget <= 0:
-            draft = EMPTY_DRAFT
+            draft = Draft(strategy=strategy)
         elif strategy in ("tree", "adaptive"):
             draft = self._grown(sequence, strategy, budget)
         elif strategy in CHAIN_STRATEGY_NAMES:
@@ -182,7 +196,7 @@ class SessionDrafter:
         else:
             raise ConfigError(f"no strategy {strategy!r}; DraftConfig lists them")
         sequence.is_calibrated |= strategy in CALIBRATED
-        sequence.draft = draft
+        sequence.offer(draft)
         return draft
 
     def _grown(self, sequence: DraftedSequence, strategy: StrategyName, budget: int) -> Draft:
@@ -216,10 +230,11 @@ class SessionDrafter:
         return make(source, budget, self.config.max_depth, self.config.beam_width, self.config.max_branches)
 
     def _warm_up(self) -> None:
-        """Compile or load every kernel, so that no sequence waits for it."""
+        """Compile or load the kernels of the configured strategy, so that no sequence waits for them."""
+        RecycledRows().put(np.zeros(1, np.int64), np.zeros((1, 1), np.int64))
         self.open(0)
-        self.accept(0, [0, 1, 0, 1])
-        self.draft([DraftOrder(0, 2, strategy=strategy) for strategy in ("tree", "specexec")])
+        self.accept(0, [0, 1] * 500)  # more than a history has room for at first; a prompt, which teaches nothing
+        self.draft([DraftOrder(0, 2)])
         self.close(0)
 
 
@@ -237,6 +252,13 @@ def _calibration_of(graph: NgramGraph | None) -> Calibration:
 
 def _as_array(token_ids: Sequence[TokenId]) -> Int64Array:
     try:
-        return np.asarray(token_ids, np.int64)
-    except OverflowError:
-        return as_tokens([token_id if -1 < token_id < MAX_VOCABULARY else -1 for token_id in token_ids])
+        tokens = np.array(token_ids, order="C")
+        if tokens.ndim == 1 and tokens.dtype.kind in "iu":
+            return tokens.astype(np.int64, copy=False)
+        if tokens.ndim == 1 and all(isinstance(token_id, int) for token_id in token_ids):  # none, or huge ones
+            return np.array(
+                [token_id if 0 <= token_id < MAX_VOCABULARY else NOTHING for token_id in token_ids], np.int64
+            )
+    except ValueError:  # lists of several lengths
+        pass
+    raise DraftRequestError(f"{reprlib.repr(token_ids)} is no list of token ids; give whole numbers")

@@ -32,7 +32,7 @@ from speculant_graph.draft.views import (
 )
 from speculant_graph.draft.workspace import Tree
 from speculant_graph.graph.compiled import Integer, compiled, embedded, inlined
-from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
+from speculant_graph.graph.layout import Int64Array
 from speculant_graph.graph.lookup import _advance
 
 
@@ -263,14 +263,17 @@ def propose(
 
 
 @compiled
-def take(drafter: Int64Array, sequence: Int64Array, token_ids: Int64Array, learns: bool) -> None:
+def take(
+    drafter: Int64Array, sequence: Int64Array, token_ids: Int64Array, vocabulary_size: Integer, learns: bool
+) -> None:
     """Add tokens to a sequence, learning from each one if asked to.
 
     Args:
         drafter: handles of graph, calibration (changed if ``learns``) and workspace.
         sequence: handles of its sources, the session among them with room for the tokens, and its place in the graph,
             which moves to the new end.
-        token_ids: the tokens, shape ``[n]``; what can't be the id of a token is taken as :data:`NOTHING`.
+        token_ids: the tokens, shape ``[n]``; what is not in the vocabulary is taken as :data:`NOTHING`.
+        vocabulary_size: ids below it are tokens.
         learns: whether to learn how far the sources could be trusted.
     """
     sources, state = open_sources(drafter, sequence), open_state(sequence)
@@ -279,7 +282,7 @@ def take(drafter: Int64Array, sequence: Int64Array, token_ids: Int64Array, learn
     fill_window(sources.session, window)
     for place in range(token_ids.size):
         token_id = token_ids[place]
-        if not 0 <= token_id < MAX_VOCABULARY:
+        if not 0 <= token_id < vocabulary_size:
             token_id = NOTHING
         if learns:
             _mix(drafter, sequence, np.int64(WINDOW), state[0], state[1], np.int64(1 if place > 0 else 0))

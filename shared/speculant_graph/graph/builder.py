@@ -24,7 +24,7 @@ from speculant_graph.graph.count import count_tokens, map_tokens
 from speculant_graph.graph.layout import UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.report import BuildReport, Stopwatch, built_at
+from speculant_graph.graph.report import BuildReport, Phase, Stopwatch, built_at
 from speculant_graph.graph.store import check_description, load_graph, save_graph
 from speculant_graph.graph.workspace import checked_output, workspace
 from speculant_graph.types import Fingerprint, TokenId
@@ -34,12 +34,13 @@ from speculant_graph.types import Fingerprint, TokenId
 class BuildProgress:
     """How far a build is."""
 
-    phase: Literal["tokenize", "count", "save", "combine"]
+    phase: Phase | Literal["combine"]
     """What is being done; two graphs are put together in the phase ``combine``."""
     done: int
-    """Units of the phase that are done: bytes of the corpus files, tokens, steps over the levels, or records."""
+    """Units of the phase that are done: bytes of the corpus files, the whole slice, tokens, steps over the levels, or
+    records."""
     total: int
-    """Units of the phase."""
+    """Units of the phase; 0 if nobody knows."""
     num_tokens: int
     """Tokens read so far."""
 
@@ -152,8 +153,10 @@ class GraphBuilder:
             encoder = tokenizer.encoder
             del tokenizer  # hundreds of megabytes that counting can use
         if calibrate is not None and self.config.calibrate:
-            with watch.measuring("count"):
+            report(BuildProgress("calibrate", 0, 0, stream.num_tokens))
+            with watch.measuring("calibrate"):
                 calibration = calibrate(stream.path, metadata, int(self.config.memory), self.jobs)
+            report(BuildProgress("calibrate", 1, 1, stream.num_tokens))
             metadata = dataclasses.replace(metadata, calibration=calibration)
         check_description(output, metadata)
         count_tokens(

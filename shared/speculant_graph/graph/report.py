@@ -15,7 +15,7 @@ from speculant_graph.corpus.files import SkippedFile
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes
 
-Phase = Literal["tokenize", "count", "save"]
+Phase = Literal["tokenize", "calibrate", "count", "save"]
 
 _SAMPLE_S = 0.02
 _EPOCH = "SOURCE_DATE_EPOCH"  # the convention for builds that give the same bytes again
@@ -41,6 +41,8 @@ class BuildReport:
 
     tokenize_s: float
     """Wall seconds from the start, loading the tokenizer included, to the token stream on disk."""
+    calibrate_s: float
+    """Wall seconds of learning from a held-out slice, compiling for the first time included; 0 if it was left out."""
     count_s: float
     """Wall seconds from there to sorted, counted and linked arrays on disk."""
     save_s: float
@@ -112,6 +114,7 @@ class Stopwatch:
         """Return what was measured."""
         return BuildReport(
             tokenize_s=round(self._walls.get("tokenize", 0.0), 3),
+            calibrate_s=round(self._walls.get("calibrate", 0.0), 3),
             count_s=round(self._walls.get("count", 0.0), 3),
             save_s=round(self._walls.get("save", 0.0), 3),
             total_s=round(self.total_s, 3),

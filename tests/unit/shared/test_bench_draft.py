@@ -68,8 +68,11 @@ def test_bench_draft(
     for source in (["--corpus", corpus], ["--graph", kept]):
         capsys.readouterr()
         assert run(["draft", *map(str, [*source, *options])]) == 0
-        *_, last = capsys.readouterr().out.splitlines()
+        printed = capsys.readouterr()
+        *_, last = printed.out.splitlines()
         reports.append(json.loads(last))
+        assert "drafting between other work …\n" in printed.err
+        assert printed.err.count("drafting by itself: ") >= 4
     report = reports[1]
     assert report.keys() >= TIMES | {"nodes", "machine"}
     assert all(report[key] > 0 for key in TIMES)
@@ -99,6 +102,9 @@ def test_refusals(
     refused(ConfigError, "give either --corpus or --graph", "--held", held, "--corpus", held, "--graph", "g.pkl")
     refused(ConfigError, "--held", "--corpus", held)
     refused(ConfigError, "--budget", "--corpus", held, "--held", held, "--budget", 2_000)
+    refused(ConfigError, "-k is set by this bench itself; set --budget", "--corpus", held, "--held", held, "-k", 4)
+    refused(ConfigError, "--strategy is set by this bench itself; leave it out", "--held", held, "--strategy", "tree")
+    refused(ConfigError, "--corpus is there twice", "--corpus", held, "--held", held, "--corpus", held)
     refused(ConfigError, "lower the one or raise", "--corpus", held, "--held", held, "--learned", 10**6)
     refused(ConfigError, "standard input", "--corpus", held, "--held", "-")
     refused(ConfigError, "name a longer text, or lower --learned", "--corpus", held, "--held", held, "--learned", 9)
@@ -159,7 +165,9 @@ def test_turns() -> None:
         nonlocal num_works
         num_works += 1
 
-    take_turns(turns, 4, 100, work)
+    told: list[tuple[int, int]] = []
+    take_turns(turns, 4, 100, work, lambda done, total: told.append((done, total)))
+    assert told == [(done, 168) for done in range(1, 169)]
     single, batch, rare = recorders
     assert single.calls == [[index % 4] for index in range(WARM_UP_ROUNDS + 100)]
     assert [sorted(call) for call in batch.calls] == [[0, 1, 2, 3]] * 21

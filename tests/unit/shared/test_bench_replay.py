@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.bench.replay import parse_budgets, parse_strategies
 from speculant_graph.bench.replay_baselines import PromptLookupDrafter
 from speculant_graph.bench.replay_loop import ReplayOptions, ReplayStep, agreeing_path, replay
-from speculant_graph.bench.replay_plot import plot_replay
+from speculant_graph.bench.replay_options import check_plot, parse_budgets, parse_strategies
+from speculant_graph.bench.replay_plot import plot_replay, tick_labels
 from speculant_graph.bench.replay_runs import compare_with_prompt_lookup
 from speculant_graph.bench.replay_statistics import acceptance_by_depth, reliability, replay_figures
 from speculant_graph.bench.replay_traces import Trace, Workload
@@ -157,6 +157,7 @@ def test_figures_by_hand() -> None:
     assert figures["empty_rate"] == 0.25
     assert figures["expected_over_actual"] == 1.25  # (1 + 0.5 + 1) / 2
     assert figures["relative_speed"] == round(6 / (2.0 + 1.0 + 1.5 + 2.0), 4)
+    assert figures["relative_speed_interval"] == [figures["relative_speed"]] * 2
     assert figures["acceptance_by_depth"] == [
         {"depth": 1, "share_of_steps": 0.25, "offered": 3, "accepted_of_offered": 0.3333},
         {"depth": 2, "share_of_steps": 0.25, "offered": 2, "accepted_of_offered": 0.5},
@@ -228,7 +229,7 @@ def test_figures_against_slow_loops(scripted: list[Draft], texts: list[list[int]
 def test_figures_of_a_strategy_without_probabilities_and_without_hits() -> None:
     figures = replay_figures([[ReplayStep((0, 1), (), (), 2, 1_000, 500)]], None, 0)
     assert figures["expected_over_actual"] is None
-    assert figures["relative_speed"] is None
+    assert figures["relative_speed"] is figures["relative_speed_interval"] is None
     assert figures["reliability"] == []
     assert figures["acceptance_rate"] == 0.0
     assert figures["draft_us_p50"] == figures["draft_us_p99"] == 1.0
@@ -242,6 +243,10 @@ def test_the_interval_holds_what_traces_vary() -> None:
     low, high = figures["mean_accepted_tokens_interval"]  # type: ignore[misc]
     assert low < figures["mean_accepted_tokens"] == 2.5 < high
     assert high - low == pytest.approx(2 * 1.96 * 1.5 / 40**0.5, rel=0.15), "about that of a mean of 40 numbers"
+    priced = replay_figures([[quick]] * 20 + [[slow]] * 20, CostCurve((1, 4), (1.0, 1.0)), 0)
+    assert priced["relative_speed_interval"] == [low, high], "drafts are free"
+    priced = replay_figures([[quick]] * 20 + [[slow]] * 20, CostCurve((1, 4), (1.0, 4.0)), 0)
+    assert priced["relative_speed_interval"] == [1.0, 1.0], "the quick ones cost what they bring"
 
 
 @given(token_ids=st.lists(st.integers(0, 3), max_size=40), cuts=st.integers(1, 5), budget=st.integers(1, 6))
@@ -289,20 +294,64 @@ def test_lists_of_strategies_and_budgets() -> None:
         with pytest.raises(ConfigError, match=complaint):
             parse_strategies(text)
     for text, complaint in (
-        ("8,x", "'x' is no whole number"), ("", "'' is no whole number"), ("-3", "'-3' is no whole"),
-        ("²", "no whole number"), ("0", "0 is not a number of nodes from 1"), ("9999", "9999 is not a number of nodes"),
+        ("8,x", "'x' is no whole number; write numbers such as 8,16,32"), ("", "'' is no whole number"),
+        ("-3", "'-3' is no whole"), ("²", "no whole number"), ("1.5", "'1.5' is no whole number"),
+        ("0", "0 is too small or large; write numbers from 1 to 1,024"), ("5000", "5000 is too small or large"),
+        ("9" * 5_000, "too small or large"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=complaint):
             parse_budgets(text)
 
 
+def run_of(workload: str, budget: int, mean: float, speed: float | None, strategy: str = "tree") -> dict[str, object]:
+    return {
+        "workload": workload, "strategy": strategy, "budget": budget, "traces": 3,
+        "mean_accepted_tokens": mean, "mean_accepted_tokens_interval": [mean + 0.1, mean + 0.2],
+        "relative_speed": speed, "relative_speed_interval": None if speed is None else [speed - 0.1, speed + 0.1],
+    }  # fmt: skip
+
+
 def test_a_picture_of_many_workloads(tmp_path: Path) -> None:
-    results = [
-        {
-            "workload": f"w$_{number}", "strategy": "tree", "budget": 8,
-            "mean_accepted_tokens": 2.0, "mean_accepted_tokens_interval": [2.1, 2.2],
-        }
-        for number in range(5)
-    ]  # fmt: skip
-    plot_replay(results, tmp_path / "a.png", "png")
+    plot_replay([run_of(f"w$_{number}", 8, 2.0, None) for number in range(5)], tmp_path / "a.png", "png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_picture_says(tmp_path: Path) -> None:
+    def texts(*results: dict[str, object]) -> str:
+        plot_replay(results, tmp_path / "a.svg", "svg")
+        return (tmp_path / "a.svg").read_text(encoding="utf-8")
+
+    tokens = texts(run_of("chat", 8, 2.0, None), run_of("chat", 24, 2.5, None))
+    assert ">tokens per step<" in tokens
+    assert ">chat (3 traces)<" in tokens
+    assert ">8<" in tokens
+    assert ">24<" in tokens, "ticks are the budgets"
+    assert "relative speed" not in tokens
+    assert ">relative speed<" in texts(run_of("chat", 8, 2.0, 1.2), run_of("chat", 24, 2.5, 0.9))
+    alike = texts(run_of("chat", 8, 2.0, None), run_of("legal", 8, 2.5, None))
+    unlike = texts(run_of("chat", 8, 1.2, None), run_of("legal", 8, 9.5, None))
+    assert ["scale of its own" in text for text in (alike, unlike)] == [False, True]
+
+
+def test_labels_of_budgets_that_are_close() -> None:
+    assert tick_labels([8]) == ["8"]
+    assert tick_labels([8, 16, 32]) == ["8", "16", "32"]
+    assert tick_labels([1, 16, 17, 18, 1_024]) == ["1", "16", "", "", "1024"]
+
+
+def test_pictures_that_can_not_be_written(tmp_path: Path) -> None:
+    check_plot(tmp_path / "a.PNG")
+    assert list(tmp_path.iterdir()) == [], "trying leaves nothing"
+    (tmp_path / "folder.png").mkdir()
+    for path, complaint in (
+        (tmp_path, r"is a folder; name a file in it, such as .*replay\.png$"),
+        (tmp_path / "folder.png", "is a folder; name a file"),
+        (tmp_path / "a.gif", r"ends in none of \.png, \.svg; choose one"),
+        (
+            tmp_path / "no" / "a.png",
+            r"can't write to the folder .*/no \(No such file.*; make it or choose another path",
+        ),
+        (Path("/proc/a.png"), "can't write to the folder /proc"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            check_plot(path)

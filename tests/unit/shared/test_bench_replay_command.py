@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from speculant_graph.bench.replay_traces import read_workloads
-from speculant_graph.cli.bench import run
+from speculant_graph.cli.bench import _heeding_interrupts, run
 from speculant_graph.cli.main import main
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError, TokenizerMismatchError
@@ -20,7 +23,7 @@ from speculant_graph.types import Fingerprint
 
 RESULT_KEYS = {
     "workload", "strategy", "budget", "mean_accepted_tokens", "acceptance_rate", "drafted_per_step", "empty_rate",
-    "expected_over_actual", "draft_us_p50", "draft_us_p99", "relative_speed",
+    "expected_over_actual", "draft_us_p50", "draft_us_p99", "relative_speed", "relative_speed_interval",
 }  # fmt: skip
 
 Bench = Callable[..., dict[str, object]]
@@ -145,9 +148,21 @@ def test_replaying_from_a_corpus(
         assert result["output_tokens"] == workload.num_tokens
         assert result["mean_accepted_tokens"] == round(workload.num_tokens / num_steps, 4)
     assert picture.read_text(encoding="utf-8").count("prompt-lookup") == 1
-    assert "× prompt" in str(report["printed"])
-    assert "relative" not in str(report["printed"]), "no column without a figure"
-    assert "traces, greedy, 4 nodes: " in str(report["told"])
+    printed, told = str(report["printed"]), str(report["told"])
+    assert printed.startswith("traces: 4 traces, ")
+    assert "× prompt" in printed
+    assert "(mean accepted tokens, MAT)" in printed
+    assert "relative" not in printed, "no column without a figure"
+    phases = (
+        "reading the tokenizer",
+        "tokenising the traces",
+        "corpus: counting",
+        "warming up greedy",
+        "traces, greedy",
+    )
+    places = [told.index(phase) for phase in phases]
+    assert places == sorted(places)
+    assert "traces, greedy, 4 nodes: " in told
 
 
 def test_replaying_with_a_price(bench: Bench, corpus: Path, traces: Path, tmp_path: Path) -> None:
@@ -167,7 +182,8 @@ def test_replaying_with_a_price(bench: Bench, corpus: Path, traces: Path, tmp_pa
     assert tree["fixed"]["drafted"] > 0
     assert tree["fixed"]["relative_speed"] < 1
     assert tree["fixed"]["expected_over_actual"] is not None
-    assert "predicted → actual" in str(fixed["printed"])
+    assert "how far probabilities can be trusted" in str(fixed["printed"])
+    assert "over plain decoding; above 1 drafts pay" in str(fixed["printed"])
     assert tree["priced"]["drafted"] == 0, "no node is worth three plain steps"
     assert tree["priced"]["relative_speed"] == 1
     assert tree["flat"]["relative_speed"] == tree["flat"]["mean_accepted_tokens"]
@@ -179,6 +195,7 @@ def test_replaying_online(bench: Bench, tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": prompt, "output": output}) + "\n" for prompt in ("the terms", "a value")]
     path.write_text("".join(lines), encoding="utf-8")
     options = ("--traces", path, "--strategy", "tree", "--budget", 8)
+    assert "twice, tree, 1 node: " in str(bench(*options, "--budget", 1)["told"])
     steps = {}
     for flags in ((), ("--online",)):
         report = bench(*options, *flags)
@@ -218,11 +235,48 @@ def test_refusals(corpus: Path, traces: Path, tmp_path: Path, tokenizer_folder: 
     refused(ConfigError, "give one of them", "--graph", other, "--corpus", corpus)
     refused(ConfigError, "no curve and no file 'cheap'; choose from flat", "--cost", "cheap")
     refused(ConfigError, "set --cost", "--fixed")
-    refused(ConfigError, r"ends in none of \.png, \.svg", "--plot", tmp_path / "a.gif")
-    refused(ConfigError, "there is no folder", "--plot", tmp_path / "no" / "a.png")
+    refused(ConfigError, "is a folder; name a file in it", "--plot", tmp_path)
+    refused(ConfigError, "--budget: 0 is too small or large; write", "--budget", 0)
+    refused(ConfigError, "--draft.k is set by this bench itself; set --budget", "--draft.k", 5)
+    refused(ConfigError, "-k is set by this bench itself; set --budget", "-k5")
+    refused(ConfigError, "--draft.strategy is set by this bench itself; set --strategy", "--draft.strategy=tree")
+    refused(ConfigError, "--traces is there twice; name all", "--traces", traces)
+    refused(ConfigError, "--corpus names no file; name some", "--corpus")
     refused(ConfigError, "--limit", "--limit", 0)
     refused(ConfigError, "no strategy", "--strategy", "fastest")
     refused(ConfigError, "'sampling' drafts from a graph alone; give --corpus", "--strategy", "tree,sampling")
+    curve = tmp_path / "curve.json"
+    curve.write_text('{"tokens": [1.0, 2.5], "relative": [1, 2]}', encoding="utf-8")
+    refused(ConfigError, r"curve\.json: numbers of tokens must be whole numbers, .*; change 1\.0", "--cost", curve)
+    with pytest.raises(ConfigError, match="--traces names no file; name JSON Lines"):
+        run(["replay", "--traces", "--tokenizer", str(tokenizer_folder)])
+
+
+def test_settings_of_other_commands_are_left_alone(bench: Bench, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECULANT_DRAFT__K", "2")  # one environment serves all commands
+    report = bench("--traces", traces, "--strategy", "tree", "--budget", 4, "--limit", 1)
+    assert report["results"][0]["budget"] == 4  # type: ignore[index]
+
+
+def test_an_interrupt_that_a_callback_loses(capfd: pytest.CaptureFixture[str]) -> None:
+    callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
+
+    def ended(after: Callable[[], object]) -> None:
+        with _heeding_interrupts():
+            callback()
+            after()
+
+    def fail() -> None:
+        raise RuntimeError("what the compiler says of it")
+
+    for after in (fail, threading.Event().wait):
+        with pytest.raises(KeyboardInterrupt):
+            ended(after)
+    assert capfd.readouterr().err == ""
+    callback = ctypes.CFUNCTYPE(None)(lambda: None)
+    with pytest.raises(RuntimeError, match="what the compiler says"):
+        ended(fail)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_bad_line_is_one_line_to_the_user(
@@ -231,6 +285,6 @@ def test_a_bad_line_is_one_line_to_the_user(
     path = tmp_path / "t.jsonl"
     path.write_text('{"prompt": "a"}\n', encoding="utf-8")
     assert main(["bench", "replay", "--traces", str(path), "--tokenizer", str(tokenizer_folder)]) == 1
-    assert capsys.readouterr().err == (
-        f"speculant: bench: {path}:1: has no field 'output'; give it the text, or leave the line out\n"
-    )
+    *told, last = capsys.readouterr().err.splitlines()
+    assert told == ["reading the tokenizer …", "tokenising the traces …"]
+    assert last == f"speculant: bench: {path}:1: has no field 'output'; give it the text, or leave the line out"

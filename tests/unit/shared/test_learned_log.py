@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from speculant_graph.draft import learned_files, learned_records
+from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.learned_records import Label
 from speculant_graph.errors import ConfigError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Fingerprint
@@ -378,6 +379,16 @@ def test_after_closing_appends_are_dropped_and_the_rest_is_an_error(tmp_path: Pa
     size = log_file(tmp_path).stat().st_size
     assert not log.append("", [2])
     for call in (log.save, lambda: log.load(""), lambda: log.forget(""), lambda: log.save_state("x", b"")):
-        with pytest.raises(ValueError, match="closed"):
+        with pytest.raises(ConfigError, match="closed"):
             call()
     assert log_file(tmp_path).stat().st_size == size
+
+
+def test_paths_may_be_text_and_budgets_not_negative(tmp_path: Path) -> None:
+    with opened(str(tmp_path / "log")) as log:
+        assert log.append("", [1, 2])
+        assert loaded(log) == [[1, 2]]
+    with pytest.raises(ConfigError, match="give 0 or more"):
+        opened(tmp_path, -1)
+    with pytest.raises(ConfigError, match="give 0 or more"):
+        LearnedStore(-1)

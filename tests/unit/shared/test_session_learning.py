@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ from loguru import logger
 
 from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.learned import LearnedStore
-from speculant_graph.errors import ConfigError
+from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.errors import ConfigError, DraftRequestError
+from speculant_graph.types import StrategyName
 from support.graphs import graph_of
-from support.learned import opened
+from support.learned import loaded, opened
 from support.sessions import draft_of, drafter_of, started, values_of
 
 CORPUS = np.random.default_rng(0).integers(0, 12, 600).tolist()
@@ -36,9 +39,47 @@ def test_tenants_do_not_see_each_other() -> None:
     assert not set(draft_of(drafter, 2).token_ids) & {70, 71}
 
 
+def test_rows_of_those_who_teach_nothing_are_their_own() -> None:
+    drafter = drafter_of()
+    started(drafter, 1, [1], learn=True)
+    drafter.recycle(1, [0], [[70]])
+    drafter.accept(1, [9])
+    started(drafter, 2, [1])
+    assert draft_of(drafter, 2, 1).token_ids == (70,), "they draft from those of others"
+    drafter.recycle(2, [0], [[80, 81]])
+    drafter.accept(2, [8, 1])
+    assert draft_of(drafter, 2, 1).token_ids == (80,)
+    assert started(drafter, 3, [1]).token_ids == (70,)
+
+
+def test_rows_name_nodes_of_the_draft_they_come_after() -> None:
+    drafter = drafter_of()
+    assert started(drafter, 1, [1, 2, 3, 1, 2]).token_ids[:2] == (3, 1)
+    drafter.recycle(1, [2], [[50]])
+    drafter.recycle(1, [0], [[60]])
+    assert draft_of(drafter, 1, 1).token_ids == (3,), "another draft, shorter than the one before"
+    drafter.accept(1, [1])
+    assert 50 in draft_of(drafter, 1).token_ids
+    drafter.accept(1, [2])
+    assert 60 in draft_of(drafter, 1).token_ids
+
+
+@pytest.mark.parametrize("strategy", ["tree", "nasd"])
+def test_rows_may_hold_what_is_no_token(strategy: StrategyName) -> None:
+    drafter = drafter_of(graph_of([CORPUS], 4, 100), strategy=strategy)
+    started(drafter, 1, [61, 62])
+    drafter.recycle(1, [0], [[-1, 2**70, 100, 2**31 - 2, 70, 71]])
+    drafter.accept(1, [63, 62])
+    assert set(draft_of(drafter, 1).token_ids) <= {*range(12), 63, 62, 70, 71}
+    assert set(draft_of(drafter, 1).token_ids) & {70, 63}
+    with pytest.raises(DraftRequestError, match="give whole numbers"):
+        drafter.recycle(1, [0], [["a"]])  # type: ignore[list-item]
+    drafter.accept(1, [1])
+
+
 def test_the_same_tenant_drafts_from_rows() -> None:
     drafter = drafter_of()
-    started(drafter, 1, [1])
+    started(drafter, 1, [1], learn=True)
     drafter.recycle(1, [0], [[70, 71, 72, 73]])
     assert draft_of(drafter, 1).token_ids == (), "rows wait for what is accepted"
     drafter.accept(1, [9, 1])
@@ -84,8 +125,53 @@ def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
         assert drafter.calibration.save() == saved
         assert values_of(started(drafter, 1, [1, 2], tenant="a")) == values_of(before)
         assert started(drafter, 2, [1, 2], tenant="b").token_ids == ()
+        drafter.open(3, tenant="a", learn=True)
+        drafter.accept(3, [9])
+        drafter.accept(3, [1, 2, 3, 4])
         drafter.learned.forget("a")
-        assert started(drafter, 3, [1, 2], tenant="a").token_ids == ()
+        drafter.close(3)
+        assert started(drafter, 4, [1, 2], tenant="a").token_ids == (), "not even what was open"
+        drafter.save()
+    with opened(tmp_path / "learned") as log:
+        assert log.tenants() == []
+
+
+def test_tenants_that_are_away_leave_memory(tmp_path: Path) -> None:
+    def teach(drafter: SessionDrafter) -> None:
+        for number, tenant in enumerate("abc"):
+            started(drafter, number, [9], tenant=tenant, learn=True)
+            drafter.accept(number, [1, 2, 3, 4])
+        for number in range(3):
+            drafter.close(number)
+            started(drafter, 10 + number, [8], tenant="abc"[number], learn=True)
+            drafter.accept(10 + number, [1, 2, 3, 4])
+            drafter.close(10 + number)
+
+    def known(drafter: SessionDrafter) -> list[bool]:
+        return [bool(started(drafter, 20 + number, [1, 2], tenant=tenant)) for number, tenant in enumerate("cba")]
+
+    drafter = drafter_of(max_tenants=2)
+    teach(drafter)
+    gc.collect()
+    assert known(drafter) == [True, True, False]
+    with opened(tmp_path / "learned") as log:
+        drafter = drafter_of(learned=LearnedStore(1_000, log, max_tenants=1))
+        teach(drafter)
+        assert known(drafter) == [True] * 3
+    with pytest.raises(ConfigError, match="closed"):
+        drafter.open(99, tenant="d")
+    with pytest.raises(ConfigError, match="give 1 or more"):
+        LearnedStore(10, max_tenants=0)
+
+
+def test_what_is_no_token_parts_texts_on_disk_too(tmp_path: Path) -> None:
+    with opened(tmp_path / "learned") as log:
+        drafter = drafter_of(learned=LearnedStore(1_000, log))
+        started(drafter, 1, [9], learn=True)
+        drafter.accept(1, [61, 62, -1, 63, 64])
+        drafter.close(1)
+    with opened(tmp_path / "learned") as log:
+        assert loaded(log) == [[9, 61, 62], [63, 64]]
 
 
 def test_damaged_calibration_is_made_anew(tmp_path: Path) -> None:
@@ -101,14 +187,21 @@ def test_damaged_calibration_is_made_anew(tmp_path: Path) -> None:
     assert any("calibration is damaged" in message for message in messages)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "shape", "negative", "more hits than visits", "not a number"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "empty", "shape", "negative", "more hits than visits", "not a number", "huge"]
+)
 def test_damaged_tables(damage: str) -> None:
     calibration = Calibration()
     agreements = calibration.arrays.agreements
     agreements[5] = (3.0, 1.0, 2.0)
     whole = calibration.save()
     assert np.array_equal(Calibration.load(whole).arrays.agreements, agreements)
-    rows = {"negative": (3.0, 1.0, -1.0), "more hits than visits": (3.0, 1.0, 4.0), "not a number": (3.0, np.nan, 1.0)}
+    rows = {
+        "negative": (3.0, 1.0, -1.0),
+        "more hits than visits": (3.0, 1.0, 4.0),
+        "not a number": (3.0, np.nan, 1.0),
+        "huge": (1e10, 1e10 + 5, 0.0),
+    }
     agreements[5] = rows.get(damage, agreements[5])
     if damage == "shape":
         calibration.arrays = calibration.arrays._replace(agreements=agreements[:-1].copy())

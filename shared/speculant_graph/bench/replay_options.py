@@ -1,0 +1,108 @@
+"""What ``speculant bench replay`` is asked for, checked before any work is done."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from speculant_graph.bench.replay_baselines import PROMPT_LOOKUP
+from speculant_graph.errors import ConfigError
+from speculant_graph.types import StrategyName
+
+if TYPE_CHECKING:
+    from speculant_graph.draft.cost import CostCurve
+
+STRATEGIES = (*get_args(StrategyName), PROMPT_LOOKUP)
+"""What can be replayed."""
+
+_MOST_NODES = 1_024
+_MOST_DIGITS = 9
+_PLOT_ENDINGS = (".png", ".svg")
+
+
+def parse_strategies(text: str) -> list[str]:
+    """Return the strategies of a list with commas, each once.
+
+    Raises:
+        ConfigError: there is no such strategy.
+    """
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in STRATEGIES:
+            raise ConfigError(f"--strategy: there is no strategy '{name}'; choose from {', '.join(STRATEGIES)}")
+    return names
+
+
+def parse_budgets(text: str) -> list[int]:
+    """Return the budgets of a list with commas, each once, ascending.
+
+    Raises:
+        ConfigError: one is no whole number, or too small or large.
+    """
+    budgets = set()
+    for item in text.split(","):
+        number = item.strip()
+        if not (number.isascii() and number.isdigit()):
+            raise ConfigError(f"--budget: '{number}' is no whole number; write numbers such as 8,16,32")
+        if len(number) > _MOST_DIGITS or not 1 <= int(number) <= _MOST_NODES:
+            raise ConfigError(f"--budget: {number} is too small or large; write numbers from 1 to {_MOST_NODES:,}")
+        budgets.add(int(number))
+    return sorted(budgets)
+
+
+def load_cost(name: str) -> CostCurve:
+    """Return the curve of a name, or of a file.
+
+    Raises:
+        ConfigError: there is neither a curve nor a file of this name, or the file holds no curve.
+    """
+    from speculant_graph.draft.cost import COST_CURVES, CostCurve
+
+    if name in COST_CURVES:
+        return COST_CURVES[name]
+    if not Path(name).is_file():
+        raise ConfigError(
+            f"--cost: there is no curve and no file '{name}'; choose from {', '.join(COST_CURVES)}, or name a file"
+        )
+    return CostCurve.from_file(Path(name))
+
+
+def check_graphless(strategies: Sequence[str]) -> None:
+    """Refuse strategies that would draft nothing without a graph.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
+
+    for name in strategies:
+        if name in CHAIN_STRATEGY_NAMES:
+            raise ConfigError(
+                f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
+            )
+
+
+def check_plot(path: Path) -> None:
+    """Complain of the picture before minutes of work, not after them.
+
+    Raises:
+        ConfigError: no picture can be written there.
+        ModuleNotFoundError: the extra ``viz`` is not installed.
+    """
+    if path.is_dir():
+        raise ConfigError(f"--plot: {path} is a folder; name a file in it, such as {path / 'replay.png'}")
+    if path.suffix.lower() not in _PLOT_ENDINGS:
+        raise ConfigError(f"--plot: {path} ends in none of {', '.join(_PLOT_ENDINGS)}; choose one of these")
+    try:
+        # Permissions alone say too little: of file systems, and to root.
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--plot: can't write to the folder {path.parent} ({error.strerror}); make it or choose another path"
+        ) from error
+    from speculant_graph.extras import needed_for
+
+    with needed_for("drawing pictures", "viz"):
+        import matplotlib.figure  # noqa: F401

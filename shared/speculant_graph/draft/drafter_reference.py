@@ -1,0 +1,197 @@
+"""The slow and obvious session drafter that the fast one is held against; for tests.
+
+The rules of ``session_drafter.py``, ``sequence.py`` and ``tree.py`` over lists and dictionaries; what contexts say is
+looked for and mixed by ``tree_reference.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.draft.calibration import SMALLEST_CANDIDATE
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.draft.escapes import SMALLEST_SHARE
+from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, WINDOW
+from speculant_graph.draft.session_drafter import CALIBRATED
+from speculant_graph.draft.sources import LEARNED, SESSION
+from speculant_graph.draft.tree_reference import (
+    RECYCLED_ROWS,
+    RECYCLED_WIDTH,
+    Entry,
+    Tables,
+    Text,
+    entries_of_gap,
+    entries_of_graph,
+    entries_of_row,
+    entries_of_text,
+)
+from speculant_graph.graph.layout import MAX_VOCABULARY
+from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.types import StrategyName, TokenId
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a tenant's sequences accepted."""
+
+    text: Text = field(default_factory=list)
+    rows: dict[int, tuple[TokenId, list[TokenId]]] = field(default_factory=dict)  # by place: the latest, and after what
+
+
+@dataclass(slots=True)
+class Node:
+    """A node of a draft: number of its parent, path from the root, probability of that path."""
+
+    parent: int
+    path: list[TokenId]
+    probability: float
+
+
+@dataclass(slots=True)
+class SlowSequence:
+    """One sequence and its latest draft."""
+
+    memory: Memory
+    learns: bool
+    cost: CostCurve | None
+    text: Text = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    draft: list[Node] | None = None
+    rows: list[tuple[TokenId | None, list[TokenId]]] = field(default_factory=list)
+    is_calibrated: bool = False
+    expected: float = 0.0
+    found: float = 0.0
+    trust: float = 1.0
+
+
+class SlowDrafter:
+    """As :class:`~speculant_graph.draft.session_drafter.SessionDrafter`, for ``adaptive`` and ``tree``."""
+
+    def __init__(self, graph: OracleGraph | None, config: DraftConfig, vocabulary_size: int = MAX_VOCABULARY) -> None:
+        """Make a drafter without sequences."""
+        self.tables = Tables()
+        self.sequences: dict[int, SlowSequence] = {}
+        self._graph = graph
+        self._config, self._vocabulary_size = config, vocabulary_size
+        self._memories: dict[str, Memory] = {}
+
+    def open(self, session_id: int, *, tenant: str = "", learn: bool = False, cost: CostCurve | None = None) -> None:
+        """Begin a sequence."""
+        memory = self._memories.setdefault(tenant, Memory())
+        self.sequences[session_id] = SlowSequence(memory, learn, cost if self._config.cost_aware else None)
+
+    def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
+        """Take the target's top tokens after nodes of the latest draft."""
+        sequence = self.sequences[session_id]
+        if sequence.text:
+            contexts = [sequence.text[-1], *(node.path[-1] for node in sequence.draft or [])]
+            width = min(self._config.filler_top_k, RECYCLED_WIDTH)
+            sequence.rows += [(contexts[node], list(row[:width])) for node, row in zip(nodes, rows, strict=True)]
+
+    def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
+        """Add tokens; learn from those behind the prompt."""
+        sequence = self.sequences[session_id]
+        if not token_ids:
+            return
+        is_prompt = not sequence.text
+        if is_prompt:
+            sequence.num_prompt_tokens = len(token_ids)
+        if sequence.cost is not None and sequence.draft is not None:
+            judge(sequence, token_ids)
+        for place, token_id in enumerate(token_ids):
+            valid = token_id if 0 <= token_id < self._vocabulary_size else None
+            if not is_prompt and (self._config.strategy in CALIBRATED or sequence.is_calibrated):
+                self.tables.learn(self.entries(sequence, []), valid, inside=place > 0)
+            sequence.text.append(valid)
+        if sequence.rows and not sequence.learns:  # others must not see what this one brings
+            sequence.memory = Memory(sequence.memory.text, dict(sequence.memory.rows))
+        for context, row in sequence.rows:
+            if context is not None:
+                sequence.memory.rows[context % RECYCLED_ROWS] = (context, row)
+        sequence.rows, sequence.draft = [], None
+
+    def close(self, session_id: int) -> None:
+        """End a sequence; learn what it accepted and still remembers, behind the end of its prompt."""
+        sequence = self.sequences.pop(session_id)
+        if sequence.learns and len(sequence.text) > sequence.num_prompt_tokens and self._config.max_learned_tokens:
+            learnable = sequence.text[max(0, sequence.num_prompt_tokens - WINDOW) :]
+            sequence.memory.text += [None, *learnable[-self._config.max_session_tokens :]]
+
+    def draft(self, session_id: int, strategy: StrategyName, budget: int) -> list[Node]:
+        """Draft the most probable paths, and as many of them as pay."""
+        sequence = self.sequences[session_id]
+        nodes = self._grown(sequence, budget, 1 if strategy == "adaptive" else self._config.max_branches)
+        if sequence.cost is not None:
+            costs = sequence.cost.table(budget + 1)
+            worth, expected = [1.0], 0.0
+            for size, node in enumerate(nodes, start=1):
+                expected += sequence.trust * node.probability
+                worth.append((1.0 + expected) / costs[1 + size])
+            nodes = nodes[: worth.index(max(worth))]
+        sequence.draft = nodes
+        sequence.is_calibrated = True
+        return nodes
+
+    def _grown(self, sequence: SlowSequence, budget: int, branches: int) -> list[Node]:
+        nodes: list[Node] = []
+        waiting: list[Node] = []  # as found, which decides between equals
+        while len(nodes) < budget:
+            newest = nodes[-1] if nodes else Node(-1, [], 1.0)
+            if len(newest.path) < self._config.max_depth:
+                for token_id, probability in self.children(sequence, newest.path)[:branches]:
+                    waiting.append(Node(len(nodes), [*newest.path, token_id], newest.probability * probability))
+            if not waiting:
+                break
+            best = max(waiting, key=lambda node: node.probability)
+            waiting.remove(best)
+            nodes.append(best)
+        return nodes
+
+    def children(self, sequence: SlowSequence, path: list[TokenId]) -> list[tuple[TokenId, float]]:
+        """Return what may follow a path from the end of a sequence, the most probable first."""
+        mixed = self.tables.mixture(self.entries(sequence, path)).items()
+        probable = [(token_id, each) for token_id, each in mixed if each.probability >= SMALLEST_CANDIDATE]
+        agreed = {token_id: self.tables.agreed(each, inside=bool(path)) for token_id, each in probable}
+        possible = [token_id for token_id, probability in agreed.items() if probability > SMALLEST_CANDIDATE]
+        possible.sort(key=lambda token_id: -agreed[token_id])
+        return [(token_id, min(1.0, agreed[token_id])) for token_id in possible]
+
+    def entries(self, sequence: SlowSequence, path: list[TokenId]) -> list[Entry]:
+        """Return the entries of a path from the end of a sequence, longest first, until too little is left."""
+        sources = self._config.sources
+        text = sequence.text[-self._config.max_session_tokens :]
+        context = [*text, *path]
+        longer: list[Entry] = []
+        others: list[Entry] = []
+        if "session" in sources:
+            longer += entries_of_text(SESSION, text, context, SESSION_CHAINS)
+            others += entries_of_gap(text, context)
+        if "corpus" in sources and self._graph is not None:
+            longer += entries_of_graph(self._graph, context)
+        if "learned" in sources and self._config.max_learned_tokens:
+            learned = sequence.memory.text[-self._config.max_learned_tokens :]
+            longer += entries_of_text(LEARNED, learned, context, LEARNED_CHAINS)
+        if "recycled" in sources and context and context[-1] is not None:
+            token_id, row = sequence.memory.rows.get(context[-1] % RECYCLED_ROWS, (None, []))
+            others += entries_of_row(row) if token_id == context[-1] else []
+        longer.sort(key=lambda entry: -entry.length)  # of equal lengths the session comes first, then the corpus
+        place = sum(entry.length > 2 for entry in longer)
+        left = 1.0
+        kept: list[Entry] = []
+        for together in [*([entry] for entry in longer[:place]), others, *([entry] for entry in longer[place:])]:
+            if left >= SMALLEST_SHARE:
+                kept += together
+                left *= math.prod(map(self.tables.escape, together))
+        return kept
+
+
+def judge(sequence: SlowSequence, token_ids: Sequence[TokenId]) -> None:
+    """Trust a sequence's drafts less if they promised more than was accepted."""
+    paths = [node.path for node in sequence.draft or []]
+    found = max(length for length in range(len(token_ids) + 1) if not length or list(token_ids[:length]) in paths)
+    sequence.expected = sequence.expected * 0.95 + sum(node.probability for node in sequence.draft or [])
+    sequence.found = sequence.found * 0.95 + found
+    sequence.trust = min(1.0, (sequence.found + 10.0) / (sequence.expected + 10.0))

@@ -1,0 +1,72 @@
+"""Sessions on damaged graphs: drafts may be wrong, but nothing is read outside, and the tables stay sound."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from speculant_graph.draft.calibration import Calibration
+from speculant_graph.graph.layout import CUMULATIVE, Trie
+from speculant_graph.graph.lookup import _width
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import StrategyName
+from support.graphs import graph_of
+from support.sessions import draft_of, drafter_of
+
+TEXT = np.random.default_rng(0).integers(0, 20, 2_000).tolist()
+STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
+
+
+def draft_on(graph: NgramGraph) -> None:
+    drafter = drafter_of(graph)
+    drafter.open(1, learn=True)
+    drafter.accept(1, TEXT[:100])
+    for place in range(100, 500, 2):
+        draft = draft_of(drafter, 1, 8, STRATEGIES[place // 2 % len(STRATEGIES)])
+        assert all(0 <= token_id < 2**21 for token_id in draft.token_ids)
+        assert all(0.0 <= probability <= 1.0 for probability in draft.path_probabilities)
+        drafter.accept(1, TEXT[place : place + 2])
+    drafter.close(1)
+    Calibration.load(drafter.calibration.save())
+
+
+def draft_on_damaged_graphs(num_graphs: int) -> None:
+    graph = graph_of([TEXT], 3, 32)
+    random = np.random.default_rng(1)
+    table = graph.trie.table
+    for _ in range(num_graphs):
+        words = graph.trie.words.copy()
+        # One bit of a count, then words anywhere.
+        level = int(random.integers(0, 4))
+        record = int(random.integers(0, table[level, 1]))
+        place = table[level, 0] + record * _width.py_func(table, level + 1) + CUMULATIVE
+        words[place] ^= np.uint32(1 << int(random.integers(0, 32)))
+        places = random.integers(int(table[:-1, 0].min()), words.size, random.integers(0, 30))
+        words[places] = random.choice([0, 1, 2**31, 2**32 - 1, 50, 300, 2**21 - 1], places.size)
+        words.flags.writeable = False
+        draft_on(NgramGraph(Trie(words, table), graph.metadata))
+
+
+def test_damaged_graphs_give_wrong_drafts_at_worst() -> None:
+    draft_on_damaged_graphs(8)
+
+
+@pytest.mark.slow
+def test_no_damage_leads_a_kernel_out_of_its_array(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "NUMBA_BOUNDSCHECK": "1",
+        "NUMBA_CACHE_DIR": str(tmp_path / "kernels"),
+        "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)]),
+    }
+    command = "import test_session_damage; test_session_damage.draft_on_damaged_graphs(60); print('safe')"
+    result = subprocess.run(
+        [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.strip() == "safe", result.stderr
