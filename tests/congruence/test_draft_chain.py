@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from speculant_graph.graph.layout import CHILD, Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import Draft, MixingName
+from support.bounds import run_with_bounds_checks
 from support.graphs import graph_of
 
 VOCABULARY_SIZE = 40
@@ -268,14 +266,4 @@ def test_no_row_is_longer_than_the_vocabulary(mixing: MixingName) -> None:
 
 @pytest.mark.slow
 def test_no_damage_leads_a_kernel_out_of_its_array(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "NUMBA_BOUNDSCHECK": "1",
-        "NUMBA_CACHE_DIR": str(tmp_path / "kernels"),
-        "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)]),
-    }
-    command = "import test_draft_chain; test_draft_chain.draft_from_damaged_graphs(150); print('safe')"
-    result = subprocess.run(
-        [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.stdout.strip() == "safe", result.stderr
+    run_with_bounds_checks(draft_from_damaged_graphs, tmp_path, 150)

@@ -7,7 +7,7 @@ import json
 import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -258,6 +258,14 @@ def test_settings_of_other_commands_are_left_alone(bench: Bench, traces: Path, m
     assert report["results"][0]["budget"] == 4  # type: ignore[index]
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupt_that_a_callback_loses(capfd: pytest.CaptureFixture[str]) -> None:
     callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -16,6 +13,7 @@ from speculant_graph.graph.layout import CUMULATIVE, Trie
 from speculant_graph.graph.lookup import _width
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import StrategyName
+from support.bounds import run_with_bounds_checks
 from support.graphs import graph_of
 from support.sessions import draft_of, drafter_of
 
@@ -59,14 +57,4 @@ def test_damaged_graphs_give_wrong_drafts_at_worst() -> None:
 
 @pytest.mark.slow
 def test_no_damage_leads_a_kernel_out_of_its_array(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "NUMBA_BOUNDSCHECK": "1",
-        "NUMBA_CACHE_DIR": str(tmp_path / "kernels"),
-        "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)]),
-    }
-    command = "import test_session_damage; test_session_damage.draft_on_damaged_graphs(60); print('safe')"
-    result = subprocess.run(
-        [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.stdout.strip() == "safe", result.stderr
+    run_with_bounds_checks(draft_on_damaged_graphs, tmp_path, 60)
