@@ -124,15 +124,8 @@ class DraftedSequence:
         is_prompt = not self.history.arrays.bounds[0]
         if is_prompt:
             self._num_prompt_tokens = tokens.size
-        if self._draft is not None:
-            emitted = tokens.tolist()
-            path = accepted_path(self._draft, emitted)
-            if self.costs.size:
-                self._judge(self._draft, len(path))
-            if self._storage is not None:
-                self._store(self._storage, emitted, path)
-        elif self._storage is not None:
-            self._store(self._storage, tokens.tolist(), [])
+        if self.costs.size or self._storage is not None:
+            self._compare(tokens.tolist())
         self.history.reserve(tokens.size)
         take(drafter.values, self.handles(), tokens, self._vocabulary_size, learns and not is_prompt)
         if self._rows:
@@ -182,6 +175,14 @@ class DraftedSequence:
             stop_if_unknown=self._config.stop_if_unknown or self._vocabulary_size == MAX_VOCABULARY,
             position=len(self.history),
         )
+
+    def _compare(self, emitted: list[TokenId]) -> None:
+        """Learn from what became of the latest draft."""
+        path = [] if self._draft is None else accepted_path(self._draft, emitted)
+        if self._draft is not None:
+            self._judge(self._draft, len(path))
+        if self._storage is not None:
+            self._store(self._storage, emitted, path)
 
     def _judge(self, draft: Draft, num_accepted: int) -> None:
         """Compare the latest draft with what was accepted: drafts that promised too much cost trust.
