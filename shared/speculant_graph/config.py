@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr
 
 from speculant_graph.types import MixingName, SourceName, StrategyName
 
@@ -24,6 +24,10 @@ def _not_tiny(temperature: float) -> float:
     if 0.0 < temperature < 1e-3:
         raise ValueError("temperature must be 0 (greedy) or at least 0.001")
     return temperature
+
+
+def _split(names: object) -> object:
+    return names.split(",") if isinstance(names, str) else names
 
 
 class Config(BaseModel):
@@ -87,7 +91,9 @@ class DraftConfig(Config):
     """Attention: weight of the entropy of the context's successors."""
     attention_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     """Attention: scores are divided by it before the softmax; small values approach 'longest'."""
-    sources: frozenset[SourceName] = frozenset(("corpus", "session", "learned", "recycled"))
+    sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(
+        ("corpus", "session", "learned", "recycled")
+    )
     """What 'adaptive', 'tree', 'specexec' and 'beam' draft from: 'corpus', 'session' (the sequence itself),
     'learned' (what earlier sequences accepted), 'recycled' (the target's own top tokens). The others draft from the
     corpus alone, 'nasd' from what it stored."""

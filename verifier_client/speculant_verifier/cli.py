@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.decoder import SpeculativeDecoder
 
     quiet_transformers()
-    log_to_stderr("WARNING")
+    log_to_stderr("INFO")
     console = Console(highlight=False, soft_wrap=True)
     with SpeculativeDecoder(
         settings.graph_path, settings.verifier, settings.draft, client_config=settings.client

@@ -129,8 +129,10 @@ def _read(settings: BenchReplaySettings, progress: BenchProgress) -> tuple[Ngram
     config = settings.graph
     graph = None if settings.graph_path is None else load_graph(settings.graph_path)
     progress.begin("reading the tokenizer")
+    is_named = graph is None or "tokenizer_name" in config.model_fields_set
     tokenizer = CorpusTokenizer.load(
-        config.tokenizer_name, config.hf_token.get_secret_value() if config.hf_token else None
+        config.tokenizer_name if is_named or graph is None else graph.metadata.tokenizer.name,
+        config.hf_token.get_secret_value() if config.hf_token else None,
     )
     if graph is not None:
         tokenizer.require(graph.metadata.tokenizer)

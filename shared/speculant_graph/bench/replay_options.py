@@ -44,7 +44,7 @@ def parse_budgets(text: str) -> list[int]:
     budgets = set()
     for item in text.split(","):
         number = item.strip()
-        if not (number.isascii() and number.isdigit()):
+        if not (number.isascii() and number.removeprefix("-").isdigit()):
             raise ConfigError(f"--budget: '{number}' is no whole number; write numbers such as 8,16,32")
         if len(number) > _MOST_DIGITS or not 1 <= int(number) <= _MOST_NODES:
             raise ConfigError(f"--budget: {number} is too small or large; write numbers from 1 to {_MOST_NODES:,}")

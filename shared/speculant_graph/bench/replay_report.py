@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from speculant_graph.view.wording import counted
 _PLAIN_WIDTH = 160
 _NONE = "–"
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+_NAMING, _GAP = 2, 2
+"""Columns that name a run; blanks between columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def print_replay(figures: Mapping[str, Any], arguments: Sequence[str], *, as_jso
         console.print(
             f"{workload}: {counted(runs[0]['traces'], 'trace')}, {counted(runs[0]['output_tokens'], 'output token')}"
         )
-        console.print(_run_table(runs))
+        for columns in _shares(_shown_columns(runs), runs, console.width):
+            console.print(_run_table(columns, runs))
         _print_details(console, runs)
         console.print()
     console.print("what the columns say")
@@ -120,9 +123,21 @@ def _shown_columns(runs: Sequence[Mapping[str, Any]]) -> list[_Column]:
     return [column for column in _COLUMNS if any(column.show(run) != _NONE for run in runs)]
 
 
-def _run_table(runs: Sequence[Mapping[str, Any]]) -> Table:
+def _shares(columns: Sequence[_Column], runs: Sequence[Mapping[str, Any]], width: int) -> Iterator[Sequence[_Column]]:
+    """Yield columns for as many tables as the width asks for, each with what names a run."""
+    texts = {column: [*column.heading.split("\n"), *(column.show(run) for run in runs)] for column in columns}
+    widths = {column: _GAP + max(map(len, texts[column])) for column in columns}
+    names, share = columns[:_NAMING], list[_Column]()
+    for column in columns[_NAMING:]:
+        if share and sum(widths[each] for each in [*names, *share, column]) > width + _GAP:
+            yield [*names, *share]
+            share = []
+        share.append(column)
+    yield [*names, *share]
+
+
+def _run_table(columns: Sequence[_Column], runs: Sequence[Mapping[str, Any]]) -> Table:
     table = _table()
-    columns = _shown_columns(runs)
     for column in columns:
         table.add_column(column.heading, justify="left" if column.heading == "strategy" else "right", no_wrap=True)
     for run in runs:

@@ -111,7 +111,7 @@ def _record(line: bytes, place: str) -> dict[str, object]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+        reason = error.msg.removesuffix(" at") if isinstance(error, json.JSONDecodeError) else error
         raise CorpusError(f"{place}: is no JSON ({reason}); mend the line or leave it out") from error
     if not isinstance(record, dict):
         raise CorpusError(f"{place}: is no JSON object; give one with 'prompt' and 'output'")

@@ -11,7 +11,8 @@ every entry is credited with the probability that the token came from it. There 
 
 *Agreement.* The mixture does not know that a candidate which the sequence and the corpus both support is better than
 one that a single long context supports. So a second table counts, for each range of P(x) and set of contexts that
-support x, how often x was right, and moves P(x) towards that rate.
+support x, how often x was right, and moves P(x) towards that rate. Each candidate is moved by itself: those of one
+context may add up to a little more than 1 (0.3 % of contexts do).
 """
 
 from __future__ import annotations

@@ -96,6 +96,9 @@ class LearnedStore:
         """Write what was given to :meth:`add` to the log, if there is one."""
         if self._log is None or not self._max_tokens or memory.is_forgotten:
             return
+        if self._log.is_closed:
+            logger.warning("a sequence ended after the log was closed, and is not kept; close sequences first")
+            return
         for document in np.split(token_ids, np.flatnonzero(token_ids < 0)):  # what is no token parts documents
             self._log.append(memory.tenant, document[document >= 0])
 

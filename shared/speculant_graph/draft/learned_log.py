@@ -110,6 +110,11 @@ class LearnedLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is taken any more."""
+        return self._closed.is_set()
+
     def tenants(self) -> list[str]:
         """Return the tenants that have a log, sorted.
 

@@ -36,6 +36,7 @@ CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec",
 """Strategies whose path probabilities are calibrated."""
 
 _NO_COSTS = np.zeros(0)
+_PATIENCE_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,13 @@ class SessionDrafter:
             learned: what earlier sequences accepted; a store in memory by default.
 
         Raises:
-            ConfigError: the configured strategy needs a graph.
+            ConfigError: the configured strategy has nothing to draft from.
         """
         self.graph = graph
         self.config = config or DraftConfig()
+        strategy, sources = self.config.strategy, self.config.sources
+        if strategy in CALIBRATED and not (sources - {"corpus"} if graph is None else sources):
+            raise ConfigError(f"strategy {strategy} has nothing to draft from; give a graph, or add the source session")
         self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
         workspace = make_workspace(MAX_NODES, self.config.max_branches)
@@ -169,7 +173,7 @@ class SessionDrafter:
         self.learned.keep(sequence.memory, tokens)
 
     def save(self) -> None:
-        """Bring what was learned to disk, if the store has one; drafts go on meanwhile."""
+        """Bring what closed sequences taught to disk, if the store has one; drafts go on meanwhile."""
         with self._lock:
             calibration = self.calibration.copy()
         self.learned.save(calibration)
@@ -231,11 +235,17 @@ class SessionDrafter:
 
     def _warm_up(self) -> None:
         """Compile or load the kernels of the configured strategy, so that no sequence waits for them."""
-        RecycledRows().put(np.zeros(1, np.int64), np.zeros((1, 1), np.int64))
-        self.open(0)
-        self.accept(0, [0, 1] * 500)  # more than a history has room for at first; a prompt, which teaches nothing
-        self.draft([DraftOrder(0, 2)])
-        self.close(0)
+        patience = threading.Timer(_PATIENCE_S, logger.info, ["kernels are being compiled, once on this machine"])
+        patience.daemon = True
+        patience.start()
+        try:
+            RecycledRows().put(np.zeros(1, np.int64), np.zeros((1, 1), np.int64))
+            self.open(0)
+            self.accept(0, [0, 1] * 500)  # more than a history has room for at first; a prompt, which teaches nothing
+            self.draft([DraftOrder(0, 2)])
+            self.close(0)
+        finally:
+            patience.cancel()
 
 
 def _calibration_of(graph: NgramGraph | None) -> Calibration:

@@ -82,6 +82,11 @@ def test_rows_of_nodes_that_are_not_there() -> None:
 def test_strategies_that_there_are_not(graph: NgramGraph) -> None:
     with pytest.raises(ConfigError, match="strategy greedy drafts from a graph; give one"):
         SessionDrafter(None)
+    for sources in (["corpus"], []):
+        with pytest.raises(ConfigError, match="strategy tree has nothing to draft from; give a graph, or add the"):
+            drafter_of(sources=sources)
+    with pytest.raises(ConfigError, match="strategy tree has nothing"):
+        drafter_of(graph, sources=[])
     drafter = drafter_of()
     started(drafter, 1, [1])
     for strategy in ("greedy", "sampling"):

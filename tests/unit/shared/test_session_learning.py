@@ -164,6 +164,19 @@ def test_tenants_that_are_away_leave_memory(tmp_path: Path) -> None:
         LearnedStore(10, max_tenants=0)
 
 
+def test_sequences_that_outlive_their_log_are_missed_aloud(tmp_path: Path) -> None:
+    messages: list[str] = []
+    logger.enable("speculant_graph")
+    sink = logger.add(messages.append, level="WARNING", format="{message}")
+    with opened(tmp_path / "learned") as log:
+        drafter = drafter_of(learned=LearnedStore(1_000, log))
+        started(drafter, 1, [9], learn=True)
+        drafter.accept(1, [1, 2, 3])
+    drafter.close(1)
+    logger.remove(sink)
+    assert any("close sequences first" in message for message in messages)
+
+
 def test_what_is_no_token_parts_texts_on_disk_too(tmp_path: Path) -> None:
     with opened(tmp_path / "learned") as log:
         drafter = drafter_of(learned=LearnedStore(1_000, log))
