@@ -85,7 +85,7 @@ class DraftedSequence:
         self._num_prompt_tokens = 0
         self._draft: Draft | None = None  # since the latest tokens came
         self._expected, self._found = 0.0, 0.0
-        self._rows: list[tuple[TokenId, list[TokenId]]] = []
+        self._rows: list[tuple[Int64Array, Int64Array]] = []  # contexts, and what followed them
         self._rows_of_nodes: dict[int, list[TokenId]] = {}
         self._storage: NGramStorage | None = None
         enabled = np.zeros(NUM_SOURCES, np.int64)
@@ -136,23 +136,26 @@ class DraftedSequence:
         """Note a draft: what comes next tells how good it was."""
         self._draft, self._rows_of_nodes = draft, {}
 
-    def recycle(self, nodes: Sequence[int], rows: Sequence[Int64Array]) -> None:
-        """Take the target's most probable tokens after nodes of the latest draft, shape ``[n]`` for each.
+    def recycle(self, nodes: Sequence[int], rows: Int64Array) -> None:
+        """Take the target's most probable tokens after nodes of the latest draft, shape ``[nodes, width]``.
+
+        A row ends before the first that is no token.
 
         Raises:
             DraftRequestError: there is no such node.
         """
         draft = self._draft or EMPTY_DRAFT
-        if any(not 0 <= node <= len(draft) for node in nodes):
+        if len(nodes) and not 0 <= min(nodes) <= max(nodes) <= len(draft):
             raise DraftRequestError(f"the latest draft has nodes 0 to {len(draft)}; send rows of those")
-        if not len(self.history):
+        if not len(nodes) or not len(self.history):
             return
         last = int(self.history.latest(1)[0])
-        for node, row in zip(nodes, rows, strict=True):
-            known = row[(row >= 0) & (row < self._vocabulary_size)]
-            kept = known[: self._config.filler_top_k].tolist()
-            self._rows.append((draft.token_ids[node - 1] if node else last, kept))
-            self._rows_of_nodes[node] = kept
+        kept = rows[:, : self._config.filler_top_k]
+        kept = np.where((kept < 0) | (kept >= self._vocabulary_size), -1, kept)
+        self._rows.append((np.array([draft.token_ids[node - 1] if node else last for node in nodes], np.int64), kept))
+        if self._storage is not None:
+            for node, row in zip(nodes, kept.tolist(), strict=True):
+                self._rows_of_nodes[node] = row[: row.index(-1)] if -1 in row else row
 
     def learnable(self) -> Int64Array:
         """Return what followed the prompt, or the newest of it, after the last few tokens of the prompt itself.
@@ -197,10 +200,8 @@ class DraftedSequence:
         # Only now: a row holds the very token that was accepted, and trust in rows is learned from older ones.
         if not self.learns and self._recycled is self.memory.recycled:
             self._recycled = self.memory.recycled.copy()  # others must not see what this sequence brings
-        width = max(1, *(len(row) for _, row in self._rows))
-        padded = [[*row, *[-1] * (width - len(row))] for _, row in self._rows]
-        contexts = [context for context, _ in self._rows]
-        self._recycled.put(np.array(contexts, np.int64), np.array(padded, np.int64))
+        for contexts, rows in self._rows:
+            self._recycled.put(contexts, rows)
 
     def _store(self, storage: NGramStorage, emitted: list[TokenId], path: list[int]) -> None:
         if not 0 <= min(emitted) <= max(emitted) < self._vocabulary_size:

@@ -133,14 +133,15 @@ class SessionDrafter:
             learns = self.config.strategy in CALIBRATED or sequence.is_calibrated
             sequence.take(self._handles, tokens, learns=learns)
 
-    def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
+    def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]] | Int64Array) -> None:
         """Learn the target's most probable tokens at positions of the latest draft, before :meth:`accept`.
 
         Args:
             session_id: the sequence.
             nodes: per row the node it follows: 0 for the end of the sequence, j + 1 for node j of its latest draft,
                 accepted or not.
-            rows: per row the most probable next tokens, best first.
+            rows: per row the most probable next tokens, best first; negative for none. An array of shape
+                ``[nodes, width]`` is quickest.
 
         Raises:
             DraftRequestError: there is no such sequence or node, these are no token ids, or not one row per node.
@@ -149,7 +150,7 @@ class SessionDrafter:
             sequence = self._find(session_id)
             if len(nodes) != len(rows):
                 raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
-            sequence.recycle(nodes, [_as_array(row) for row in rows])
+            sequence.recycle(nodes, _as_rows(rows))
 
     def draft(self, orders: Sequence[DraftOrder]) -> list[Draft]:
         """Draft for a batch, in order.
@@ -258,6 +259,21 @@ def _calibration_of(graph: NgramGraph | None) -> Calibration:
             "the graph's calibration is of another release; build the graph again to have one from the start"
         )
         return Calibration()
+
+
+def _as_rows(rows: Sequence[Sequence[TokenId]] | Int64Array) -> Int64Array:
+    """Return rows as one array, filled up with -1."""
+    try:
+        whole = np.array(rows, order="C")
+        if whole.ndim == 2 and whole.dtype.kind in "iu":
+            return whole.astype(np.int64, copy=False)
+    except ValueError:  # rows of several lengths
+        pass
+    arrays = [_as_array(row) for row in rows]
+    padded = np.full((len(arrays), max((array.size for array in arrays), default=0)), -1, np.int64)
+    for place, array in enumerate(arrays):
+        padded[place, : array.size] = array
+    return padded
 
 
 def _as_array(token_ids: Sequence[TokenId]) -> Int64Array:

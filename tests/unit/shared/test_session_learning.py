@@ -68,10 +68,14 @@ def test_rows_name_nodes_of_the_draft_they_come_after() -> None:
 def test_rows_may_hold_what_is_no_token(strategy: StrategyName) -> None:
     drafter = drafter_of(graph_of([CORPUS], 4, 100), strategy=strategy)
     started(drafter, 1, [61, 62])
-    drafter.recycle(1, [0], [[-1, 2**70, 100, 2**31 - 2, 70, 71]])
+    drafter.recycle(1, [0], [[70, 71, -1, 2**70, 100, 2**31 - 2, 72]])
     drafter.accept(1, [63, 62])
     assert set(draft_of(drafter, 1).token_ids) <= {*range(12), 63, 62, 70, 71}
     assert set(draft_of(drafter, 1).token_ids) & {70, 63}
+    drafter.recycle(1, [0], [[2**70]])
+    drafter.recycle(1, [0], np.array([[73, -1]]))
+    drafter.recycle(1, [], [])
+    drafter.accept(1, [62])
     with pytest.raises(DraftRequestError, match="give whole numbers"):
         drafter.recycle(1, [0], [["a"]])  # type: ignore[list-item]
     drafter.accept(1, [1])
