@@ -72,3 +72,4 @@ constraints: $(STAMP) ## write what is installed to constraints.txt
 
 clean: ## remove what the verbs made
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find shared drafter_server verifier_client tests -name __pycache__ -prune -exec rm -rf {} +

@@ -15,8 +15,9 @@ import tomllib
 from argparse import Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_settings import (
@@ -107,7 +108,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
                 cli_prog_name=f"speculant {command}",
                 cli_parse_args=list(arguments),
                 cli_shortcuts=_shortcuts(kind),
-                parse_args_method=_parse_verbatim,
+                parse_args_method=partial(_parse_verbatim, _path_lists(kind)),
                 formatter_class=_Help,
             )
             toml = () if path is None else (TomlConfigSettingsSource(settings_cls, path),)
@@ -140,11 +141,16 @@ def _names(members: str) -> str:
     return ",".join(sorted(member.strip("' ") for member in members.split(",")))
 
 
-def _parse_verbatim(parser: ArgumentParser, *arguments: Any) -> Namespace:
+def _path_lists(kind: type[CommandSettings]) -> frozenset[str]:
+    """Return the names of the settings that are lists of paths."""
+    return frozenset(name for name, info in kind.model_fields.items() if TypedPath in get_args(info.annotation))
+
+
+def _parse_verbatim(path_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
     """Parse a command line and wrap the paths of lists, which would be split at commas and read as JSON otherwise."""
     parsed: Namespace = ArgumentParser.parse_args(parser, *arguments)
     for name, value in vars(parsed).items():
-        if isinstance(value, list) and not name.endswith("sources"):
+        if isinstance(value, list) and name in path_lists:
             setattr(parsed, name, [_WRAPPED + item.encode(errors="surrogateescape").hex() for item in value])
     return parsed
 

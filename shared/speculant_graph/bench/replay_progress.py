@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from speculant_graph.view.wording import PHASE_LABELS
+
 if TYPE_CHECKING:
     from speculant_graph.graph.builder import BuildProgress
 
 _LABEL_CHARACTERS = 42
 _BAR_INTERVAL_S = 0.1
 _LINE_INTERVAL_S = 10.0
-_BUILD_LABELS = {
-    "tokenize": "tokenising",
-    "calibrate": "calibrating (compiles if new)",
-    "count": "counting",
-    "save": "linking",
-}
 
 
 class BenchProgress:
@@ -58,7 +54,8 @@ class BenchProgress:
 
     def show_build(self, build: BuildProgress) -> None:
         """Say how far a build is."""
-        label = f"corpus: {_BUILD_LABELS.get(build.phase, build.phase)}"
+        hint = " (compiles if new)" if build.phase == "calibrate" else ""
+        label = f"corpus: {PHASE_LABELS[build.phase]}{hint}"
         if build.phase != self._build_phase:
             self._build_phase = build.phase
             self.begin(label)

@@ -11,17 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from speculant_graph.machine import anonymous_bytes
+from speculant_graph.view.wording import PHASE_LABELS
 
 if TYPE_CHECKING:
     from speculant_graph.graph.builder import BuildProgress
 
-_LABELS = {
-    "tokenize": "tokenising",
-    "calibrate": "trying out",
-    "count": "counting",
-    "save": "linking",
-    "combine": "combining",
-}
 _RATED = ("tokenize", "count")
 _UNITS = ("kB", "MB", "GB", "TB")
 _TAKEN = 36
@@ -74,7 +68,7 @@ class _Bars:
             self._bars.update(self._task, completed=finished, total=finished)
         self._phase = progress.phase
         self._first = (now, _tokens_done(progress))
-        self._task = self._bars.add_task(_LABELS[progress.phase], total=None, note="")
+        self._task = self._bars.add_task(PHASE_LABELS[progress.phase], total=None, note="")
 
     def _note(self, progress: BuildProgress, now: float) -> str:
         parts = []

@@ -1,4 +1,4 @@
-"""The slow and obvious session drafter that the fast one is held against; for tests.
+"""The slow and obvious session drafter that the fast one is held against; for tests and benches.
 
 The rules of ``session_drafter.py``, ``sequence.py`` and ``tree.py`` over lists and dictionaries; what contexts say is
 looked for and mixed by ``tree_reference.py``.

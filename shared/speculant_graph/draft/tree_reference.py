@@ -1,8 +1,8 @@
-"""The slow and obvious form of what kernels make of evidence, over lists and dictionaries; for tests.
+"""The slow and obvious form of what kernels make of evidence, over lists and dictionaries; for tests and benches.
 
 The rules of ``evidence.py`` and ``calibration.py`` without chains, rings and tables of numbers: every context is
-searched for in the whole text. Numbers are added in the order of the kernels, so
-that results are equal and not merely close.
+searched for in the whole text. Numbers are added in the order of the kernels, so that results are equal and not merely
+close.
 """
 
 from __future__ import annotations

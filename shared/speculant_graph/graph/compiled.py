@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -13,6 +15,20 @@ Integer = Any
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
+_PACKAGE = Path(__file__).parent.parent
+_PACKAGES_OF_KERNELS = ("graph", "draft")
+
+
+def _digest_of_kernels() -> str:
+    digest = hashlib.sha256()
+    for package in _PACKAGES_OF_KERNELS:
+        for source in sorted((_PACKAGE / package).glob("*.py")):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+_DIGEST = _digest_of_kernels()
+
 
 def compiled(function: Kernel) -> Kernel:
     """Compile a function of arrays and numbers to machine code when it is first called.
@@ -20,6 +36,9 @@ def compiled(function: Kernel) -> Kernel:
     It runs without the GIL and without bounds checks. Kernels of lookups compare every index that comes from a file
     with its bounds; those that write trust arrays that were built here or checked.
     """
+    # On disk machine code is found by this name, and made again when the file of its function changes. It holds code
+    # and constants of other files, too: without their digest an update would run the old ones on new arrays.
+    function.__qualname__ += f"-{_DIGEST}"
     try:
         kernel = numba.njit(function, nogil=True, cache=True)
     except RuntimeError as error:  # neither the package's folder nor the user's cache can be written

@@ -1,6 +1,15 @@
-"""Numbers with nouns."""
+"""Words that several commands say to people."""
 
 from __future__ import annotations
+
+PHASE_LABELS = {
+    "tokenize": "tokenising",
+    "calibrate": "trying out",
+    "count": "counting",
+    "save": "linking",
+    "combine": "combining",
+}
+"""What a phase of :class:`~speculant_graph.graph.builder.BuildProgress` is called, in at most 10 characters."""
 
 
 def counted(number: int, noun: str) -> str:

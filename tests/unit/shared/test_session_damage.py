@@ -14,6 +14,7 @@ from speculant_graph.graph.lookup import _width
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import StrategyName
 from support.bounds import run_with_bounds_checks
+from support.damage import damaged
 from support.graphs import graph_of
 from support.sessions import draft_of, drafter_of
 
@@ -45,10 +46,7 @@ def draft_on_damaged_graphs(num_graphs: int) -> None:
         record = int(random.integers(0, table[level, 1]))
         place = table[level, 0] + record * _width.py_func(table, level + 1) + CUMULATIVE
         words[place] ^= np.uint32(1 << int(random.integers(0, 32)))
-        places = random.integers(int(table[:-1, 0].min()), words.size, random.integers(0, 30))
-        words[places] = random.choice([0, 1, 2**31, 2**32 - 1, 50, 300, 2**21 - 1], places.size)
-        words.flags.writeable = False
-        draft_on(NgramGraph(Trie(words, table), graph.metadata))
+        draft_on(damaged(NgramGraph(Trie(words, table), graph.metadata), random))
 
 
 def test_damaged_graphs_give_wrong_drafts_at_worst() -> None:
