@@ -158,36 +158,90 @@ class GenerationConfig(Config):
 
 
 class ClientConfig(Config):
-    """How a drafter sidecar is reached, and how long it is waited for."""
+    """How drafter sidecars are reached, and how long they are waited for."""
 
     address: str = ""
-    """'unix:///path/to.sock' or 'host:port'; empty: draft in this process."""
+    """'unix:///path/to.sock' or 'host:port', several of them separated by commas: sequences are spread over them.
+    Empty: draft in this process."""
+    graph: str = ""
+    """Name of the graph to draft from; empty: the sidecar's default."""
+    tenant: str = ""
+    """Whose text is decoded: what it teaches helps this tenant's later sequences and nobody else's."""
+    learn: bool = True
+    """Let later sequences of the tenant profit from what these accept."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
     """A step whose draft is later than this goes on without one."""
     open_deadline_ms: Annotated[float, Field(gt=0)] = 500.0
     """Patience when a session is opened."""
     failures_before_pause: Annotated[int, Field(ge=1)] = 3
-    """After so many failed steps in a row the drafter is not asked for a while."""
-    pause_ms: Annotated[float, Field(gt=0)] = 100.0
-    """How long it is left alone before the next try."""
+    """After so many failed steps in a row a sidecar is not asked until it answers a probe."""
+    probe_interval_ms: Annotated[float, Field(gt=0)] = 50.0
+    """Pause between probes of a sidecar that failed. Probes are sent in the background and delay no step."""
+    tls: bool = False
+    """Encrypt, and trust what this machine trusts; naming certificates does it, too."""
+    tls_ca: Path | None = None
+    """Certificates (PEM) of the authorities to trust instead."""
+    tls_certificate: Path | None = None
+    """This client's certificate (PEM), for sidecars that ask for one."""
+    tls_key: Path | None = None
+    """Its private key (PEM)."""
+    tls_server_name: str = ""
+    """Name to expect in the sidecar's certificate, if it is not the host's."""
+    token: SecretStr | None = None
+    """Bearer token, for sidecars that ask for one."""
 
 
 class ServerConfig(Config):
     """The drafter sidecar."""
 
     listen: str = "unix:///tmp/speculant-drafter/drafter.sock"
-    """Address to serve on: 'unix:///path/to.sock' or 'host:port'."""
+    """Address to serve on: 'unix:///path/to.sock' or 'host:port', several of them separated by commas. Of several
+    workers each has its own: 'drafter.sock' becomes 'drafter-0.sock', 'drafter-1.sock', ...; ports count up."""
+    admin_listen: str = ""
+    """Address of the admin service, which must not be public; empty: not served."""
+    metrics_listen: str = ""
+    """'host:port' of Prometheus metrics and /healthz over HTTP; empty: not served."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """Processes that serve. They share the graph's memory; sessions and what is learned belong to one of them."""
     graph: Path = Path("graph.pkl")
-    """Graph file to serve."""
+    """Graph file to serve by default. Its name is the file's, without the suffix."""
+    graphs: dict[str, Path] = {}
+    """More graph files to serve, each under a name: docs=docs.pkl"""
+    graph_folder: Path | None = None
+    """Folder from which the admin service may load graphs; by default the one that 'graph' is in."""
+    learned: Path | None = None
+    """Folder in which accepted text is kept for later sequences, also over restarts; without it, in memory."""
+    access_file: Path | None = None
+    """TOML file that says which clients may use which tenants and graphs; without it, whoever can connect may use
+    all."""
+    tls_certificate: Path | None = None
+    """Certificate chain (PEM) of this server; TCP addresses are then served encrypted only."""
+    tls_key: Path | None = None
+    """Its private key (PEM)."""
+    tls_client_ca: Path | None = None
+    """Certificates (PEM) of the authorities that clients' certificates must be of; without it clients need none."""
+    reflection: bool = True
+    """Let tools ask what services and messages there are."""
+    tracing: bool = False
+    """Send a span per session and per administrative call to OpenTelemetry, which its own variables (OTEL_...) set
+    up."""
     max_message_bytes: Annotated[int, Field(ge=1_024)] = 1 << 20
     """Largest message taken or sent."""
     max_sequences: Annotated[int, Field(ge=1)] = 256
     """Most sequences in one message."""
-    max_nodes: Annotated[int, Field(ge=1)] = 1_024
-    """Most nodes drafted for one sequence in one step; larger budgets are cut to it."""
+    max_tokens: Annotated[int, Field(ge=1)] = 262_144
+    """Most context tokens in one message."""
+    max_nodes: Annotated[int, Field(ge=1, le=1_024)] = 1_024
+    """Most nodes drafted for one sequence in one step."""
+    max_concurrent_rpcs: Annotated[int, Field(ge=1)] = 1_024
+    """Most calls at a time; an open stream is one."""
     max_sessions: Annotated[int, Field(ge=1)] = 10_000
-    """Most open sessions; beyond it the longest idle one is dropped."""
+    """Most open sessions; beyond it the longest idle one is dropped, if it is idle at all."""
+    max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
+    """Most memory of all sessions together, such as 1GB; beyond it the longest idle ones are dropped."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Sessions without a step for so long are dropped."""
+    busy_s: Annotated[float, Field(ge=0)] = 1.0
+    """A session that had a step within so many seconds is never dropped for another, which is refused instead."""
     grace_s: Annotated[float, Field(ge=0)] = 5.0
     """Time for running calls to finish after SIGTERM."""

@@ -13,6 +13,7 @@
     │   ├── DraftLimitError         it is over a limit of the drafter
     │   └── UnservedRequestError    it asks for what the drafter does not do
     ├── DrafterUnavailableError      the sidecar does not answer
+    ├── AccessError            the sidecar does not know the client, or does not let it
     └── GenerationError        a prompt can't be continued; nothing was generated
 
 Messages are one line and end in what to do about it. Nothing here knows gRPC, torch or the command line.
@@ -56,6 +57,16 @@ class UnknownGraphError(DraftRequestError):
 class DraftLimitError(DraftRequestError):
     """A request, or the answer to it, is over a limit of the drafter."""
 
+    def __init__(self, message: str, retry_delay_s: float = 0.0) -> None:
+        """Make an error.
+
+        Args:
+            message: which limit, and what to do.
+            retry_delay_s: when to try again, seconds; 0: at once, but with less, as waiting does not help.
+        """
+        super().__init__(message)
+        self.retry_delay_s = retry_delay_s
+
 
 class UnservedRequestError(DraftRequestError):
     """A request asks for a strategy or an option that the drafter does not serve."""
@@ -63,6 +74,10 @@ class UnservedRequestError(DraftRequestError):
 
 class DrafterUnavailableError(SpeculantError):
     """The drafter sidecar does not answer."""
+
+
+class AccessError(SpeculantError):
+    """The sidecar does not know the client, or does not let it do what it asked for."""
 
 
 class GenerationError(SpeculantError):

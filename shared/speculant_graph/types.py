@@ -62,8 +62,8 @@ class Draft:
     """One per node: 0 = child of the root (the last known token), j+1 = child of node j; at most its own index."""
     path_probabilities: tuple[float, ...] = ()
     """One per node, the estimated probability that the path to it is accepted; empty if the strategy has none."""
-    proposals: tuple[Proposal, ...] = ()
-    """One per node for sampling strategies, else empty."""
+    proposals: Sequence[Proposal] = ()
+    """One per node for sampling strategies, else empty. May be made when it is looked at."""
     strategy: StrategyName = "greedy"
     """What made it."""
     terminated_early: bool = False
@@ -86,6 +86,18 @@ EMPTY_DRAFT = Draft()
 
 
 @dataclass(frozen=True, slots=True)
+class Feedback:
+    """What the target thought at positions of a verified draft, for the drafter to learn."""
+
+    draft_id: int
+    """The draft that was verified (its ``draft_id``)."""
+    nodes: Sequence[int]
+    """Per row the node it follows: 0 = the root, j+1 = node j of the draft, accepted or not."""
+    rows: NDArray[np.int64]
+    """Per row the target's most probable next tokens, best first, shape ``[nodes, width]``."""
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceStep:
     """What a drafter is told about one sequence for one step."""
 
@@ -97,6 +109,8 @@ class SequenceStep:
     """Most nodes to draft."""
     seed: int = 0
     """Seed of sampling strategies: the same seed and position give the same draft."""
+    feedback: Feedback | None = None
+    """What the target made of the latest draft, where a verifier tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,12 @@ class DrafterStatistics:
     """Nodes received."""
     reopened_sessions: int = 0
     """Sessions opened again after the drafter had lost them."""
+    skipped_steps: int = 0
+    """Failed steps that were not even sent, as the drafter was known to be down."""
+    late_answers: int = 0
+    """Answers that came after their step had gone on without them."""
+    failovers: int = 0
+    """Sessions that moved to another replica because theirs was down."""
     round_trip_s: tuple[float, ...] = field(default=(), repr=False)
     """Duration of the most recent answered steps, oldest first."""
     last_failure: str = ""

@@ -31,7 +31,7 @@ SESSION_IDS = itertools.count(1)
 
 def make_client(sidecar: Sidecar, tokenizer: Fingerprint | None = None, **settings: object) -> DrafterClient:
     strategy, strict = settings.pop("strategy", "greedy"), bool(settings.pop("strict", False))
-    config = ClientConfig.model_validate({"address": sidecar.address, "pause_ms": 20.0, **PATIENT, **settings})
+    config = ClientConfig.model_validate({"address": sidecar.address, "probe_interval_ms": 20.0, **PATIENT, **settings})
     return DrafterClient(
         config, tokenizer=tokenizer, draft=DraftConfig.model_validate({"strategy": strategy}), strict=strict
     )

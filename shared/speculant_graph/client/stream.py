@@ -67,7 +67,7 @@ class DrafterClient:
         self._clock = clock
         self._channel = connect_channel(config.address)
         self._stub = DrafterServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._breaker = Breaker(config.failures_before_pause, config.pause_ms / 1e3, clock)
+        self._breaker = Breaker(config.failures_before_pause, config.probe_interval_ms / 1e3, clock)
         self._sessions = SessionTable()
         self._exchange = StepExchange(self._stub, draft.strategy, clock)
         self._closing: set[Any] = set()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from speculant_graph.types import EMPTY_DRAFT, Draft, Fingerprint, StrategyName, TokenId
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, Fingerprint, MixingName, StrategyName, TokenId
 
 
 class SequenceStatus(enum.IntEnum):
@@ -38,6 +39,8 @@ class SequenceRequest:
     """Most nodes to draft; 0 only takes the tokens. None, for all sequences or for none: the server's default."""
     seed: int = 0
     """Seed of sampling strategies."""
+    feedback: Feedback | None = None
+    """What the target made of the draft that it names; its rows hold no negative ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,16 @@ class StepOptions:
     """Cap of q's support; 0 for the server's default."""
     omit_proposals: bool = False
     """Leave the distributions q out of the answer."""
+    max_depth: int = 0
+    """Longest path of a tree; 0, as below, for the server's default."""
+    max_branches: int = 0
+    """Most children of a node."""
+    beam_width: int = 0
+    """``specexec`` and ``beam``: nodes expanded at once."""
+    min_path_probability: float = 0.0
+    """Paths less probable than this are not drafted."""
+    mixing: MixingName | None = None
+    """Combination of orders, for ``greedy`` and ``sampling``; None for the server's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,10 @@ class OpenRequest:
     """Graph name; empty for the default graph."""
     idle_timeout_s: float | None = None
     """Evict after this idle time; None for the server's default."""
+    learn: bool = False
+    """Let later sessions of the tenant profit from what this one accepts."""
+    cost: CostCurve | None = None
+    """What verifying costs the client; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import grpc
 
 from speculant_graph.errors import (
+    AccessError,
     ConfigError,
     CorpusError,
     DrafterUnavailableError,
@@ -38,6 +39,7 @@ STATUS_OF_ERROR: dict[type[SpeculantError], grpc.StatusCode] = {
     DraftLimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnservedRequestError: grpc.StatusCode.UNIMPLEMENTED,
     DrafterUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    AccessError: grpc.StatusCode.PERMISSION_DENIED,
     GenerationError: grpc.StatusCode.INTERNAL,
 }
 """What a server answers; a subclass that is not listed takes its base's code."""
@@ -49,7 +51,7 @@ ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DrafterUnavailableError,
     grpc.StatusCode.NOT_FOUND: UnknownGraphError,
     grpc.StatusCode.ALREADY_EXISTS: DraftRequestError,
-    grpc.StatusCode.PERMISSION_DENIED: ConfigError,
+    grpc.StatusCode.PERMISSION_DENIED: AccessError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: DraftLimitError,
     grpc.StatusCode.FAILED_PRECONDITION: TokenizerMismatchError,
     grpc.StatusCode.ABORTED: DrafterUnavailableError,
@@ -58,7 +60,7 @@ ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
     grpc.StatusCode.INTERNAL: DrafterUnavailableError,
     grpc.StatusCode.UNAVAILABLE: DrafterUnavailableError,
     grpc.StatusCode.DATA_LOSS: DrafterUnavailableError,
-    grpc.StatusCode.UNAUTHENTICATED: ConfigError,
+    grpc.StatusCode.UNAUTHENTICATED: AccessError,
 }
 """What a client makes of an answer; every code but OK."""
 

@@ -15,8 +15,10 @@ from speculant_graph.rpc.convert.sessions import (
     encode_open_answer,
     encode_open_request,
 )
+from speculant_graph.rpc.convert.stream import StreamAnswer, encode_stream_step, read_stream_answer
 
 __all__ = [
+    "StreamAnswer",
     "decode_open_answer",
     "decode_open_request",
     "decode_step_answer",
@@ -25,5 +27,7 @@ __all__ = [
     "encode_open_request",
     "encode_step_answer",
     "encode_step_request",
+    "encode_stream_step",
+    "read_stream_answer",
     "require_served",
 ]
