@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft import chain
+from speculant_graph.draft import chain, chain_batch
+from speculant_graph.draft.batch import DraftBatch
 from speculant_graph.errors import ConfigError
+from speculant_graph.graph.layout import Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph
 from speculant_graph.types import Draft, Proposal, StrategyName, TokenId
 
+_FIRST_PARENTS = np.arange(1_024)
 CHAIN_STRATEGY_NAMES: tuple[StrategyName, ...] = ("greedy", "sampling")
 """What a graph alone can do."""
 
@@ -141,6 +144,57 @@ class DraftGenerator:
             terminated_early=len(token_ids) < k,
         )
 
+    def draft_batch(
+        self,
+        states: Int64Array,
+        budgets: Sequence[int],
+        strategy: StrategyName,
+        *,
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        max_candidates: int = 0,
+        with_proposals: bool = True,
+    ) -> DraftBatch:
+        """Draft for several sequences at once what :meth:`draft` would for each.
+
+        Args:
+            states: per sequence (order, record) of the longest context at its end that is known, shape
+                ``[sequences, 2]``.
+            budgets: per sequence, most tokens to draft.
+            strategy: ``greedy`` or ``sampling``.
+            seeds: per sequence, seed of the draws.
+            positions: per sequence, index of the first token drafted.
+            max_candidates: most successors that a distribution keeps; 0 keeps all.
+            with_proposals: return the distributions of ``sampling``.
+        """
+        trie = self.graph.trie
+        wanted = np.array(budgets, np.int64)
+        distributions: tuple[Any, ...] = ()
+        if strategy == "greedy":
+            lengths, token_ids = chain_batch.greedy_batch(trie.words, trie.table, states, wanted, self._attention)
+        else:
+            lengths, token_ids, *distributions = chain_batch.sample_batch(
+                trie.words,
+                trie.table,
+                states,
+                wanted,
+                np.array(seeds, np.uint64).view(np.int64),
+                np.array(positions, np.uint64).view(np.int64),
+                max_candidates,
+                self._attention,
+            )
+        nodes_of = lengths.tolist()
+        parents = _FIRST_PARENTS[: nodes_of[0]] if len(nodes_of) == 1 else _parents(lengths, token_ids.size)
+        return DraftBatch(
+            strategy,
+            nodes_of,
+            (lengths < wanted).tolist(),
+            token_ids,
+            parents,
+            (),
+            *(distributions if with_proposals else ()),
+        )
+
     def _greedy(self, context: Sequence[TokenId], k: int) -> list[TokenId]:
         if not self._attention.size:
             return self.graph.draft_greedy(context, k)
@@ -177,6 +231,8 @@ class DraftGenerator:
         """Compile or load the kernels, which the first draft of each kind does otherwise."""
         trie = self.graph.trie
         chain.sample(trie.words, trie.table, 0, 0, 0, 0, 0, 0, self._attention)
+        for strategy in CHAIN_STRATEGY_NAMES:
+            self.draft_batch(np.zeros((1, 2), np.int64), [0], strategy, seeds=[0], positions=[0])
         if self._attention.size:
             chain.draft_attentively(trie.words, trie.table, 0, 0, np.empty(0, np.int64), self._attention)
 
@@ -196,6 +252,12 @@ def _attention_of(config: DraftConfig) -> chain.Float64Array:
     return np.array(
         [config.attention_order, config.attention_count, config.attention_entropy, config.attention_temperature]
     )
+
+
+def _parents(lengths: Int64Array, num_nodes: int) -> Int64Array:
+    """Return the parents of chains of these lengths, one after another."""
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.arange(num_nodes, dtype=np.int64) - starts
 
 
 def _refusal(strategy: str) -> str:

@@ -70,6 +70,11 @@ class History:
         """Tokens added so far, forgotten ones included."""
         return int(self.arrays.bounds[0])
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory taken."""
+        return sum(array.nbytes for array in self.arrays)
+
     def append(self, token_ids: Int64Array) -> None:
         """Add tokens, shape ``[n]``; takes about 20 ns for each."""
         self.reserve(token_ids.size)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.history import SESSION_CHAINS, WINDOW, History, HistoryArrays
+from speculant_graph.draft.history import SEPARATOR, SESSION_CHAINS, WINDOW, History, HistoryArrays
 from speculant_graph.draft.learned import Memory
 from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd, learn_verified
 from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode
@@ -38,6 +38,10 @@ _TRUST_PRIOR = 10.0
 _STORED_PROMPT, _STORED_CONTEXTS = 4_096, 50_000
 """``nasd`` stores n-grams of so many of the latest tokens when it begins, and keeps so many contexts: it is Python, and
 a token costs microseconds and a kilobyte."""
+_BYTES_OF_A_CONTEXT = 1_024
+"""About what the storage of ``nasd`` takes for each."""
+_BYTES_OF_A_SEQUENCE = 4_096
+"""Of its objects, apart from arrays that grow."""
 
 
 def graph_arrays(graph: NgramGraph | None) -> GraphArrays:
@@ -84,6 +88,7 @@ class DraftedSequence:
         self._recycled = memory.recycled
         self._num_prompt_tokens = 0
         self._draft: Draft | None = None  # since the latest tokens came
+        self._offered: tuple[Sequence[Draft], int] | None = None  # the same, not yet taken out of its batch
         self._expected, self._found = 0.0, 0.0
         self._rows: list[tuple[Int64Array, Int64Array]] = []  # contexts, and what followed them
         self._rows_of_nodes: dict[int, list[TokenId]] = {}
@@ -97,6 +102,8 @@ class DraftedSequence:
         self._enabled = enabled
         self._moving = self._arrays_that_move()
         self._handles = self._make_handles()
+        self.num_bytes = self._count_bytes()
+        """Memory that is this sequence's own."""
 
     def handles(self) -> Int64Array:
         """Return what kernels draft from, as it is now; see :func:`~speculant_graph.draft.views.open_sources`."""
@@ -109,7 +116,15 @@ class DraftedSequence:
         ):
             self._moving = self._arrays_that_move()
             self._handles = self._make_handles()
+            self.num_bytes = self._count_bytes()
         return self._handles.values
+
+    def _count_bytes(self) -> int:
+        """Return the memory that is this sequence's own."""
+        own = _BYTES_OF_A_SEQUENCE + self.history.num_bytes
+        if self._recycled is not self.memory.recycled:
+            own += sum(array.nbytes for array in self._recycled.arrays)
+        return own + (_BYTES_OF_A_CONTEXT * len(self._storage) if self._storage is not None else 0)
 
     def _arrays_that_move(self) -> tuple[HistoryArrays, HistoryArrays, RecycledArrays]:
         return self.history.arrays, self.memory.history.arrays, self._recycled.arrays
@@ -130,11 +145,25 @@ class DraftedSequence:
         take(drafter.values, self.handles(), tokens, self._vocabulary_size, learns and not is_prompt)
         if self._rows:
             self._keep_rows()
-        self._draft, self._rows, self._rows_of_nodes = None, [], {}
+        self._draft, self._offered, self._rows, self._rows_of_nodes = None, None, [], {}
 
-    def offer(self, draft: Draft) -> None:
-        """Note a draft: what comes next tells how good it was."""
-        self._draft, self._rows_of_nodes = draft, {}
+    def agrees(self, position: int, tokens: Int64Array) -> bool:
+        """Return whether tokens, shape ``[n]``, are those taken from ``position`` on; forgotten ones always are."""
+        num_taken = len(self.history) - position
+        kept = self.history.latest(num_taken)
+        known = tokens[:num_taken][num_taken - kept.size :]
+        return bool(np.array_equal(kept[: known.size], np.where(self._is_foreign(known), SEPARATOR, known)))
+
+    def offer(self, drafts: Sequence[Draft], place: int) -> None:
+        """Note one draft of a batch: what comes next tells how good it was."""
+        self._draft, self._offered, self._rows_of_nodes = None, (drafts, place), {}
+
+    @property
+    def _latest_draft(self) -> Draft | None:
+        if self._offered is not None:
+            drafts, place = self._offered
+            self._draft, self._offered = drafts[place], None
+        return self._draft
 
     def recycle(self, nodes: Sequence[int], rows: Int64Array) -> None:
         """Take the target's most probable tokens after nodes of the latest draft, shape ``[nodes, width]``.
@@ -144,7 +173,7 @@ class DraftedSequence:
         Raises:
             DraftRequestError: there is no such node.
         """
-        draft = self._draft or EMPTY_DRAFT
+        draft = self._latest_draft or EMPTY_DRAFT
         if len(nodes) and not 0 <= min(nodes) <= max(nodes) <= len(draft):
             raise DraftRequestError(f"the latest draft has nodes 0 to {len(draft)}; send rows of those")
         if not len(nodes) or not len(self.history):
@@ -170,6 +199,7 @@ class DraftedSequence:
         if self._storage is None:
             self._storage = NGramStorage(self._config.nasd_order, self._vocabulary_size, max_contexts=_STORED_CONTEXTS)
             self._storage.initialize([self._valid_end(self.history.latest(_STORED_PROMPT))])
+        self.num_bytes = self._count_bytes()
         return draft_nasd(
             self._storage,
             self._valid_end(self.history.latest(self._config.nasd_order)),
@@ -181,9 +211,10 @@ class DraftedSequence:
 
     def _compare(self, emitted: list[TokenId]) -> None:
         """Learn from what became of the latest draft."""
-        path = [] if self._draft is None else accepted_path(self._draft, emitted)
-        if self._draft is not None:
-            self._judge(self._draft, len(path))
+        draft = self._latest_draft
+        path = [] if draft is None else accepted_path(draft, emitted)
+        if draft is not None:
+            self._judge(draft, len(path))
         if self._storage is not None:
             self._store(self._storage, emitted, path)
 
@@ -213,8 +244,11 @@ class DraftedSequence:
             rows[place] = self._rows_of_nodes.get(node, [])
         learn_verified(storage, [*before, *emitted], len(before), rows, self._config.filler_top_k)
 
+    def _is_foreign(self, tokens: Int64Array) -> NDArray[np.bool_]:
+        return (tokens < 0) | (tokens >= self._vocabulary_size)
+
     def _valid_end(self, tokens: Int64Array) -> list[TokenId]:
-        foreign = np.flatnonzero((tokens < 0) | (tokens >= self._vocabulary_size))
+        foreign = np.flatnonzero(self._is_foreign(tokens))
         start = int(foreign[-1]) + 1 if foreign.size else 0
         valid: list[TokenId] = tokens[start:].tolist()
         return valid

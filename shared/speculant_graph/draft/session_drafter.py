@@ -6,37 +6,41 @@ at that moment; what is accepted teaches the next one. Knows neither sockets nor
 
 from __future__ import annotations
 
+import dataclasses
 import reprlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import get_args
 
 import numpy as np
 from loguru import logger
 
 from speculant_graph.config import DraftConfig
+from speculant_graph.draft.batch import DraftBatch, batch_of
 from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES, DraftGenerator
 from speculant_graph.draft.history import NOTHING
 from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
 from speculant_graph.draft.proposal_tree import draft_beam, draft_tree
 from speculant_graph.draft.recycled import RecycledRows
 from speculant_graph.draft.sequence import DraftedSequence, SequenceProposals, graph_arrays
 from speculant_graph.draft.tree import grow
 from speculant_graph.draft.views import Handles
-from speculant_graph.draft.workspace import MAX_NODES, make_workspace
+from speculant_graph.draft.workspace import MAX_DEPTH, MAX_NODES, make_workspace
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, StrategyName, TokenId
+from speculant_graph.types import Draft, MixingName, StrategyName, TokenId
 
 CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec", "beam"))
 """Strategies whose path probabilities are calibrated."""
 
 _NO_COSTS = np.zeros(0)
 _PATIENCE_S = 1.5
+_WARM_UP_ID = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +91,9 @@ class SessionDrafter:
         self._tree = workspace.tree
         self._handles = Handles(graph_arrays(graph), self.calibration.arrays, workspace)
         self._sequences: dict[int, DraftedSequence] = {}
+        self._generators: dict[MixingName, DraftGenerator] = {}
         self._lock = threading.Lock()
-        self._warm_up()
-
-    @cached_property
-    def _generator(self) -> DraftGenerator | None:
-        """What ``greedy`` and ``sampling`` draft with."""
-        return None if self.graph is None else DraftGenerator(self.graph, self.config)
+        self.warm_up([self.config.strategy])
 
     def __len__(self) -> int:
         """Number of open sequences."""
@@ -152,7 +152,7 @@ class SessionDrafter:
                 raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
             sequence.recycle(nodes, _as_rows(rows))
 
-    def draft(self, orders: Sequence[DraftOrder]) -> list[Draft]:
+    def draft(self, orders: Sequence[DraftOrder], options: DraftOptions = DEFAULT_OPTIONS) -> list[Draft]:
         """Draft for a batch, in order.
 
         Raises:
@@ -161,7 +161,58 @@ class SessionDrafter:
         """
         with self._lock:
             sequences = [self._find(order.session_id) for order in orders]
-            return [self._draft(sequence, order) for sequence, order in zip(sequences, orders, strict=True)]
+            return [self._draft(sequence, order, options) for sequence, order in zip(sequences, orders, strict=True)]
+
+    def draft_batch(
+        self,
+        session_ids: Sequence[int],
+        budgets: Sequence[int],
+        seeds: Sequence[int],
+        options: DraftOptions = DEFAULT_OPTIONS,
+    ) -> DraftBatch:
+        """Draft the same as :meth:`draft`, as arrays; ``greedy`` and ``sampling`` in a fraction of the time.
+
+        Raises:
+            DraftRequestError: a sequence is not open.
+            ConfigError: there is no such strategy, or it needs a graph.
+        """
+        strategy = options.strategy or self.config.strategy
+        with self._lock:
+            sequences = [self._find(session_id) for session_id in session_ids]
+            if strategy in CHAIN_STRATEGY_NAMES and self.graph is not None and "corpus" in self.config.sources:
+                batch = self._generator(strategy, options.mixing).draft_batch(
+                    np.array([sequence.state for sequence in sequences], np.int64).reshape(-1, 2),
+                    [min(budget, MAX_NODES) for budget in budgets],
+                    strategy,
+                    seeds=seeds,
+                    positions=[len(sequence.history) for sequence in sequences],
+                    max_candidates=options.max_candidates or self.config.max_candidates,
+                    with_proposals=not options.omit_proposals,
+                )
+                for place, sequence in enumerate(sequences):
+                    sequence.offer(batch, place)
+                return batch
+            orders = map(DraftOrder, session_ids, budgets, seeds)
+            return batch_of(
+                [self._draft(sequence, order, options) for sequence, order in zip(sequences, orders, strict=True)]
+            )
+
+    def agrees(self, session_id: int, position: int, token_ids: Int64Array) -> bool:
+        """Return whether a sequence's tokens from ``position`` on are these, as far as both are known.
+
+        Raises:
+            DraftRequestError: there is no such sequence.
+        """
+        with self._lock:
+            return self._find(session_id).agrees(position, token_ids)
+
+    def num_bytes(self, session_id: int) -> int:
+        """Return the memory that is a sequence's own.
+
+        Raises:
+            DraftRequestError: there is no such sequence.
+        """
+        return self._find(session_id).num_bytes
 
     def close(self, session_id: int) -> None:
         """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""
@@ -185,28 +236,42 @@ class SessionDrafter:
         except KeyError:
             raise DraftRequestError(f"session {session_id} is not open; open it first") from None
 
-    def _draft(self, sequence: DraftedSequence, order: DraftOrder) -> Draft:
-        strategy = order.strategy or self.config.strategy
+    def _generator(self, strategy: StrategyName, mixing: MixingName | None) -> DraftGenerator:
+        """Return what ``greedy`` and ``sampling`` draft with."""
+        if self.graph is None:
+            raise ConfigError(f"strategy {strategy} drafts from a graph; give one, or choose adaptive or tree")
+        mixing = mixing or self.config.mixing
+        if mixing not in self._generators:
+            self._generators[mixing] = DraftGenerator(self.graph, self.config.model_copy(update={"mixing": mixing}))
+        return self._generators[mixing]
+
+    def _draft(self, sequence: DraftedSequence, order: DraftOrder, options: DraftOptions) -> Draft:
+        strategy = order.strategy or options.strategy or self.config.strategy
         budget = min(order.node_budget, MAX_NODES)
         if budget <= 0:
             draft = Draft(strategy=strategy)
         elif strategy in ("tree", "adaptive"):
-            draft = self._grown(sequence, strategy, budget)
+            draft = self._grown(sequence, strategy, budget, options)
         elif strategy in CHAIN_STRATEGY_NAMES:
-            draft = self._chain(sequence, strategy, budget, order.seed)
+            draft = self._chain(sequence, strategy, budget, order.seed, options)
         elif strategy == "nasd":
             draft = sequence.draft_from_storage(budget)
         elif strategy in ("specexec", "beam"):
-            draft = self._searched(sequence, strategy, budget)
+            draft = self._searched(sequence, strategy, budget, options)
         else:
             raise ConfigError(f"no strategy {strategy!r}; DraftConfig lists them")
+        if options.min_path_probability > 0.0:
+            draft = _without_improbable(draft, options.min_path_probability)
         sequence.is_calibrated |= strategy in CALIBRATED
-        sequence.offer(draft)
+        sequence.offer([draft], 0)
         return draft
 
-    def _grown(self, sequence: DraftedSequence, strategy: StrategyName, budget: int) -> Draft:
-        branches = self.config.max_branches if strategy == "tree" else 1
-        size = grow(self._handles.values, sequence.handles(), budget, self.config.max_depth, branches, sequence.trust)
+    def _grown(self, sequence: DraftedSequence, strategy: StrategyName, budget: int, options: DraftOptions) -> Draft:
+        depth, branches = options.max_depth or self.config.max_depth, self._branches(options)
+        if strategy == "adaptive":
+            branches = 1
+        depth = min(depth, MAX_DEPTH)
+        size = grow(self._handles.values, sequence.handles(), budget, depth, branches, sequence.trust)
         tree = self._tree
         return Draft(
             token_ids=tuple(tree.tokens[1 : size + 1].tolist()),
@@ -216,37 +281,62 @@ class SessionDrafter:
             terminated_early=size < budget,
         )
 
-    def _chain(self, sequence: DraftedSequence, strategy: StrategyName, budget: int, seed: int) -> Draft:
-        if self._generator is None:
-            raise ConfigError(f"strategy {strategy} drafts from a graph; give one, or choose adaptive or tree")
-        context = sequence.history.latest(self._generator.graph.max_order).tolist()
-        return self._generator.draft(
-            context,
+    def _branches(self, options: DraftOptions) -> int:
+        return min(options.max_branches or self.config.max_branches, self.config.max_branches)
+
+    def _chain(
+        self, sequence: DraftedSequence, strategy: StrategyName, budget: int, seed: int, options: DraftOptions
+    ) -> Draft:
+        generator = self._generator(strategy, options.mixing)
+        draft = generator.draft(
+            sequence.history.latest(generator.graph.max_order).tolist(),
             budget,
             strategy,
             seed=seed,
             position=len(sequence.history),
-            max_candidates=self.config.max_candidates,
+            max_candidates=options.max_candidates or self.config.max_candidates,
         )
+        return dataclasses.replace(draft, proposals=()) if options.omit_proposals else draft
 
-    def _searched(self, sequence: DraftedSequence, strategy: StrategyName, budget: int) -> Draft:
-        source = SequenceProposals(self._handles, sequence, self.config.max_branches)
+    def _searched(self, sequence: DraftedSequence, strategy: StrategyName, budget: int, options: DraftOptions) -> Draft:
+        branches = self._branches(options)
+        source = SequenceProposals(self._handles, sequence, branches)
         make = draft_tree if strategy == "specexec" else draft_beam
-        return make(source, budget, self.config.max_depth, self.config.beam_width, self.config.max_branches)
+        depth = min(options.max_depth or self.config.max_depth, MAX_DEPTH)
+        width = min(options.beam_width or self.config.beam_width, MAX_NODES)
+        return make(source, budget, depth, width, branches)
 
-    def _warm_up(self) -> None:
-        """Compile or load the kernels of the configured strategy, so that no sequence waits for them."""
+    def warm_up(self, strategies: Iterable[StrategyName] = get_args(StrategyName)) -> None:
+        """Compile or load the kernels of strategies, so that no sequence waits for them; those configured are ready."""
         patience = threading.Timer(_PATIENCE_S, logger.info, ["kernels are being compiled, once on this machine"])
         patience.daemon = True
         patience.start()
         try:
             RecycledRows().put(np.zeros(1, np.int64), np.zeros((1, 1), np.int64))
-            self.open(0)
-            self.accept(0, [0, 1] * 500)  # more than a history has room for at first; a prompt, which teaches nothing
-            self.draft([DraftOrder(0, 2)])
-            self.close(0)
+            self.open(_WARM_UP_ID)
+            self.accept(_WARM_UP_ID, [0, 1] * 500)  # more than there is room for at first; a prompt teaches nothing
+            for strategy in strategies:
+                # Of the configured one it is said at once if there is nothing to draft from.
+                if self.graph is not None or strategy not in CHAIN_STRATEGY_NAMES or strategy == self.config.strategy:
+                    self.draft([DraftOrder(_WARM_UP_ID, 2)], DraftOptions(strategy))
         finally:
+            self.close(_WARM_UP_ID)
             patience.cancel()
+
+
+def _without_improbable(draft: Draft, least: float) -> Draft:
+    """Return a draft without the paths that are less probable; a path is never more so than the one it goes on from."""
+    kept = [node for node, probability in enumerate(draft.path_probabilities) if probability >= least]
+    if len(kept) == len(draft.path_probabilities):
+        return draft
+    number = {0: 0} | {node + 1: place + 1 for place, node in enumerate(kept)}
+    return dataclasses.replace(
+        draft,
+        token_ids=tuple(draft.token_ids[node] for node in kept),
+        parents=tuple(number[draft.parents[node]] for node in kept),
+        path_probabilities=tuple(draft.path_probabilities[node] for node in kept),
+        terminated_early=True,
+    )
 
 
 def _calibration_of(graph: NgramGraph | None) -> Calibration:

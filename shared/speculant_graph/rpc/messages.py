@@ -1,6 +1,7 @@
 """The drafter's wire messages as values of ours: what protobuf carries, without protobuf.
 
-One entry per sequence here; structure of arrays on the wire. Nothing here knows sockets, sessions or graphs.
+One value per sequence for a client, arrays of the batch for a server, which has less time. Nothing here knows sockets,
+sessions or graphs.
 """
 
 from __future__ import annotations
@@ -8,8 +9,14 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from speculant_graph.draft.batch import DraftBatch
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, Fingerprint, MixingName, StrategyName, TokenId
+from speculant_graph.draft.options import DraftOptions
+from speculant_graph.graph.layout import Int64Array
+from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, Fingerprint, TokenId
+
+StepOptions = DraftOptions
+"""How to draft."""
 
 
 class SequenceStatus(enum.IntEnum):
@@ -44,28 +51,6 @@ class SequenceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class StepOptions:
-    """How to draft; defaults leave the choice to the server."""
-
-    strategy: StrategyName | None = None
-    """None for the server's default."""
-    max_candidates: int = 0
-    """Cap of q's support; 0 for the server's default."""
-    omit_proposals: bool = False
-    """Leave the distributions q out of the answer."""
-    max_depth: int = 0
-    """Longest path of a tree; 0, as below, for the server's default."""
-    max_branches: int = 0
-    """Most children of a node."""
-    beam_width: int = 0
-    """``specexec`` and ``beam``: nodes expanded at once."""
-    min_path_probability: float = 0.0
-    """Paths less probable than this are not drafted."""
-    mixing: MixingName | None = None
-    """Combination of orders, for ``greedy`` and ``sampling``; None for the server's default."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepRequest:
     """One step of a batch."""
 
@@ -75,6 +60,52 @@ class StepRequest:
     """How to draft."""
     graph: str = ""
     """Graph of stateless sequences; empty for the default graph."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepBatch:
+    """A step as a server reads it: arrays of the batch instead of one value per sequence. Lists are per sequence."""
+
+    graph: str
+    """Graph of stateless sequences; empty for the default graph."""
+    options: StepOptions
+    """How to draft."""
+    session_ids: list[int]
+    """0 for a stateless sequence."""
+    positions: list[int]
+    """Index in the whole sequence of the first token sent."""
+    contexts: list[Int64Array]
+    """Tokens sent."""
+    node_budgets: list[int] | None
+    """Most nodes to draft; None for the server's default."""
+    seeds: list[int]
+    """Seeds of sampling strategies."""
+    feedback: list[Feedback | None] | None
+    """What the target made of drafts; None if nothing came."""
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.contexts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchAnswer:
+    """The answer to a step as a server writes it. Lists are per sequence."""
+
+    graph_generation: int
+    """Generation of the graph that answered; 0 if there were several."""
+    draft_id: int
+    """Names the answer in later feedback; never 0."""
+    statuses: list[int]
+    """Values of :class:`SequenceStatus`."""
+    next_positions: list[int]
+    """The position expected next; 0 for stateless sequences."""
+    drafts: DraftBatch
+    """What was drafted."""
+    server_time_ns: int = 0
+    """Time spent on the step in the server, nanoseconds."""
+    sequence_generations: list[int] = field(default_factory=list)
+    """Generations of the graphs that answered, if there were several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +118,8 @@ class SequenceAnswer:
     """The position the server expects next; 0 for a stateless sequence."""
     draft: Draft = EMPTY_DRAFT
     """The draft; empty unless ``status`` is OK."""
+    graph_generation: int = 0
+    """Generation of the graph that answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +127,7 @@ class StepAnswer:
     """The answer to one step."""
 
     graph_generation: int
-    """Generation of the graph that answered."""
+    """Generation of the graph that answered; 0 if there were several."""
     draft_id: int
     """Names the answer in later feedback; never 0."""
     sequences: tuple[SequenceAnswer, ...]

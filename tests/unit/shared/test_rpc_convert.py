@@ -8,13 +8,16 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph import errors
+from speculant_graph.draft.batch import batch_of
+from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.errors import (
     ConfigError,
+    DrafterUnavailableError,
     DraftLimitError,
     DraftRequestError,
     SpeculantError,
@@ -22,13 +25,16 @@ from speculant_graph.errors import (
 )
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import MAX_SOCKET_PATH_BYTES, grpc_target, socket_path
+from speculant_graph.rpc.convert.requests import STRATEGY_NUMBERS
 from speculant_graph.rpc.messages import (
+    BatchAnswer,
     OpenAnswer,
     OpenRequest,
     SequenceAnswer,
     SequenceRequest,
     SequenceStatus,
     StepAnswer,
+    StepBatch,
     StepOptions,
     StepRequest,
 )
@@ -42,12 +48,20 @@ from speculant_graph.rpc.status import (
     to_status,
 )
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import Draft, Fingerprint, Proposal
+from speculant_graph.types import Draft, Feedback, Fingerprint, Proposal
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 VOCABULARY_SIZE = 40
 BUDGET = 5
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
+
+
+@st.composite
+def feedbacks(draw: st.DrawFn) -> Feedback:
+    nodes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))
+    width = draw(st.integers(1, 3))
+    rows = [draw(st.lists(st.integers(0, 99), min_size=width, max_size=width)) for _ in nodes]
+    return Feedback(draw(st.integers(1, 2**64 - 1)), nodes, np.array(rows, np.int64))
 
 
 @st.composite
@@ -60,9 +74,18 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
         position=U64,
         node_budget=U32 if has_budgets else st.none(),
         seed=U64,
+        feedback=st.none() | feedbacks(),
     )
     options = st.builds(
-        StepOptions, st.sampled_from([None, "greedy", "sampling"]), max_candidates=U32, omit_proposals=st.booleans()
+        StepOptions,
+        st.none() | st.sampled_from(sorted(STRATEGY_NUMBERS)),
+        max_candidates=U32,
+        omit_proposals=st.booleans(),
+        max_depth=U32,
+        max_branches=U32,
+        beam_width=U32,
+        min_path_probability=st.floats(0, 1, width=32),
+        mixing=st.sampled_from([None, "longest", "attention"]),
     )
     return StepRequest(tuple(draw(st.lists(sequence, max_size=5))), draw(options), draw(st.text(max_size=5)))
 
@@ -97,14 +120,14 @@ def drafts(draw: st.DrawFn, draft_id: int, has_proposals: bool, has_probabilitie
 def step_answers(draw: st.DrawFn) -> StepAnswer:
     draft_id = draw(st.integers(1, 2**64 - 1))
     draft = drafts(draft_id, draw(st.booleans()), draw(st.booleans()))
-    sequence = st.builds(SequenceAnswer, st.sampled_from(SequenceStatus), U64, draft)
+    sequence = st.builds(SequenceAnswer, st.sampled_from(SequenceStatus), U64, draft, U64)
     sequences = tuple(draw(st.lists(sequence, max_size=4)))
     return StepAnswer(draw(U64), draft_id, sequences, draw(st.integers(0, 10**12)))
 
 
-def decode_answer(message: pb.DraftResponse, count: int) -> StepAnswer:
+def decode_answer(payload: bytes, count: int) -> StepAnswer:
     return convert.decode_step_answer(
-        message, budgets=[BUDGET] * count, strategy="sampling", vocabulary_size=VOCABULARY_SIZE
+        payload, budgets=[BUDGET] * count, strategy="sampling", vocabulary_size=VOCABULARY_SIZE
     )
 
 
@@ -118,6 +141,7 @@ def comparable(answer: StepAnswer) -> Any:
             (
                 entry.status,
                 entry.next_position,
+                entry.graph_generation,
                 entry.draft.token_ids,
                 entry.draft.parents,
                 entry.draft.path_probabilities,
@@ -131,17 +155,51 @@ def comparable(answer: StepAnswer) -> Any:
     )
 
 
+LIMITS = {"max_sequences": 5, "max_tokens": 40, "max_nodes": 2**32 - 1}
+
+
+def told(feedback: Feedback | None) -> Any:
+    """Feedback without what only fills rows up."""
+    return feedback and (feedback.draft_id, list(feedback.nodes), [[t for t in row if t >= 0] for row in feedback.rows])
+
+
+def entries_of(batch: StepBatch) -> list[Any]:
+    budgets = batch.node_budgets or [None] * len(batch)
+    feedback = [told(each) for each in batch.feedback or [None] * len(batch)]
+    contexts = [tuple(context.tolist()) for context in batch.contexts]
+    return list(zip(batch.session_ids, batch.positions, contexts, budgets, batch.seeds, feedback, strict=True))
+
+
 @given(step_requests())
 def test_step_requests_come_back(request: StepRequest) -> None:
-    payload = convert.encode_step_request(request).SerializeToString()
-    assert convert.decode_step_request(pb.DraftRequest.FromString(payload), max_sequences=5) == request
+    payload = convert.encode_step_request(request)
+    batch = convert.decode_step_request(payload, **LIMITS)
+    assert (batch.graph, batch.options) == (request.graph, request.options)
+    assert entries_of(batch) == [
+        (entry.session_id or 0, entry.position, entry.token_ids, entry.node_budget, entry.seed, told(entry.feedback))
+        for entry in request.sequences
+    ]
+    assert convert.read_stream_step(convert.encode_stream_step(7, request)) == (7, payload)
+
+
+def batch_answer(answer: StepAnswer) -> BatchAnswer:
+    return BatchAnswer(
+        graph_generation=answer.graph_generation,
+        draft_id=answer.draft_id,
+        statuses=[entry.status for entry in answer.sequences],
+        next_positions=[entry.next_position for entry in answer.sequences],
+        drafts=batch_of([entry.draft for entry in answer.sequences]),
+        server_time_ns=answer.server_time_ns,
+        sequence_generations=[entry.graph_generation for entry in answer.sequences],
+    )
 
 
 @given(step_answers())
 def test_step_answers_come_back(answer: StepAnswer) -> None:
-    payload = convert.encode_step_answer(answer).SerializeToString()
-    decoded = decode_answer(pb.DraftResponse.FromString(payload), len(answer.sequences))
-    assert comparable(decoded) == comparable(answer)
+    payload = convert.encode_step_answer(batch_answer(answer))
+    assert comparable(decode_answer(payload, len(answer.sequences))) == comparable(answer)
+    enveloped = convert.read_stream_answer(convert.encode_stream_answer(3, payload))
+    assert (enveloped.step_id, enveloped.draft) == (3, payload)
 
 
 @given(
@@ -152,6 +210,8 @@ def test_step_answers_come_back(answer: StepAnswer) -> None:
         tenant=st.text(max_size=5),
         graph=st.text(max_size=5),
         idle_timeout_s=st.none() | st.integers(1, 10**6).map(float),
+        learn=st.booleans(),
+        cost=st.sampled_from([None, COST_CURVES["flat"], CostCurve((1, 2), (1.0, 1.5))]),
     ),
     st.builds(OpenAnswer, U64, st.builds(Fingerprint, st.text(max_size=5), DIGESTS, U32), U32, U64),
 )
@@ -168,13 +228,11 @@ def mutated(payload: bytes, mutations: list[tuple[int, int]]) -> bytes:
     return bytes(changed)
 
 
-def only_our_error(decode: Any, message_class: type[Message], payload: bytes) -> None:
+def opening_of(payload: bytes) -> OpenRequest | None:
     try:
-        message = message_class.FromString(payload)
+        return convert.decode_open_request(pb.OpenSessionRequest.FromString(payload))
     except DecodeError:
-        return
-    with suppress(DraftRequestError):
-        decode(message)
+        return None
 
 
 @given(
@@ -186,18 +244,18 @@ def only_our_error(decode: Any, message_class: type[Message], payload: bytes) ->
 def test_mutated_messages_raise_only_our_error(
     request: StepRequest, answer: StepAnswer, opening: OpenRequest, mutations: list[tuple[int, int]]
 ) -> None:
-    payload = convert.encode_step_request(request).SerializeToString()
-    only_our_error(
-        lambda message: convert.decode_step_request(message, max_sequences=5),
-        pb.DraftRequest,
-        mutated(payload, mutations),
-    )
-    payload = convert.encode_step_answer(answer).SerializeToString()
-    only_our_error(
-        lambda message: decode_answer(message, len(answer.sequences)), pb.DraftResponse, mutated(payload, mutations)
-    )
-    payload = convert.encode_open_request(opening).SerializeToString()
-    only_our_error(convert.decode_open_request, pb.OpenSessionRequest, mutated(payload, mutations))
+    for decode, payload in (
+        (lambda payload: convert.decode_step_request(payload, **LIMITS), convert.encode_step_request(request)),
+        (convert.read_stream_step, convert.encode_stream_step(1, request)),
+        (
+            lambda payload: decode_answer(payload, len(answer.sequences)),
+            convert.encode_step_answer(batch_answer(answer)),
+        ),
+        (convert.read_stream_answer, convert.encode_stream_answer(1, b"")),
+        (opening_of, convert.encode_open_request(opening).SerializeToString()),
+    ):
+        with suppress(DraftRequestError, DrafterUnavailableError):
+            decode(mutated(payload, mutations))
 
 
 @pytest.mark.parametrize(
@@ -209,17 +267,23 @@ def test_mutated_messages_raise_only_our_error(
         ({"context_lengths": [0], "feedback_row_counts": [1]}, DraftRequestError, "feedback_nodes has 0"),
         ({"feedback_tokens": [1]}, DraftRequestError, "feedback_tokens has 1"),
         ({"context_lengths": [0] * 6}, DraftLimitError, "at most 5"),
-        ({"options": {"strategy": pb.STRATEGY_TREE}}, UnservedRequestError, r"STRATEGY_TREE .* greedy, sampling"),
         ({"options": {"strategy": 99}}, UnservedRequestError, "99"),
-        ({"options": {"mixing": pb.MIXING_ATTENTION}}, UnservedRequestError, "MIXING_LONGEST"),
-        ({"options": {"sources": 2}}, UnservedRequestError, "corpus"),
-        ({"options": {"min_path_probability": 0.5}}, UnservedRequestError, "min_path_probability"),
-        ({"options": {"cost_aware": True}}, UnservedRequestError, "cost_aware"),
+        ({"options": {"mixing": 9}}, UnservedRequestError, "MIXING_LONGEST"),
+        ({"options": {"sources": 2}}, UnservedRequestError, r"draft\.sources"),
+        ({"options": {"stop_if_unknown": True}}, UnservedRequestError, r"draft\.stop_if_unknown"),
+        ({"options": {"min_path_probability": float("nan")}}, DraftRequestError, "min_path_probability"),
+        ({"context_lengths": [41], "context_tokens": [0] * 41}, DraftLimitError, "at most 40"),
     ],
 )
 def test_bad_requests_are_refused(fields: dict[str, Any], error: type[Exception], reason: str) -> None:
     with pytest.raises(error, match=reason):
-        convert.decode_step_request(pb.DraftRequest(**fields), max_sequences=5)
+        convert.decode_step_request(pb.DraftRequest(**fields).SerializeToString(), **LIMITS)
+
+
+def test_too_many_nodes_are_refused() -> None:
+    payload = pb.DraftRequest(context_lengths=[0], node_budgets=[9]).SerializeToString()
+    with pytest.raises(DraftLimitError, match="at most 8"):
+        convert.decode_step_request(payload, max_sequences=1, max_tokens=1, max_nodes=8)
 
 
 GOOD_ANSWER = {
@@ -256,15 +320,15 @@ GOOD_ANSWER = {
     ],
 )
 def test_bad_answers_are_refused(fields: dict[str, Any], reason: str) -> None:
-    assert len(decode_answer(pb.DraftResponse(**GOOD_ANSWER), 1).sequences[0].draft) == 2
+    assert len(decode_answer(pb.DraftResponse(**GOOD_ANSWER).SerializeToString(), 1).sequences[0].draft) == 2
     with pytest.raises(DraftRequestError, match=reason):
-        decode_answer(pb.DraftResponse(**{**GOOD_ANSWER, **fields}), 1)
+        decode_answer(pb.DraftResponse(**{**GOOD_ANSWER, **fields}).SerializeToString(), 1)
 
 
 def test_drafts_beyond_the_budget_are_refused() -> None:
-    message = pb.DraftResponse(**GOOD_ANSWER)
+    payload = pb.DraftResponse(**GOOD_ANSWER).SerializeToString()
     with pytest.raises(DraftRequestError, match="1 were asked for"):
-        convert.decode_step_answer(message, budgets=[1], strategy="greedy", vocabulary_size=VOCABULARY_SIZE)
+        convert.decode_step_answer(payload, budgets=[1], strategy="greedy", vocabulary_size=VOCABULARY_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +338,7 @@ def test_drafts_beyond_the_budget_are_refused() -> None:
         ({"session_id": 1, "tokenizer_sha256": b"short"}, "5 bytes"),
         ({"session_id": 1, "idle_timeout": {"seconds": -1}}, "idle_timeout"),
         ({"session_id": 1, "verify_cost": {"tokens": [1]}}, "verify_cost"),
+        ({"session_id": 1, "verify_cost": {"tokens": [1] * 257, "relative_costs": [1.0] * 257}}, "at most 256"),
     ],
 )
 def test_bad_openings_are_refused(fields: dict[str, Any], reason: str) -> None:

@@ -3,47 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from typing import Any
 
 import numpy as np
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
+from speculant_graph.draft.batch import DraftBatch
 from speculant_graph.errors import DraftRequestError
-from speculant_graph.rpc.convert.checks import check_token_ids, expect, per_sequence, spans
-from speculant_graph.rpc.messages import SequenceAnswer, SequenceStatus, StepAnswer
+from speculant_graph.rpc import mirror
+from speculant_graph.rpc.convert.checks import check_token_ids, expect, per_sequence
+from speculant_graph.rpc.messages import BatchAnswer, SequenceAnswer, SequenceStatus, StepAnswer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import Draft, Proposal, StrategyName
+from speculant_graph.types import Draft, StrategyName
 
-_STATUSES = frozenset(SequenceStatus)
+_STATUSES = {status.value: status for status in SequenceStatus}
 _MASS_TOLERANCE = 1e-3
+_NS_PER_S = 1_000_000_000
 
 
-def encode_step_answer(answer: StepAnswer) -> pb.DraftResponse:
-    """Return the message for ``answer``."""
-    drafts = [sequence.draft for sequence in answer.sequences]
-    message = pb.DraftResponse(graph_generation=answer.graph_generation, draft_id=answer.draft_id)
-    message.sequence_statuses.extend([sequence.status for sequence in answer.sequences])
-    message.next_positions.extend([sequence.next_position for sequence in answer.sequences])
-    message.draft_lengths.extend([len(draft) for draft in drafts])
-    message.ended_early.extend([int(draft.terminated_early) for draft in drafts])
-    for draft in drafts:
-        message.draft_tokens.extend(draft.token_ids)
-        message.draft_parents.extend(draft.parents)
-        message.draft_path_probabilities.extend(draft.path_probabilities)
-        for proposal in draft.proposals:
-            message.candidate_counts.append(len(proposal.token_ids))
-            message.candidate_tokens.extend(proposal.token_ids.tolist())
-            message.candidate_probabilities.extend(proposal.probabilities.tolist())
-    message.server_time.FromNanoseconds(answer.server_time_ns)
-    return message
+def encode_step_answer(answer: BatchAnswer) -> bytes:
+    """Return the DraftResponse for ``answer``."""
+    drafts = answer.drafts
+    message = mirror.DraftResponse(graph_generation=answer.graph_generation, draft_id=answer.draft_id)
+    for name, values in (
+        ("sequence_statuses", answer.statuses),
+        ("next_positions", answer.next_positions),
+        ("draft_lengths", drafts.lengths),
+        ("draft_tokens", drafts.token_ids),
+        ("draft_parents", drafts.parents),
+        ("draft_path_probabilities", drafts.path_probabilities),
+        ("candidate_counts", drafts.candidate_counts),
+        ("candidate_tokens", drafts.candidate_token_ids),
+        ("candidate_probabilities", drafts.candidate_probabilities),
+        ("ended_early", drafts.ended_early),
+        ("sequence_generations", answer.sequence_generations),
+    ):
+        if len(values):
+            getattr(message, name).append(mirror.packed(name, values))
+    seconds, nanos = divmod(answer.server_time_ns, _NS_PER_S)
+    message.server_time.append(Duration(seconds=seconds, nanos=nanos).SerializeToString())
+    payload: bytes = message.SerializeToString()
+    return payload
 
 
 def decode_step_answer(
-    message: pb.DraftResponse, *, budgets: Sequence[int], strategy: StrategyName, vocabulary_size: int
+    payload: bytes, *, budgets: Sequence[int], strategy: StrategyName, vocabulary_size: int
 ) -> StepAnswer:
     """Return the answer to a step.
 
     Args:
-        message: the answer.
+        payload: the DraftResponse.
         budgets: most nodes asked for, per sequence.
         strategy: the strategy asked for.
         vocabulary_size: drafted token ids and those of q must be below it.
@@ -51,45 +62,83 @@ def decode_step_answer(
     Raises:
         DraftRequestError: the answer breaks a rule of the wire. A draft that passes can be verified safely.
     """
+    message = _parsed(payload)
     count = len(budgets)
+    statuses = mirror.array(message, "sequence_statuses")
+    next_positions = mirror.array(message, "next_positions")
+    lengths = mirror.array(message, "draft_lengths")
     for name, array in (
-        ("sequence_statuses", message.sequence_statuses),
-        ("next_positions", message.next_positions),
-        ("draft_lengths", message.draft_lengths),
+        ("sequence_statuses", statuses),
+        ("next_positions", next_positions),
+        ("draft_lengths", lengths),
     ):
         expect(name, array, count, "the number of sequences")
-    ended_early = per_sequence("ended_early", message.ended_early, count)
-    token_ids, parents = list(message.draft_tokens), list(message.draft_parents)
-    expect("draft_parents", parents, len(token_ids), "the number of nodes")
-    path_probabilities = list(message.draft_path_probabilities)
-    if path_probabilities:
-        expect("draft_path_probabilities", path_probabilities, len(token_ids), "the number of nodes")
-    # Written so that NaN fails.
-    if not all(0.0 <= probability <= 1.0 for probability in path_probabilities):
-        raise DraftRequestError("draft_path_probabilities are not all between 0 and 1")
-    check_token_ids("draft_tokens", max(token_ids, default=0), vocabulary_size)
-    proposals = _decode_proposals(message, token_ids, vocabulary_size)
-    if message.draft_id == 0 and token_ids:
-        raise DraftRequestError("draft_id is 0")
-
+    drafts = DraftBatch(
+        strategy=strategy,
+        lengths=lengths.tolist(),
+        ended_early=per_sequence("ended_early", mirror.array(message, "ended_early"), count),
+        token_ids=mirror.array(message, "draft_tokens"),
+        parents=mirror.array(message, "draft_parents"),
+        path_probabilities=mirror.array(message, "draft_path_probabilities"),
+        candidate_counts=mirror.array(message, "candidate_counts"),
+        candidate_token_ids=mirror.array(message, "candidate_tokens"),
+        candidate_probabilities=mirror.array(message, "candidate_probabilities"),
+        draft_id=message.draft_id,
+    )
+    _check_nodes(drafts, vocabulary_size)
+    _check_proposals(drafts, vocabulary_size)
+    generations = mirror.array(message, "sequence_generations")
+    if generations.size:
+        expect("sequence_generations", generations, count, "the number of sequences")
     sequences = []
-    for index, nodes in enumerate(spans("draft_tokens", token_ids, message.draft_lengths)):
-        status = message.sequence_statuses[index]
+    for status, next_position, draft, budget, generation in zip(
+        statuses.tolist(),
+        next_positions.tolist(),
+        drafts.drafts(),
+        budgets,
+        generations.tolist() or [message.graph_generation] * count,
+        strict=True,
+    ):
         if status not in _STATUSES:
             raise DraftRequestError(f"sequence status {status} is unknown; update the client")
-        draft = Draft(
-            token_ids=tuple(token_ids[nodes]),
-            parents=tuple(parents[nodes]),
-            path_probabilities=tuple(path_probabilities[nodes]),
-            proposals=tuple(proposals[nodes]),
-            strategy=strategy,
-            terminated_early=bool(ended_early[index]),
-            draft_id=message.draft_id,
-        )
-        _check_tree(draft, budgets[index])
-        sequences.append(SequenceAnswer(SequenceStatus(status), message.next_positions[index], draft))
-    server_time_ns = message.server_time.seconds * 1_000_000_000 + message.server_time.nanos
-    return StepAnswer(message.graph_generation, message.draft_id, tuple(sequences), server_time_ns)
+        _check_tree(draft, budget)
+        sequences.append(SequenceAnswer(_STATUSES[status], next_position, draft, generation))
+    return StepAnswer(message.graph_generation, message.draft_id, tuple(sequences), _server_time_ns(message))
+
+
+def _parsed(payload: bytes) -> Any:
+    """Return the mirror of a DraftResponse, or the public message where the mirror would miss something."""
+    try:
+        message = mirror.DraftResponse.FromString(payload)
+        return message if mirror.is_usual(message) else pb.DraftResponse.FromString(payload)
+    except DecodeError:
+        raise DraftRequestError("the answer can't be parsed; check what serves at this address") from None
+
+
+def _server_time_ns(message: Any) -> int:
+    if isinstance(message, pb.DraftResponse):
+        duration = message.server_time
+    else:
+        try:
+            duration = Duration.FromString(b"".join(message.server_time))
+        except DecodeError:
+            raise DraftRequestError("server_time can't be parsed; check what serves at this address") from None
+    return int(duration.seconds * _NS_PER_S + duration.nanos)
+
+
+def _check_nodes(drafts: DraftBatch, vocabulary_size: int) -> None:
+    token_ids, probabilities = np.asarray(drafts.token_ids), np.asarray(drafts.path_probabilities)
+    expect("draft_tokens", token_ids, sum(drafts.lengths), "the sum of its lengths")
+    expect("draft_parents", drafts.parents, token_ids.size, "the number of nodes")
+    if probabilities.size:
+        expect("draft_path_probabilities", probabilities, token_ids.size, "the number of nodes")
+        # Written so that NaN fails.
+        if not (probabilities.min() >= 0.0 and probabilities.max() <= 1.0):
+            raise DraftRequestError("draft_path_probabilities are not all between 0 and 1")
+    if token_ids.size:
+        check_token_ids("draft_tokens", int(token_ids.max()), vocabulary_size)
+        if drafts.draft_id == 0:
+            raise DraftRequestError("draft_id is 0")
 
 
 def _check_tree(draft: Draft, budget: int) -> None:
@@ -103,33 +152,31 @@ def _check_tree(draft: Draft, budget: int) -> None:
         raise DraftRequestError("two siblings of a draft have the same token")
 
 
-def _decode_proposals(message: pb.DraftResponse, token_ids: list[int], vocabulary_size: int) -> list[Proposal]:
-    """Return q of every node, or nothing if none were sent."""
-    counts = list(message.candidate_counts)
-    total = sum(counts)
-    expect("candidate_tokens", message.candidate_tokens, total, "the sum of candidate_counts")
-    expect("candidate_probabilities", message.candidate_probabilities, total, "the sum of candidate_counts")
-    if not counts:
-        return []
-    expect("candidate_counts", counts, len(token_ids), "the number of nodes")
-    if min(counts) == 0:
+def _check_proposals(drafts: DraftBatch, vocabulary_size: int) -> None:
+    """Check q of every node, if any were sent."""
+    counts: NDArray[Any] = np.asarray(drafts.candidate_counts)
+    candidates, probabilities = drafts.candidate_token_ids, drafts.candidate_probabilities
+    ends = np.cumsum(counts, dtype=np.int64)
+    total = int(ends[-1]) if counts.size else 0
+    expect("candidate_tokens", candidates, total, "the sum of candidate_counts")
+    expect("candidate_probabilities", probabilities, total, "the sum of candidate_counts")
+    if not counts.size:
+        return
+    expect("candidate_counts", counts, len(drafts.token_ids), "the number of nodes")
+    if counts.min() == 0:
         raise DraftRequestError("a node has an empty distribution")
-    candidates = np.fromiter(message.candidate_tokens, np.uint32, total)
-    probabilities = np.fromiter(message.candidate_probabilities, np.float32, total)
-    ends = list(accumulate(counts))
-    starts = [0, *ends[:-1]]
+    starts = ends - counts
     check_token_ids("candidate_tokens", int(candidates.max()), vocabulary_size)
     is_ascending = candidates[1:] > candidates[:-1]
-    is_ascending[np.asarray(starts[1:], dtype=np.intp) - 1] = True
+    is_ascending[starts[1:] - 1] = True
     if not is_ascending.all():
         raise DraftRequestError("candidate_tokens do not ascend within a node")
     # Written so that NaN fails.
-    if not ((probabilities >= 0.0) & (probabilities < np.inf)).all():
+    if not (probabilities.min() >= 0.0 and probabilities.max() < np.inf):
         raise DraftRequestError("candidate_probabilities are not all probabilities")
     masses = np.add.reduceat(probabilities, starts, dtype=np.float64)
-    if np.abs(masses - 1.0).max() > _MASS_TOLERANCE:
+    if masses.max() > 1.0 + _MASS_TOLERANCE or masses.min() < 1.0 - _MASS_TOLERANCE:
         raise DraftRequestError("candidate_probabilities do not sum to 1 within a node")
-    drawn = np.repeat(np.asarray(token_ids, dtype=np.uint32), counts)
-    if np.count_nonzero((candidates == drawn) & (probabilities > 0.0)) < len(counts):
+    drawn = np.repeat(np.asarray(drafts.token_ids), counts)
+    if np.count_nonzero((candidates == drawn) & (probabilities > 0.0)) < counts.size:
         raise DraftRequestError("a drafted token has no probability in its own distribution")
-    return [Proposal(candidates[start:end], probabilities[start:end]) for start, end in zip(starts, ends, strict=True)]

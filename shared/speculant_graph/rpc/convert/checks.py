@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
-from itertools import accumulate, pairwise
+from collections.abc import Sized
+from typing import Any
+
+from numpy.typing import NDArray
 
 from speculant_graph.errors import DraftRequestError
 
 
-def per_sequence(name: str, values: Iterable[int], count: int) -> list[int]:
+def per_sequence(name: str, values: NDArray[Any], count: int) -> list[int]:
     """Return one value per sequence; an empty array stands for zeros."""
-    entries = list(values)
-    if not entries:
+    if not values.size:
         return [0] * count
-    expect(name, entries, count, "the number of sequences")
+    expect(name, values, count, "the number of sequences")
+    entries: list[int] = values.tolist()
     return entries
 
 
@@ -21,13 +23,6 @@ def expect(name: str, values: Sized, expected: int, meaning: str) -> None:
     """Check the length of an array; ``meaning`` says where the expected one comes from."""
     if len(values) != expected:
         raise DraftRequestError(f"{name} has {len(values)} entries; {meaning} is {expected}")
-
-
-def spans(name: str, values: Sized, lengths: Iterable[int]) -> list[slice]:
-    """Return where each sequence's members lie in ``values``."""
-    ends = list(accumulate(lengths, initial=0))
-    expect(name, values, ends[-1], "the sum of its lengths")
-    return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def check_token_ids(name: str, largest: int, vocabulary_size: int) -> None:

@@ -1,118 +1,211 @@
-"""Steps: what a client asks. Requests are small and become tuples."""
+"""Steps: what a client asks."""
 
 from __future__ import annotations
 
-from speculant_graph.errors import ConfigError, DraftLimitError, DraftRequestError, UnservedRequestError
-from speculant_graph.rpc.convert.checks import expect, per_sequence, spans
-from speculant_graph.rpc.messages import SequenceRequest, StepOptions, StepRequest
-from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import StrategyName
+from functools import lru_cache
+from itertools import chain
+from typing import Any
 
-_STRATEGY_NUMBERS: dict[StrategyName, pb.Strategy] = {
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from speculant_graph.errors import DraftLimitError, DraftRequestError, UnservedRequestError
+from speculant_graph.rpc import mirror
+from speculant_graph.rpc.convert.checks import expect, per_sequence
+from speculant_graph.rpc.messages import SequenceRequest, StepBatch, StepOptions, StepRequest
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.types import Feedback, MixingName, StrategyName
+
+STRATEGY_NUMBERS: dict[StrategyName, pb.Strategy] = {
     "greedy": pb.STRATEGY_GREEDY,
     "sampling": pb.STRATEGY_SAMPLING,
+    "adaptive": pb.STRATEGY_ADAPTIVE,
+    "tree": pb.STRATEGY_TREE,
+    "nasd": pb.STRATEGY_NASD,
+    "specexec": pb.STRATEGY_SPECEXEC,
+    "beam": pb.STRATEGY_BEAM,
 }
-_STRATEGY_NAMES: dict[int, StrategyName] = {number: name for name, number in _STRATEGY_NUMBERS.items()}
-_SERVED_MIXINGS = (pb.MIXING_UNSPECIFIED, pb.MIXING_LONGEST)
+"""Strategies by their number on the wire."""
+_STRATEGY_NAMES: dict[int, StrategyName] = {number: name for name, number in STRATEGY_NUMBERS.items()}
+_MIXING_NUMBERS: dict[MixingName, pb.Mixing] = {"longest": pb.MIXING_LONGEST, "attention": pb.MIXING_ATTENTION}
+_MIXING_NAMES: dict[int, MixingName] = {number: name for name, number in _MIXING_NUMBERS.items()}
+_NUMBERS = ("max_depth", "max_branches", "beam_width", "min_path_probability", "max_candidates", "omit_proposals")
+_NO_TOKEN = (1 << 32) - 1
+_SETTINGS_OF_SERVERS = {
+    "sources": "draft.sources",
+    "filler_top_k": "draft.filler_top_k",
+    "stop_if_unknown": "draft.stop_if_unknown",
+}
 
 
-def require_served(strategy: StrategyName) -> None:
-    """Refuse a strategy that does not travel.
+def encode_step_request(request: StepRequest) -> bytes:
+    """Return the DraftRequest for ``request``; arrays that hold nothing but defaults stay empty.
 
     Raises:
-        ConfigError: the sidecar does not serve it.
+        DraftRequestError: a number does not fit into its field, or budgets are mixed.
     """
-    if strategy not in _STRATEGY_NUMBERS:
-        raise ConfigError(
-            f"the sidecar does not serve strategy {strategy}; choose one of {', '.join(_STRATEGY_NUMBERS)}, or draft "
-            "in the verifier's own process"
-        )
-
-
-def encode_step_request(request: StepRequest) -> pb.DraftRequest:
-    """Return the message for ``request``; arrays that hold nothing but defaults stay empty."""
     sequences = request.sequences
-    message = pb.DraftRequest(graph=request.graph)
-    if request.options != StepOptions():
-        options = message.options
-        if request.options.strategy is not None:
-            options.strategy = _STRATEGY_NUMBERS[request.options.strategy]
-        options.max_candidates = request.options.max_candidates
-        options.omit_proposals = request.options.omit_proposals
-    message.context_lengths.extend([len(sequence.token_ids) for sequence in sequences])
-    for sequence in sequences:
-        message.context_tokens.extend(sequence.token_ids)
-    if any(sequence.session_id is not None for sequence in sequences):
-        message.session_ids.extend([sequence.session_id or 0 for sequence in sequences])
-    if any(sequence.position for sequence in sequences):
-        message.positions.extend([sequence.position for sequence in sequences])
-    if any(sequence.seed for sequence in sequences):
-        message.seeds.extend([sequence.seed for sequence in sequences])
-    budgets = [sequence.node_budget for sequence in sequences if sequence.node_budget is not None]
-    if budgets and len(budgets) < len(sequences):
-        raise DraftRequestError("node budgets are mixed; give one to every sequence of a step or to none")
-    message.node_budgets.extend(budgets)
-    return message
+    message = mirror.DraftRequest(graph=request.graph)
+    try:
+        if options := _encode_options(request.options):
+            message.options.append(options)
+        _put(message, "context_lengths", [len(sequence.token_ids) for sequence in sequences])
+        _put(message, "context_tokens", list(chain.from_iterable([sequence.token_ids for sequence in sequences])))
+        for name, values in (
+            ("session_ids", [sequence.session_id or 0 for sequence in sequences]),
+            ("positions", [sequence.position for sequence in sequences]),
+            ("seeds", [sequence.seed for sequence in sequences]),
+        ):
+            if any(values):
+                _put(message, name, values)
+        budgets = [sequence.node_budget for sequence in sequences if sequence.node_budget is not None]
+        if budgets and len(budgets) < len(sequences):
+            raise DraftRequestError("node budgets are mixed; give one to every sequence of a step or to none")
+        _put(message, "node_budgets", budgets)
+        _put_feedback(message, sequences)
+    except (OverflowError, ValueError, TypeError):
+        raise DraftRequestError("a number of this step does not fit; token ids are whole numbers from 0 on") from None
+    payload: bytes = message.SerializeToString()
+    return payload
 
 
-def decode_step_request(message: pb.DraftRequest, *, max_sequences: int) -> StepRequest:
-    """Return the step that ``message`` asks for; feedback is checked and left out.
+def _put(message: Any, name: str, values: Any) -> None:
+    if len(values):
+        getattr(message, name).append(mirror.packed(name, values))
+
+
+def _put_feedback(message: Any, sequences: tuple[SequenceRequest, ...]) -> None:
+    told = [sequence.feedback for sequence in sequences]
+    rows = [feedback.rows for feedback in told if feedback is not None and len(feedback.nodes)]
+    if not rows:
+        return
+    width = max(each.shape[1] for each in rows)
+    padded = np.full((sum(len(each) for each in rows), width), _NO_TOKEN, np.int64)
+    start = 0
+    for each in rows:
+        padded[start : start + len(each), : each.shape[1]] = np.where(each < 0, _NO_TOKEN, each)
+        start += len(each)
+    _put(message, "feedback_draft_ids", [0 if feedback is None else feedback.draft_id for feedback in told])
+    _put(message, "feedback_row_counts", [0 if feedback is None else len(feedback.nodes) for feedback in told])
+    _put(message, "feedback_nodes", [node for feedback in told if feedback is not None for node in feedback.nodes])
+    message.feedback_width = width
+    _put(message, "feedback_tokens", padded.reshape(-1))
+
+
+@lru_cache(maxsize=256)
+def _encode_options(options: StepOptions) -> bytes:
+    message = pb.StrategyOptions(**{name: getattr(options, name) for name in _NUMBERS})
+    if options.strategy is not None:
+        message.strategy = STRATEGY_NUMBERS[options.strategy]
+    if options.mixing is not None:
+        message.mixing = _MIXING_NUMBERS[options.mixing]
+    return message.SerializeToString()
+
+
+def decode_step_request(payload: bytes, *, max_sequences: int, max_tokens: int, max_nodes: int) -> StepBatch:
+    """Return the step that a DraftRequest asks for.
+
+    Args:
+        payload: the message.
+        max_sequences: most sequences in it.
+        max_tokens: most context tokens in it.
+        max_nodes: most nodes asked for, for any sequence.
 
     Raises:
-        DraftLimitError: it holds more than ``max_sequences``.
+        DraftLimitError: it is over one of the limits.
         UnservedRequestError: it asks for a strategy or an option that has no meaning here.
         DraftRequestError: it breaks a rule of the wire.
     """
-    count = len(message.context_lengths)
+    message = _parsed(payload)
+    lengths = mirror.array(message, "context_lengths")
+    count = lengths.size
     if count > max_sequences:
         raise DraftLimitError(f"{count} sequences in one message; send at most {max_sequences}")
-    token_ids = tuple(message.context_tokens)
-    contexts = spans("context_tokens", token_ids, message.context_lengths)
-    session_ids = per_sequence("session_ids", message.session_ids, count)
-    positions = per_sequence("positions", message.positions, count)
-    seeds = per_sequence("seeds", message.seeds, count)
-    budgets = per_sequence("node_budgets", message.node_budgets, count) if message.node_budgets else None
-    _check_feedback(message, count)
-    sequences = tuple(
-        SequenceRequest(
-            token_ids=token_ids[contexts[index]],
-            session_id=session_ids[index] or None,
-            position=positions[index],
-            node_budget=None if budgets is None else budgets[index],
-            seed=seeds[index],
-        )
-        for index in range(count)
+    tokens = mirror.array(message, "context_tokens")
+    if tokens.size > max_tokens:
+        raise DraftLimitError(f"{tokens.size} context tokens in one message; send at most {max_tokens}, in parts")
+    budgets = mirror.array(message, "node_budgets")
+    if budgets.size and budgets.max() > max_nodes:
+        raise DraftLimitError(f"{budgets.max()} nodes asked for; ask for at most {max_nodes}")
+    return StepBatch(
+        graph=message.graph,
+        options=_options_of(message.options),
+        session_ids=per_sequence("session_ids", mirror.array(message, "session_ids"), count),
+        positions=per_sequence("positions", mirror.array(message, "positions"), count),
+        contexts=_parts("context_tokens", tokens.astype(np.int64), lengths.tolist()),
+        node_budgets=per_sequence("node_budgets", budgets, count) if budgets.size else None,
+        seeds=per_sequence("seeds", mirror.array(message, "seeds"), count),
+        feedback=_decode_feedback(message, count),
     )
-    return StepRequest(sequences, _decode_options(message.options), message.graph)
 
 
-def _decode_options(options: pb.StrategyOptions) -> StepOptions:
-    """Return what is served of ``options``; those of other strategies mean nothing here."""
+def _parsed(payload: bytes) -> Any:
+    """Return the mirror of a DraftRequest, or the public message where the mirror would miss something."""
+    try:
+        message = mirror.DraftRequest.FromString(payload)
+        return message if mirror.is_usual(message) else pb.DraftRequest.FromString(payload)
+    except DecodeError:
+        raise DraftRequestError("the message can't be parsed; send one of this service's protocol") from None
+
+
+def _parts(name: str, values: NDArray[Any], lengths: list[int]) -> list[NDArray[Any]]:
+    expect(name, values, sum(lengths), "the sum of its lengths")
+    parts = []
+    start = 0
+    for length in lengths:
+        parts.append(values[start : start + length])
+        start += length
+    return parts
+
+
+def _options_of(options: Any) -> StepOptions:
+    if isinstance(options, pb.StrategyOptions):
+        return _decode_options(options.SerializeToString())
+    return _decode_options(options[0] if len(options) == 1 else b"".join(options))
+
+
+@lru_cache(maxsize=256)
+def _decode_options(payload: bytes) -> StepOptions:
+    """Return what is served of a StrategyOptions; what only the server's own settings decide is refused."""
+    try:
+        options = pb.StrategyOptions.FromString(payload)
+    except DecodeError:
+        raise DraftRequestError("the options can't be parsed; send StrategyOptions") from None
     strategy = None
     if options.strategy != pb.STRATEGY_UNSPECIFIED:
         strategy = _STRATEGY_NAMES.get(options.strategy)
         if strategy is None:
-            served = ", ".join(_STRATEGY_NUMBERS)
-            asked = _strategy_label(options.strategy)
-            raise UnservedRequestError(f"strategy {asked} is not served; ask for one of {served}")
-    if options.mixing not in _SERVED_MIXINGS:
-        raise UnservedRequestError("this way of mixing orders is not served; ask for MIXING_LONGEST")
-    if options.sources and not options.sources & pb.SOURCE_BIT_CORPUS:
-        raise UnservedRequestError("no source but the corpus is served; add SOURCE_BIT_CORPUS")
-    if options.min_path_probability:
-        raise UnservedRequestError("paths have no estimated probability here; leave min_path_probability 0")
-    if options.cost_aware:
-        raise UnservedRequestError("drafts of a cost-aware length are not served; leave cost_aware unset")
-    return StepOptions(strategy, options.max_candidates, options.omit_proposals)
+            served = ", ".join(STRATEGY_NUMBERS)
+            raise UnservedRequestError(f"strategy {options.strategy} is not served; ask for one of {served}")
+    mixing = None
+    if options.mixing != pb.MIXING_UNSPECIFIED:
+        mixing = _MIXING_NAMES.get(options.mixing)
+        if mixing is None:
+            raise UnservedRequestError(f"mixing {options.mixing} is not served; ask for MIXING_LONGEST")
+    for name, setting in _SETTINGS_OF_SERVERS.items():
+        if getattr(options, name):
+            raise UnservedRequestError(f"{name} can't be chosen per request; set {setting} of the server")
+    if not 0.0 <= options.min_path_probability <= 1.0:  # written so that NaN fails
+        raise DraftRequestError("min_path_probability is no probability; send one from 0 to 1")
+    return StepOptions(strategy=strategy, mixing=mixing, **{name: getattr(options, name) for name in _NUMBERS})
 
 
-def _strategy_label(number: int) -> str:
-    return pb.Strategy.Name(number) if number in pb.Strategy.values() else str(number)
-
-
-def _check_feedback(message: pb.DraftRequest, count: int) -> None:
-    per_sequence("feedback_draft_ids", message.feedback_draft_ids, count)
-    num_rows = sum(per_sequence("feedback_row_counts", message.feedback_row_counts, count))
-    expect("feedback_nodes", message.feedback_nodes, num_rows, "the sum of feedback_row_counts")
-    num_tokens = num_rows * message.feedback_width
-    expect("feedback_tokens", message.feedback_tokens, num_tokens, "feedback_width times the number of rows")
+def _decode_feedback(message: Any, count: int) -> list[Feedback | None] | None:
+    nodes, tokens = mirror.array(message, "feedback_nodes"), mirror.array(message, "feedback_tokens")
+    draft_ids = per_sequence("feedback_draft_ids", mirror.array(message, "feedback_draft_ids"), count)
+    row_counts = per_sequence("feedback_row_counts", mirror.array(message, "feedback_row_counts"), count)
+    width = message.feedback_width
+    node_parts = _parts("feedback_nodes", nodes, row_counts)
+    expect("feedback_tokens", tokens, nodes.size * width, "feedback_width times the number of rows")
+    if not tokens.size:
+        return None
+    rows = tokens.astype(np.int64).reshape(-1, width)
+    rows[rows == _NO_TOKEN] = -1
+    feedback: list[Feedback | None] = []
+    start = 0
+    for draft_id, part in zip(draft_ids, node_parts, strict=True):
+        known = Feedback(draft_id, part.tolist(), rows[start : start + part.size]) if part.size else None
+        feedback.append(known)
+        start += part.size
+    return feedback

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from google.protobuf.duration_pb2 import Duration
 
-from speculant_graph.errors import DraftRequestError
-from speculant_graph.rpc.convert.checks import expect
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.errors import ConfigError, DraftLimitError, DraftRequestError
 from speculant_graph.rpc.messages import OpenAnswer, OpenRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Fingerprint
 
+MAX_COST_POINTS = 256
+"""Most points of a cost curve."""
 _SHA256_BYTES = 32
 
 
@@ -21,6 +23,10 @@ def encode_open_request(request: OpenRequest) -> pb.OpenSessionRequest:
         tokenizer_sha256=_digest_bytes(request.tokenizer_sha256),
         tenant=request.tenant,
     )
+    message.learn = request.learn
+    if request.cost is not None:
+        message.verify_cost.tokens.extend(request.cost.tokens)
+        message.verify_cost.relative_costs.extend(request.cost.relative)
     if request.idle_timeout_s is not None:
         message.idle_timeout.FromNanoseconds(round(request.idle_timeout_s * 1e9))
     return message
@@ -37,14 +43,14 @@ def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
     num_bytes = len(message.tokenizer_sha256)
     if num_bytes not in (0, _SHA256_BYTES):
         raise DraftRequestError(f"tokenizer_sha256 has {num_bytes} bytes; send {_SHA256_BYTES}")
-    cost = message.verify_cost
-    expect("verify_cost.relative_costs", cost.relative_costs, len(cost.tokens), "the number of its points")
     return OpenRequest(
         session_id=message.session_id,
         tokenizer_sha256=message.tokenizer_sha256.hex(),
         tenant=message.tenant,
         graph=message.graph,
         idle_timeout_s=_seconds(message.idle_timeout) if message.HasField("idle_timeout") else None,
+        learn=message.learn,
+        cost=_cost(message.verify_cost) if message.HasField("verify_cost") else None,
     )
 
 
@@ -64,6 +70,15 @@ def decode_open_answer(message: pb.OpenSessionResponse) -> OpenAnswer:
     """Return the answer to the opening of a session."""
     tokenizer = Fingerprint(message.tokenizer_name, message.tokenizer_sha256.hex(), message.vocabulary_size)
     return OpenAnswer(message.graph_generation, tokenizer, message.max_order, message.next_position)
+
+
+def _cost(message: pb.VerifyCost) -> CostCurve:
+    if len(message.tokens) > MAX_COST_POINTS:
+        raise DraftLimitError(f"verify_cost has {len(message.tokens)} points; send at most {MAX_COST_POINTS}")
+    try:
+        return CostCurve(tuple(message.tokens), tuple(message.relative_costs))
+    except ConfigError as error:
+        raise DraftRequestError(f"verify_cost: {error}") from None
 
 
 def _seconds(duration: Duration) -> float:

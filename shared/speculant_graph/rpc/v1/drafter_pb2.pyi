@@ -123,7 +123,7 @@ class DraftRequest(_message.Message):
     def __init__(self, graph: _Optional[str] = ..., session_ids: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., context_lengths: _Optional[_Iterable[int]] = ..., context_tokens: _Optional[_Iterable[int]] = ..., node_budgets: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[StrategyOptions, _Mapping]] = ..., seeds: _Optional[_Iterable[int]] = ..., feedback_draft_ids: _Optional[_Iterable[int]] = ..., feedback_row_counts: _Optional[_Iterable[int]] = ..., feedback_nodes: _Optional[_Iterable[int]] = ..., feedback_width: _Optional[int] = ..., feedback_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
-    __slots__ = ("graph_generation", "draft_id", "sequence_statuses", "next_positions", "draft_lengths", "draft_tokens", "draft_parents", "draft_path_probabilities", "candidate_counts", "candidate_tokens", "candidate_probabilities", "server_time", "ended_early")
+    __slots__ = ("graph_generation", "draft_id", "sequence_statuses", "next_positions", "draft_lengths", "draft_tokens", "draft_parents", "draft_path_probabilities", "candidate_counts", "candidate_tokens", "candidate_probabilities", "server_time", "ended_early", "sequence_generations")
     GRAPH_GENERATION_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_STATUSES_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class DraftResponse(_message.Message):
     CANDIDATE_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     SERVER_TIME_FIELD_NUMBER: _ClassVar[int]
     ENDED_EARLY_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     graph_generation: int
     draft_id: int
     sequence_statuses: _containers.RepeatedScalarFieldContainer[int]
@@ -150,7 +151,8 @@ class DraftResponse(_message.Message):
     candidate_probabilities: _containers.RepeatedScalarFieldContainer[float]
     server_time: _duration_pb2.Duration
     ended_early: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, graph_generation: _Optional[int] = ..., draft_id: _Optional[int] = ..., sequence_statuses: _Optional[_Iterable[int]] = ..., next_positions: _Optional[_Iterable[int]] = ..., draft_lengths: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., draft_parents: _Optional[_Iterable[int]] = ..., draft_path_probabilities: _Optional[_Iterable[float]] = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_tokens: _Optional[_Iterable[int]] = ..., candidate_probabilities: _Optional[_Iterable[float]] = ..., server_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ended_early: _Optional[_Iterable[int]] = ...) -> None: ...
+    sequence_generations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, graph_generation: _Optional[int] = ..., draft_id: _Optional[int] = ..., sequence_statuses: _Optional[_Iterable[int]] = ..., next_positions: _Optional[_Iterable[int]] = ..., draft_lengths: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., draft_parents: _Optional[_Iterable[int]] = ..., draft_path_probabilities: _Optional[_Iterable[float]] = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_tokens: _Optional[_Iterable[int]] = ..., candidate_probabilities: _Optional[_Iterable[float]] = ..., server_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ended_early: _Optional[_Iterable[int]] = ..., sequence_generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StreamDraftRequest(_message.Message):
     __slots__ = ("step_id", "draft")

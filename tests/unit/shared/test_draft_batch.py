@@ -1,0 +1,123 @@
+"""A batch drafted in one call is what its sequences are drafted one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_graph.draft.batch import batch_of
+from speculant_graph.draft.options import DraftOptions
+from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import EMPTY_DRAFT, Draft
+from support.graphs import graph_of
+from support.sessions import drafter_of, values_of
+
+VOCABULARY_SIZE = 12
+CORPUS = [(place * place + place // 3) % VOCABULARY_SIZE for place in range(700)]
+SEQUENCES = st.lists(st.lists(st.integers(0, VOCABULARY_SIZE + 1), max_size=12), min_size=1, max_size=5)
+
+
+@pytest.fixture(scope="module")
+def graph() -> NgramGraph:
+    return graph_of([CORPUS], 4, VOCABULARY_SIZE)
+
+
+@pytest.fixture(scope="module")
+def drafter(graph: NgramGraph) -> SessionDrafter:
+    return drafter_of(graph, strategy="greedy", max_branches=4)
+
+
+@given(
+    sequences=SEQUENCES,
+    options=st.builds(
+        DraftOptions,
+        strategy=st.sampled_from(["greedy", "sampling", "sampling", "sampling", "tree", "adaptive"]),
+        max_candidates=st.integers(0, 3),
+        omit_proposals=st.booleans(),
+        mixing=st.sampled_from([None, "longest", "attention"]),
+        max_depth=st.integers(0, 4),
+        max_branches=st.integers(0, 9),
+        min_path_probability=st.sampled_from([0.0, 0.05, 0.3]),
+    ),
+    data=st.data(),
+)
+def test_batches_are_drafts_one_by_one(
+    drafter: SessionDrafter, sequences: list[list[int]], options: DraftOptions, data: Any
+) -> None:
+    size = len(sequences)
+    session_ids = list(range(1, size + 1))
+    budgets = data.draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
+    seeds = data.draw(st.lists(st.integers(0, 2**64 - 1), min_size=size, max_size=size))
+    for session_id, tokens in zip(session_ids, sequences, strict=True):
+        drafter.open(session_id)
+        drafter.accept(session_id, tokens)
+    batch = drafter.draft_batch(session_ids, budgets, seeds, options)
+    orders = [DraftOrder(*order) for order in zip(session_ids, budgets, seeds, strict=True)]
+    expected = [values_of(draft) for draft in drafter.draft(orders, options)]
+    for session_id in session_ids:
+        drafter.close(session_id)
+    assert [values_of(draft) for draft in batch.drafts()] == expected
+    assert [values_of(draft) for draft in batch] == expected
+    assert values_of(batch[-1]) == expected[-1]
+    for draft in batch:
+        if options.strategy in ("tree", "adaptive"):
+            assert len(draft.proposals) == 0
+            assert min(draft.path_probabilities, default=1.0) >= options.min_path_probability
+        elif options.strategy == "sampling":
+            assert len(draft.proposals) == (0 if options.omit_proposals else len(draft))
+
+
+def test_rows_of_a_draft_out_of_a_batch_are_learned(graph: NgramGraph) -> None:
+    first, second = drafter_of(graph), drafter_of(graph)
+    for drafter, batched in ((first, True), (second, False)):
+        drafter.open(1)
+        drafter.accept(1, CORPUS[:20])
+        if batched:
+            drafter.draft_batch([1], [4], [0], DraftOptions("greedy"))
+        else:
+            drafter.draft([DraftOrder(1, 4, strategy="greedy")])
+        drafter.recycle(1, [0, 2], np.array([[3, 4], [5, 6]]))
+        drafter.accept(1, CORPUS[20:22])
+    assert values_of(first.draft([DraftOrder(1, 6)])[0]) == values_of(second.draft([DraftOrder(1, 6)])[0])
+
+
+@given(
+    tokens=st.lists(st.integers(-1, VOCABULARY_SIZE + 1), max_size=20),
+    position=st.integers(0, 20),
+    size=st.integers(0, 25),
+    changed=st.none() | st.integers(0, 24),
+)
+def test_overlaps_are_compared(
+    drafter: SessionDrafter, tokens: list[int], position: int, size: int, changed: int | None
+) -> None:
+    position = min(position, len(tokens))
+    drafter.open(7)
+    drafter.accept(7, tokens)
+    sent = np.array([*tokens[position:], *[3] * size][:size], np.int64)
+    differs = changed is not None and changed < min(len(sent), len(tokens) - position)
+    if changed is not None and differs:
+        sent[changed] = 0 if sent[changed] != 0 else 1
+    agrees = drafter.agrees(7, position, sent)
+    drafter.close(7)
+    assert agrees != differs
+
+
+def test_forgotten_tokens_agree_with_all(graph: NgramGraph) -> None:
+    drafter = drafter_of(graph, max_session_tokens=256)
+    drafter.open(1)
+    drafter.accept(1, [1] * 600)
+    assert drafter.agrees(1, 0, np.array([9] * 300))
+    assert not drafter.agrees(1, 590, np.array([9] * 5))
+    assert not drafter.agrees(1, 0, np.array([9] * 600))
+
+
+def test_nothing_is_a_batch_too() -> None:
+    assert batch_of([]).drafts() == []
+    assert batch_of([EMPTY_DRAFT, Draft((1,), (0,))])[1].token_ids == (1,)
+    with pytest.raises(IndexError):
+        batch_of([])[0]
