@@ -43,7 +43,7 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
         )  # without it OpenSSL asks the terminal
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"server.tls_key: '{key_path}' is not the unencrypted private key (PEM) of server.tls_certificate; name that"
+            f"server.tls_key: '{key_path}' is not the unencrypted private key (PEM) of server.tls_certificate; name it"
         ) from error
     authorities = None if config.tls_client_ca is None else _read_certificates(config.tls_client_ca, "tls_client_ca")
     return grpc.ssl_server_credentials(
