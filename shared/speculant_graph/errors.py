@@ -13,7 +13,8 @@
     │   ├── DraftLimitError         it is over a limit of the drafter
     │   └── UnservedRequestError    it asks for what the drafter does not do
     ├── DrafterUnavailableError      the sidecar does not answer
-    ├── AccessError            the sidecar does not know the client, or does not let it
+    ├── AccessError            the sidecar does not let the client do what it asked for
+    │   └── UnauthenticatedError    it does not know who the client is
     └── GenerationError        a prompt can't be continued; nothing was generated
 
 Messages are one line and end in what to do about it. Nothing here knows gRPC, torch or the command line.
@@ -77,7 +78,11 @@ class DrafterUnavailableError(SpeculantError):
 
 
 class AccessError(SpeculantError):
-    """The sidecar does not know the client, or does not let it do what it asked for."""
+    """The sidecar does not let the client do what it asked for."""
+
+
+class UnauthenticatedError(AccessError):
+    """The sidecar does not know who the client is."""
 
 
 class GenerationError(SpeculantError):

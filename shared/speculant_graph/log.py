@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import traceback
+from datetime import UTC
+from typing import TYPE_CHECKING, Literal
 
 from loguru import logger
 
+if TYPE_CHECKING:
+    from loguru import Message, Record
+
+LogFormat = Literal["text", "json"]
+"""How messages are shown: for people, or one JSON object a line."""
+
 _PACKAGES = ("speculant_graph", "speculant_drafter", "speculant_verifier")
+_REQUEST_ID = "request_id"
 
 
 def silence() -> None:
@@ -15,15 +26,45 @@ def silence() -> None:
         logger.disable(package)
 
 
-def log_to_stderr(level: str = "INFO") -> None:
-    """Send the packages' messages to standard error; for programs, never called by the library."""
+def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
+    """Send the packages' messages to standard error; for programs, never called by the library.
+
+    Args:
+        level: least severe messages to show.
+        log_format: "text", or "json" for one object a line with time (UTC), level, message, logger, what is bound
+            (``request_id``, ``method``, ``graph``, ...), and of an exception its type and traceback.
+    """
     logger.remove()
-    logger.add(
-        sys.stderr,
-        level=level,
-        format="<dim>{time:HH:mm:ss.SSS}</dim> <level>{level: <7}</level> {message}",
-        backtrace=False,
-        diagnose=False,  # never print variables: they may hold text of users
-    )
+    # Values of variables are never printed (diagnose=False): they may hold text of users.
+    if log_format == "json":
+        logger.add(_write_json, level=level, format="", backtrace=False, diagnose=False)
+    else:
+        logger.add(sys.stderr, level=level, format=_text_format, backtrace=False, diagnose=False)
     for package in _PACKAGES:
         logger.enable(package)
+
+
+def _text_format(record: Record) -> str:
+    request = f" <dim>{{extra[{_REQUEST_ID}]}}</dim>" if _REQUEST_ID in record["extra"] else ""
+    return f"<dim>{{time:HH:mm:ss.SSS}}</dim> <level>{{level: <7}}</level>{request} {{message}}\n{{exception}}"
+
+
+def _write_json(message: Message) -> None:
+    sys.stderr.write(json_line(message.record))
+    sys.stderr.flush()
+
+
+def json_line(record: Record) -> str:
+    """Return a record as one JSON object and a line end."""
+    # What is bound stands first, so that it can't replace what is ours.
+    line: dict[str, object] = dict(record["extra"])
+    line |= {
+        "time": record["time"].astimezone(UTC).isoformat(timespec="microseconds"),
+        "level": record["level"].name,
+        "message": record["message"],
+        "logger": record["name"],
+    }
+    if (exception := record["exception"]) is not None and exception.type is not None:
+        line["exception"] = exception.type.__name__
+        line["traceback"] = "".join(traceback.format_exception(exception.type, exception.value, exception.traceback))
+    return json.dumps(line, default=str, ensure_ascii=True) + "\n"

@@ -20,6 +20,7 @@ from speculant_graph.errors import (
     GraphFileError,
     SpeculantError,
     TokenizerMismatchError,
+    UnauthenticatedError,
     UnknownGraphError,
     UnservedRequestError,
 )
@@ -40,6 +41,7 @@ STATUS_OF_ERROR: dict[type[SpeculantError], grpc.StatusCode] = {
     UnservedRequestError: grpc.StatusCode.UNIMPLEMENTED,
     DrafterUnavailableError: grpc.StatusCode.UNAVAILABLE,
     AccessError: grpc.StatusCode.PERMISSION_DENIED,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     GenerationError: grpc.StatusCode.INTERNAL,
 }
 """What a server answers; a subclass that is not listed takes its base's code."""
@@ -60,7 +62,7 @@ ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
     grpc.StatusCode.INTERNAL: DrafterUnavailableError,
     grpc.StatusCode.UNAVAILABLE: DrafterUnavailableError,
     grpc.StatusCode.DATA_LOSS: DrafterUnavailableError,
-    grpc.StatusCode.UNAUTHENTICATED: AccessError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
 }
 """What a client makes of an answer; every code but OK."""
 

@@ -1,0 +1,122 @@
+"""Messages for people and for machines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loguru import logger
+
+from speculant_graph.log import LogFormat, json_line, log_to_stderr, silence
+
+
+def fail(secret: str) -> None:
+    raise ValueError(f"of {len(secret)} characters")
+
+
+def say(message: str, *arguments: object, **bound: object) -> None:
+    # The packages' own messages are meant, so the record must look like one of them.
+    logger.patch(lambda record: record.update(name="speculant_drafter.service")).bind(**bound).info(message, *arguments)
+
+
+def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr("INFO", "json")
+    say("two\nlines {}", "and {braces}", request_id="abc", worker=3)
+    logger.debug("not shown")
+    (line,) = capsys.readouterr().err.splitlines()
+    found = json.loads(line)
+    time = datetime.fromisoformat(found.pop("time"))
+    assert time.utcoffset() == timedelta(0)
+    assert abs(datetime.now(UTC) - time) < timedelta(minutes=1)
+    assert found == {
+        "level": "INFO",
+        "message": "two\nlines and {braces}",
+        "logger": "speculant_drafter.service",
+        "request_id": "abc",
+        "worker": 3,
+    }
+
+
+def test_json_of_an_exception_has_its_type_and_traceback_but_no_values(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr("INFO", "json")
+    try:
+        fail("hu" + "sh")  # the source is shown, values are not
+    except ValueError as error:
+        logger.opt(exception=error).error("it failed")
+    (line,) = capsys.readouterr().err.splitlines()
+    found = json.loads(line)
+    assert (found["message"], found["exception"]) == ("it failed", "ValueError")
+    assert found["traceback"].startswith("Traceback")
+    assert "in fail" in found["traceback"]
+    assert found["traceback"].endswith("ValueError: of 4 characters\n")
+    assert "hush" not in line
+
+
+@given(st.dictionaries(st.text(min_size=1), st.text() | st.integers() | st.binary()), st.text())
+def test_whatever_is_said_is_one_line(bound: dict[str, object], message: str) -> None:
+    lines: list[str] = []
+    logger.remove()
+    logger.add(lambda message: lines.append(json_line(message.record)), format="")
+    logger.bind(**bound).info("{}", message)
+    (line,) = lines
+    assert line.splitlines(keepends=True) == [line]
+    found = json.loads(line)
+    assert found["message"] == message
+    assert found.keys() == {"time", "level", "message", "logger", *bound}
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_bound_request_id_is_shown(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
+    log_to_stderr("INFO", log_format)
+    with logger.contextualize(request_id="req-1"):
+        logger.info("inside {}", "<b>{extra[x]}")
+    logger.info("outside")
+    first, second = capsys.readouterr().err.splitlines()
+    assert "req-1" in first
+    assert "inside <b>{extra[x]}" in first
+    assert "req-1" not in second
+
+
+def test_text_shows_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr()
+    try:
+        fail("hush")
+    except ValueError:
+        logger.exception("it failed")
+    shown = capsys.readouterr().err
+    assert "ERROR   it failed\n" in shown
+    assert "ValueError: of 4 characters" in shown
+
+
+def test_silence_and_levels(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr("WARNING", "json")
+    logger.info("no")
+    logger.warning("yes")
+    logger.disable(__name__)
+    silence()
+    assert [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == ["yes"]
+    logger.enable(__name__)
+
+
+def test_tasks_do_not_share_what_is_bound() -> None:
+    seen: list[tuple[str, str]] = []
+    logger.remove()
+    logger.add(
+        lambda message: seen.append((message.record["extra"]["request_id"], message.record["message"])), format=""
+    )
+
+    async def work(name: str) -> None:
+        with logger.contextualize(request_id=name):
+            await asyncio.sleep(0)
+            logger.info(name)
+
+    async def run() -> None:
+        await asyncio.gather(*(work(f"r{number}") for number in range(5)))
+
+    asyncio.run(run())
+    assert len(seen) == 5
+    assert all(bound == said for bound, said in seen)
