@@ -80,7 +80,7 @@ class Principal:
         Raises:
             AccessError: it names another's, or none where the client has several.
         """
-        if ALL in self.tenants or tenant in self.tenants:
+        if self.owns_tenant(tenant):
             return tenant
         if tenant:
             raise AccessError("this tenant is not the client's; name one that the access file gives to it")
@@ -88,6 +88,10 @@ class Principal:
             raise AccessError("the client has several tenants; name one of them")
         (only,) = self.tenants
         return only
+
+    def owns_tenant(self, tenant: str) -> bool:
+        """Say whether a tenant is its own."""
+        return ALL in self.tenants or tenant in self.tenants
 
     def may_use_graph(self, name: str) -> bool:
         """Say whether it may draft from a graph."""

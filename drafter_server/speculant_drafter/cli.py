@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.log import log_to_stderr
+from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.settings import CommandSettings, load_settings
 
 
 class DrafterSettings(CommandSettings):
-    """Serve a graph to verifiers over gRPC. Stops cleanly on SIGTERM or Ctrl-C."""
+    """Serve graphs to verifiers over gRPC. Stops cleanly on SIGTERM or Ctrl-C, reads graphs again on SIGHUP."""
 
     server: ServerConfig = ServerConfig()
     """The service."""
@@ -19,12 +19,32 @@ class DrafterSettings(CommandSettings):
     """What a request that names no strategy gets."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages to show, on standard error."""
+    log_format: LogFormat = "text"
+    """'text' for people, 'json' for one object a line."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Serve; returns when the server has stopped."""
     settings = load_settings(DrafterSettings, "drafter", arguments)
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
+    if settings.server.workers == 1:
+        from speculant_drafter.server import run_server
+
+        return run_server(settings.server, settings.draft)
+    from speculant_drafter.workers import supervise
+
+    return supervise(
+        settings.server,
+        settings.draft,
+        run_worker,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
+
+
+def run_worker(server: str, draft: str, log_level: str, log_format: LogFormat, _index: int) -> int:
+    """Be one of several workers; see :data:`speculant_drafter.workers.WorkerTarget`."""
+    log_to_stderr(log_level, log_format)
     from speculant_drafter.server import run_server
 
-    return run_server(settings.server, settings.draft)
+    return run_server(ServerConfig.model_validate_json(server), DraftConfig.model_validate_json(draft))

@@ -1,43 +1,206 @@
-"""The sidecar's process: socket, health, signals, and the order in which they come and go."""
+"""One sidecar: sockets, health, graphs and signals, and the order in which they come and go."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import socket
-import stat
+import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
+from typing import Any, Self
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 from loguru import logger
 
-from speculant_drafter.interceptors import ErrorInterceptor
-from speculant_drafter.service import SERVICE_NAME, DrafterService
+from speculant_drafter import admin, service
+from speculant_drafter.access import AccessPolicy
+from speculant_drafter.admin import DrafterAdminService
+from speculant_drafter.calls import CallGate
+from speculant_drafter.counts import GraphState, ServerCounts, ServerState, SessionEnd
+from speculant_drafter.credentials import server_credentials
+from speculant_drafter.graphs import GraphRegistry
+from speculant_drafter.listening import Listener
+from speculant_drafter.metrics_endpoint import MetricsEndpoint
+from speculant_drafter.service import DrafterService
+from speculant_drafter.sessions import Session, SessionStore
+from speculant_drafter.steps import StepAnswerer
+from speculant_drafter.tracing import open_tracer
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.errors import ConfigError
-from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.rpc.channel import grpc_target, message_limits, socket_path
-from speculant_graph.rpc.convert import require_served
-from speculant_graph.rpc.v1.drafter_pb2_grpc import add_DrafterServiceServicer_to_server
+from speculant_graph.errors import ConfigError, SpeculantError
+from speculant_graph.rpc.channel import message_limits
 
-_CONNECT_TIMEOUT_S = 1.0
+_SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+_SWEEP_S = 5.0
+_HANDSHAKE_TIMEOUT_MS = 5_000
+_KEEPALIVE_MS = 30_000
+
+
+class DrafterServer:
+    """A sidecar in this event loop; an async context manager that serves inside of its block."""
+
+    def __init__(self, config: ServerConfig, draft: DraftConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """Make a sidecar that does not listen yet.
+
+        Args:
+            config: addresses, graphs and limits. ``workers`` is not its business.
+            draft: what requests leave to the server.
+            clock: monotonic time in seconds, for idle sessions.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+        self._config = config
+        self._counts = ServerCounts()
+        self._tracer = open_tracer(config.tracing)
+        self._gate = CallGate(AccessPolicy.load(config.access_file), config.max_concurrent_rpcs)
+        self._graphs = GraphRegistry(config, draft)
+        self._sessions = SessionStore(config, self._counts, clock, self._end_span)
+        steps = StepAnswerer(config, draft, self._graphs, self._sessions, self._counts)
+        self._service = DrafterService(self._graphs, self._sessions, steps, self._counts, self._tracer)
+        self._admin = DrafterAdminService(self._graphs, self._sessions, self._counts, self._tracer, self._tell_health)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
+        self._known_names: set[str] = {"", service.SERVICE_NAME}
+        self._metrics = MetricsEndpoint(self._counts, self._state, self._problem)
+        self._credentials = server_credentials(config)
+        self._servers: list[tuple[grpc.aio.Server, Listener]] = []
+        self._chores: list[asyncio.Task[None]] = []
+        self.addresses: list[str] = []
+        """Where it is reached."""
+        self.admin_addresses: list[str] = []
+        """Where its admin service is."""
+        self.metrics_address = ""
+        """Where its metrics are."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen, load the graphs, and serve when they are in memory and all kernels are compiled.
+
+        Raises:
+            ConfigError: an address is malformed or taken, or what was learned can't be read.
+            GraphError: a graph can't be loaded.
+        """
+        await self._tell_health()
+        self.addresses = await self._listen(
+            self._config.listen, [self._service.handler(self._gate)], service.SERVICE_NAME
+        )
+        if self._config.admin_listen:
+            self.admin_addresses = await self._listen(
+                self._config.admin_listen, [self._admin.handler(self._gate)], admin.SERVICE_NAME
+            )
+        if self._config.metrics_listen:
+            self.metrics_address = await self._metrics.start(self._config.metrics_listen)
+        await self._graphs.load_configured()
+        await self._tell_health()
+        self._chores = [
+            asyncio.create_task(self._every(_SWEEP_S, self._sweep)),
+            asyncio.create_task(self._every(self._config.save_interval_s, self._graphs.save_changes)),
+        ]
+        logger.info("drafter ready on {}", ", ".join(self.addresses))
+
+    async def stop(self) -> None:
+        """Say that nothing is served, let running calls finish, bring what was learned to disk, and let go."""
+        await self._health.enter_graceful_shutdown()
+        self._service.drain()
+        for chore in self._chores:
+            chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        await asyncio.gather(*(server.stop(self._config.grace_s) for server, _ in self._servers))
+        self._sessions.end_all()
+        await self._graphs.close()
+        await self._metrics.close()
+        for _, listener in self._servers:
+            listener.close()
+        await asyncio.to_thread(self._tracer.close)
+
+    async def reload(self) -> None:
+        """Read the access file and all graphs again; what is wrong is logged and stays as it was."""
+        try:
+            self._gate.policy = AccessPolicy.load(self._config.access_file)
+        except ConfigError as error:
+            logger.error("the access file is not read again: {}", error)
+        await self._graphs.reload_all()
+
+    async def _listen(self, addresses: str, handlers: list[Any], name: str) -> list[str]:
+        server = grpc.aio.server(
+            options=[
+                # With SO_REUSEPORT a second server on the same port would silently take half of the connections.
+                ("grpc.so_reuseport", 0),
+                # Who connects and says nothing is sent away.
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.max_concurrent_streams", self._config.max_concurrent_rpcs),
+                *message_limits(self._config.max_message_bytes),
+            ],
+        )
+        server.add_generic_rpc_handlers(handlers)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if self._config.reflection:
+            names = [name, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(names, server)
+        listener = Listener(server, self._credentials)
+        self._servers.append((server, listener))
+        bound = listener.bind(addresses)
+        await server.start()
+        return bound
+
+    async def _tell_health(self) -> None:
+        """Say of the service and of every graph whether it is served."""
+        served = {f"{service.SERVICE_NAME}/{graph.name}" for graph in self._graphs}
+        if self._graphs.is_ready:
+            served |= {"", service.SERVICE_NAME, admin.SERVICE_NAME}
+        self._known_names |= served
+        for name in self._known_names:
+            await self._health.set(name, _SERVING if name in served else _NOT_SERVING)
+
+    async def _every(self, interval_s: float, chore: Callable[[], Any]) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await chore()
+            except SpeculantError as error:
+                logger.error("{}", error)
+            except Exception:
+                logger.exception("a chore failed")
+
+    async def _sweep(self) -> None:
+        self._sessions.sweep()
+
+    def _end_span(self, session: Session, reason: SessionEnd) -> None:
+        span = self._service.spans.pop(session.session_id, None)
+        if span is not None:
+            span.end(steps=session.num_steps, tokens=session.position, drafted_nodes=session.num_drafted, reason=reason)
+
+    def _state(self) -> ServerState:
+        graphs = [GraphState(graph.name, graph.generation, graph.num_sessions) for graph in self._graphs]
+        return ServerState(graphs, self._sessions.num_bytes, self._graphs.learned_tokens)
+
+    def _problem(self) -> str:
+        return "" if self._graphs.is_ready else "graphs are being loaded"
 
 
 def run_server(config: ServerConfig, draft: DraftConfig) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status, 0.
+    """Serve until SIGTERM or SIGINT, and read everything again on SIGHUP; return the exit status, 0.
 
     Args:
-        config: address, graph file and limits.
+        config: addresses, graphs and limits.
         draft: what requests leave to the server.
 
     Raises:
-        ConfigError: the address is malformed or taken, or the strategy is not served.
-        GraphError: the graph can't be loaded.
+        ConfigError: a setting is wrong, or an address is taken.
+        GraphError: a graph can't be loaded.
     """
-    require_served(draft.strategy)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, draft))
     return 0
@@ -52,82 +215,31 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(config: ServerConfig, draft: DraftConfig) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-
-    service = DrafterService(config, draft)
-    health_service = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
-    for name in ("", SERVICE_NAME):
-        await health_service.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    server = grpc.aio.server(
-        interceptors=[ErrorInterceptor()],
-        # With SO_REUSEPORT a second server on the same port would silently take half of the connections.
-        options=[("grpc.so_reuseport", 0), *message_limits(config.max_message_bytes)],
-    )
-    add_DrafterServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    address = _bind(server, config.listen)
-    await server.start()
+    loop = asyncio.get_running_loop()
+    stopping, reloading = asyncio.Event(), asyncio.Event()
+    for number, event in ((signal.SIGTERM, stopping), (signal.SIGINT, stopping), (signal.SIGHUP, reloading)):
+        loop.add_signal_handler(number, event.set)
+    server = DrafterServer(config, draft)
+    starting = asyncio.create_task(server.start())
+    waiting = asyncio.create_task(stopping.wait())
     try:
-        # Verifying reads the whole file, so that no draft waits for a disk later.
-        graph = await asyncio.to_thread(NgramGraph.load, config.graph, verify=True)
-        await asyncio.to_thread(graph.warm_up)
-        service.serve(graph)
-        for name in ("", SERVICE_NAME):
-            await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
-        logger.info("drafter ready on {}, serving {}", address, config.graph)
-        await stopping.wait()
+        await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        reloader = asyncio.create_task(_reload_when_asked(server, reloading))
+        await waiting
+        reloader.cancel()
         logger.info("drafter stopping")
     finally:
-        await health_service.enter_graceful_shutdown()
-        service.drain()
-        await server.stop(config.grace_s)
-        path = socket_path(config.listen)
-        if path is not None:
-            path.unlink(missing_ok=True)
+        starting.cancel()
+        waiting.cancel()
+        with suppress(asyncio.CancelledError, SpeculantError):
+            await starting
+        await server.stop()
 
 
-def _bind(server: grpc.aio.Server, address: str) -> str:
-    """Bind ``server`` and return the address it is reached at.
-
-    Raises:
-        ConfigError: the address is malformed, or something else serves there.
-    """
-    target = grpc_target(address)
-    path = socket_path(address)
-    # Whoever can connect can draft and open sessions: nobody but this user.
-    previous_mask = os.umask(0o077)
-    try:
-        if path is not None:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _clear_stale_socket(path)
-        port = server.add_insecure_port(target)
-    except (RuntimeError, OSError) as error:
-        raise ConfigError(f"can't listen on {address}: in use or not writable; choose another") from error
-    finally:
-        os.umask(previous_mask)
-    return address if path is not None else f"{address.rpartition(':')[0]}:{port}"
-
-
-def _clear_stale_socket(path: Path) -> None:
-    """Remove the socket that a killed server left behind.
-
-    gRPC would bind over any socket file and so take the address away from a server that lives.
-    """
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"{path} exists and is not a socket; choose another path")
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_CONNECT_TIMEOUT_S)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError:
-            pass  # a full backlog or a lack of rights: somebody is there
-    raise ConfigError(f"another server answers on unix://{path}; stop it or choose another path")
+async def _reload_when_asked(server: DrafterServer, asked: asyncio.Event) -> None:
+    while True:
+        await asked.wait()
+        asked.clear()
+        await server.reload()

@@ -1,90 +1,75 @@
-"""The servicer: validate, call, convert; nothing else.
-
-Steps run on the event loop: a draft takes less time than handing it to a thread would.
-"""
+"""The drafter's methods: drafting, and the sessions it needs."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import itertools
-import time
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from speculant_drafter.interceptors import log_failure
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from speculant_drafter.access import Principal
+from speculant_drafter.calls import Call, CallGate, log_failure
+from speculant_drafter.counts import ServerCounts
+from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.sessions import SessionStore
-from speculant_graph import types
-from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.draft.generator import DraftGenerator
+from speculant_drafter.steps import StepAnswerer
+from speculant_drafter.tracing import Tracer
 from speculant_graph.errors import (
     DrafterUnavailableError,
-    DraftLimitError,
+    DraftRequestError,
     TokenizerMismatchError,
-    UnknownGraphError,
 )
-from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.messages import (
-    OpenAnswer,
-    SequenceAnswer,
-    SequenceRequest,
-    SequenceStatus,
-    StepAnswer,
-    StepOptions,
-)
-from speculant_graph.rpc.status import status_number, to_status
+from speculant_graph.rpc.messages import OpenAnswer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceServicer
-from speculant_graph.types import EMPTY_DRAFT
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
 """Name of the service, for health checks."""
 
-_GENERATION = 1
-_CANDIDATE_BYTES = 8
-_ENVELOPE_BYTES = 32
-"""More than a step on the stream adds to its answer."""
 
+class DrafterService:
+    """Drafts over the wire."""
 
-class _LoadedGraph:
-    """A loaded graph and the sessions on it."""
-
-    def __init__(self, graph: NgramGraph, config: ServerConfig, draft: DraftConfig, clock: Callable[[], float]) -> None:
-        self.tokenizer = graph.metadata.tokenizer
-        self.vocabulary_size = graph.vocabulary_size
-        self.max_order = graph.metadata.max_order
-        self.generator = DraftGenerator(graph, draft)
-        self.sessions = SessionStore(
-            self.max_order,
-            max_sessions=config.max_sessions,
-            idle_timeout_s=config.idle_timeout_s,
-            clock=clock,
-        )
-
-
-class DrafterService(DrafterServiceServicer):
-    """Drafts over the wire, from one graph."""
-
-    def __init__(self, config: ServerConfig, draft: DraftConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make a service that answers UNAVAILABLE until :meth:`serve` gives it a graph.
+    def __init__(
+        self,
+        graphs: GraphRegistry,
+        sessions: SessionStore,
+        steps: StepAnswerer,
+        counts: ServerCounts,
+        tracer: Tracer,
+    ) -> None:
+        """Make a service.
 
         Args:
-            config: limits.
-            draft: what a request leaves to the server.
-            clock: monotonic time in seconds, for idle sessions.
+            graphs: what is served.
+            sessions: what is open.
+            steps: answers steps.
+            counts: where failures are counted.
+            tracer: told of sessions that open.
         """
-        self._config = config
-        self._draft_config = draft
-        self._clock = clock
-        self._loaded: _LoadedGraph | None = None
-        self._draft_ids = itertools.count(1)
+        self._graphs = graphs
+        self._sessions = sessions
+        self._steps = steps
+        self._counts = counts
+        self._tracer = tracer
         self._reading: set[asyncio.Task[Any]] = set()
         self._is_draining = False
+        self.spans: dict[int, Any] = {}
+        """Spans of open sessions."""
 
-    def serve(self, graph: NgramGraph) -> None:
-        """Answer from ``graph`` from now on."""
-        self._loaded = _LoadedGraph(graph, self._config, self._draft_config, self._clock)
+    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler:
+        """Return what a server answers the service's methods with."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME,
+            {
+                "Draft": gate.unary("Draft", self.draft),
+                "StreamDraft": gate.stream("StreamDraft", self.stream_draft),
+                "OpenSession": gate.unary("OpenSession", self.open_session),
+                "CloseSession": gate.unary("CloseSession", self.close_session),
+            },
+        )
 
     def drain(self) -> None:
         """End the streams, which would otherwise outlast any patience.
@@ -96,25 +81,28 @@ class DrafterService(DrafterServiceServicer):
         for task in self._reading:
             task.cancel()
 
-    async def Draft(self, request: pb.DraftRequest, context: Any) -> pb.DraftResponse:
+    async def draft(self, payload: bytes, call: Call) -> bytes:
         """Answer one step."""
-        return self._answer(request)
+        try:
+            return self._steps.answer(payload, call.principal)
+        except Exception as error:
+            self._counts.fail_step(log_failure("Draft", error).name)
+            raise
 
-    async def StreamDraft(
-        self, requests: AsyncIterator[pb.StreamDraftRequest], context: Any
-    ) -> AsyncIterator[pb.StreamDraftResponse]:
+    async def stream_draft(self, call: Call) -> None:
         """Answer steps in order; the failure of one is part of its answer."""
-        while (request := await self._next_request(requests)) is not None:
-            yield self._answer_in_band(request)
+        context, principal = call.context, call.principal
+        while (payload := await self._next_request(context)) is not grpc.aio.EOF:
+            await context.write(self._answer_in_band(payload, principal))
 
-    async def _next_request(self, requests: AsyncIterator[pb.StreamDraftRequest]) -> pb.StreamDraftRequest | None:
+    async def _next_request(self, context: Any) -> Any:
         if self._is_draining:
             raise DrafterUnavailableError("the drafter is shutting down")
         task = asyncio.current_task()
         assert task is not None
         self._reading.add(task)
         try:
-            return await anext(requests, None)
+            return await context.read()
         except asyncio.CancelledError:
             if not self._is_draining:
                 raise
@@ -122,94 +110,63 @@ class DrafterService(DrafterServiceServicer):
         finally:
             self._reading.discard(task)
 
-    async def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
+    def _answer_in_band(self, payload: bytes, principal: Principal) -> bytes:
+        step_id, request = convert.read_stream_step(payload)
+        try:
+            return convert.encode_stream_answer(step_id, self._steps.answer(request, principal))
+        except Exception as error:
+            self._counts.fail_step(log_failure("StreamDraft", error).name)
+            return convert.encode_stream_failure(step_id, error)
+
+    async def open_session(self, payload: bytes, call: Call) -> bytes:
         """Open a session, after comparing tokenizers."""
-        served = self._served(request.graph)
-        asked = convert.decode_open_request(request)
+        asked = convert.decode_open_request(parsed(pb.OpenSessionRequest, payload))
+        tenant = call.principal.require_tenant(asked.tenant)
+        served = self._steps.graph_for(asked.graph, call.principal)
         if asked.tokenizer_sha256 and asked.tokenizer_sha256 != served.tokenizer.sha256:
             raise TokenizerMismatchError(
                 f"the graph was built with tokenizer {served.tokenizer.name} ({served.tokenizer.sha256[:12]}), the "
                 f"client uses one with digest {asked.tokenizer_sha256[:12]}; build the graph with the client's"
             )
-        next_position = served.sessions.open(asked.session_id, asked.tenant, asked.idle_timeout_s)
-        answer = OpenAnswer(_GENERATION, served.tokenizer, served.max_order, next_position)
-        return convert.encode_open_answer(answer)
-
-    async def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
-        """Close a session, known or not."""
-        self._served("").sessions.close(request.session_id, request.tenant)
-        return pb.CloseSessionResponse()
-
-    def _answer_in_band(self, request: pb.StreamDraftRequest) -> pb.StreamDraftResponse:
-        try:
-            return pb.StreamDraftResponse(step_id=request.step_id, draft=self._answer(request.draft))
-        except Exception as error:
-            code, message = to_status(error)
-            log_failure("StreamDraft", code, error)
-            failure = pb.StepError(code=status_number(code), message=message)
-            return pb.StreamDraftResponse(step_id=request.step_id, error=failure)
-
-    def _answer(self, message: pb.DraftRequest) -> pb.DraftResponse:
-        started_ns = time.perf_counter_ns()
-        served = self._served(message.graph)
-        request = convert.decode_step_request(message, max_sequences=self._config.max_sequences)
-        sequences = []
-        num_candidates = 0
-        for entry in request.sequences:
-            sequences.append(self._answer_sequence(served, entry, request.options))
-            num_candidates += sum(len(proposal.token_ids) for proposal in sequences[-1].draft.proposals)
-            # Stop before the distributions of a large batch fill the memory, not when they are packed.
-            if num_candidates * _CANDIDATE_BYTES > self._config.max_message_bytes:
-                raise self._too_large()
-        server_time_ns = time.perf_counter_ns() - started_ns
-        answer = StepAnswer(_GENERATION, next(self._draft_ids), tuple(sequences), server_time_ns)
-        response = convert.encode_step_answer(answer)
-        if response.ByteSize() > self._config.max_message_bytes - _ENVELOPE_BYTES:
-            raise self._too_large()
-        return response
-
-    def _too_large(self) -> DraftLimitError:
-        return DraftLimitError(
-            f"the answer is larger than {self._config.max_message_bytes} bytes; set omit_proposals or max_candidates, "
-            "or send fewer sequences at a time"
+        # A tenant's text may have to be read from disk, which no step should wait for.
+        memory = await self._graphs.load_memory(served, tenant)
+        served = self._steps.graph_for(asked.graph, call.principal)  # it may have been replaced meanwhile
+        is_new = self._sessions.look_at(asked.session_id) is None
+        session = self._sessions.open(
+            asked.session_id,
+            served,
+            tenant,
+            idle_timeout_s=asked.idle_timeout_s,
+            learn=asked.learn,
+            cost=asked.cost,
         )
+        del memory
+        if is_new:
+            self.spans[session.session_id] = self._tracer.begin_session(
+                call.context.invocation_metadata(), session.graph.name
+            )
+        graph = session.graph
+        answer = OpenAnswer(graph.generation, graph.tokenizer, graph.max_order, session.position)
+        return convert.encode_open_answer(answer).SerializeToString()
 
-    def _answer_sequence(self, served: _LoadedGraph, request: SequenceRequest, options: StepOptions) -> SequenceAnswer:
-        session_id = request.session_id
-        if session_id is None:
-            end = request.position + len(request.token_ids)
-            draft = self._draft(served, request, options, request.token_ids, end)
-            return SequenceAnswer(SequenceStatus.OK, 0, draft)
-        taken = served.sessions.take(session_id, request.position, request.token_ids)
-        if taken.status is not SequenceStatus.OK:
-            return SequenceAnswer(taken.status, taken.next_position)
-        draft = self._draft(served, request, options, taken.context, taken.end)
-        return SequenceAnswer(SequenceStatus.OK, taken.next_position, draft)
+    async def close_session(self, payload: bytes, call: Call) -> bytes:
+        """Close a session; one that is unknown, or another's, is none of the caller's business."""
+        asked = parsed(pb.CloseSessionRequest, payload)
+        tenant = call.principal.require_tenant(asked.tenant)
+        session = self._sessions.look_at(asked.session_id)
+        if session is not None and session.tenant == tenant:
+            self._sessions.end(session)
+        return pb.CloseSessionResponse().SerializeToString()
 
-    def _draft(
-        self,
-        served: _LoadedGraph,
-        request: SequenceRequest,
-        options: StepOptions,
-        context: tuple[int, ...],
-        position: int,
-    ) -> types.Draft:
-        budget = self._draft_config.k if request.node_budget is None else request.node_budget
-        if budget == 0:
-            return EMPTY_DRAFT
-        draft = served.generator.draft(
-            context[-served.max_order :],
-            min(budget, self._config.max_nodes),
-            options.strategy or self._draft_config.strategy,
-            seed=request.seed,
-            position=position,
-            max_candidates=options.max_candidates or self._draft_config.max_candidates,
-        )
-        return dataclasses.replace(draft, proposals=()) if options.omit_proposals else draft
 
-    def _served(self, graph: str) -> _LoadedGraph:
-        if self._loaded is None:
-            raise DrafterUnavailableError("the drafter is loading its graph; try again in a moment")
-        if graph:
-            raise UnknownGraphError("one graph is served here; leave the graph's name empty")
-        return self._loaded
+def parsed(message_class: Any, payload: bytes) -> Any:
+    """Return a message of a class.
+
+    Raises:
+        DraftRequestError: it is none.
+    """
+    try:
+        message: Message = message_class.FromString(payload)
+    except DecodeError:
+        raise DraftRequestError("the message can't be parsed; send one of this service's protocol") from None
+    return message

@@ -1,28 +1,32 @@
-"""What the sidecar remembers of a sequence between steps: where it stands, and its last few tokens.
+"""Which sessions are open, where they stand, and which must go when there are too many.
 
-Only accepted tokens are sent, so a session never rolls back. Tokens that were taken before are recognised by
-their position and skipped, which makes every step safe to repeat. Tokens that contradict remembered ones mean
-that client and session have diverged: the session is dropped, and SESSION_LOST makes the client send everything
-again. What lies further back than the longest context is neither kept nor checked.
-
-Knows neither gRPC nor graphs; time is passed in.
+Only accepted tokens are sent, so a session never rolls back: it has a position, and what comes must go on from there.
+What a session holds is kept by the drafter of its graph. Knows neither gRPC nor the clock: time is passed in.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from speculant_graph.errors import DraftRequestError
+from speculant_drafter.counts import ServerCounts, SessionEnd
+from speculant_drafter.graphs import ServedGraph
+from speculant_graph.config import ServerConfig
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.errors import DraftLimitError, DraftRequestError
+from speculant_graph.graph.layout import Int64Array
 from speculant_graph.rpc.messages import SequenceStatus
-from speculant_graph.types import TokenId
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Session:
     """An open session."""
 
+    session_id: int
+    """Its number, the client's choice."""
+    graph: ServedGraph
+    """The generation that it was opened on and keeps."""
     tenant: str
     """Whose it is."""
     idle_timeout_s: float
@@ -31,133 +35,167 @@ class Session:
     """Time of the last step."""
     position: int = 0
     """Number of tokens taken."""
-    tail: tuple[TokenId, ...] = field(default=())
-    """The last of them, as many as the longest context has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What became of the tokens of one step."""
-
-    status: SequenceStatus
-    """OK, SESSION_LOST or OUT_OF_SYNC."""
-    next_position: int = 0
-    """The position the session expects next."""
-    context: tuple[TokenId, ...] = ()
-    """The tokens before ``end``, at most as many as the longest context has; empty unless OK."""
-    end: int = 0
-    """Index of the first token to draft."""
-
-
-_LOST = Taken(SequenceStatus.SESSION_LOST)
+    draft_id: int = 0
+    """Its latest draft, 0 if there is none since it was opened."""
+    num_steps: int = 0
+    """Steps answered."""
+    num_drafted: int = 0
+    """Nodes drafted."""
+    num_bytes: int = 0
+    """Memory it takes."""
 
 
 class SessionStore:
     """The open sessions, the longest idle first."""
 
-    def __init__(self, max_order: int, *, max_sessions: int, idle_timeout_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        counts: ServerCounts,
+        clock: Callable[[], float],
+        on_end: Callable[[Session, SessionEnd], None] = lambda session, reason: None,
+    ) -> None:
         """Make an empty store.
 
         Args:
-            max_order: longest context, in tokens.
-            max_sessions: most open sessions; one more drops the longest idle.
-            idle_timeout_s: sessions are dropped after so long without a step.
+            config: limits.
+            counts: where openings and endings are counted.
             clock: monotonic time in seconds.
+            on_end: told of every session that ends, and why.
         """
-        self._max_order = max_order
-        self._max_sessions = max_sessions
-        self._idle_timeout_s = idle_timeout_s
+        self._config = config
+        self._counts = counts
         self._clock = clock
+        self._on_end = on_end
         self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self.num_bytes = 0
+        """Memory of all sessions."""
 
     def __len__(self) -> int:
         """Number of sessions held, those that are idle for too long but not yet dropped included."""
         return len(self._sessions)
 
-    def open(self, session_id: int, tenant: str = "", idle_timeout_s: float | None = None) -> int:
-        """Open a session, or find it open; return the position it expects next.
+    def open(
+        self,
+        session_id: int,
+        graph: ServedGraph,
+        tenant: str = "",
+        *,
+        idle_timeout_s: float | None = None,
+        learn: bool = False,
+        cost: CostCurve | None = None,
+    ) -> Session:
+        """Open a session, or find it open.
 
         Args:
-            session_id: its id.
+            session_id: its number.
+            graph: what it drafts from. A session that is open keeps the generation that it has.
             tenant: whose it is.
-            idle_timeout_s: a shorter idle timeout than the store's; longer ones are cut to it.
+            idle_timeout_s: a shorter idle timeout than the server's; longer ones are cut to it.
+            learn: whether later sessions of the tenant learn from it.
+            cost: what verifying costs the client.
 
         Raises:
-            DraftRequestError: the id is open for another tenant.
+            DraftRequestError: the number is another session's.
+            DraftLimitError: there is no room, and nobody is idle.
         """
-        now_s = self._clock()
-        self._drop_idle(now_s)
-        session = self._find(session_id, now_s)
-        if session is None:
-            timeout_s = min(idle_timeout_s or self._idle_timeout_s, self._idle_timeout_s)
-            session = self._sessions[session_id] = Session(tenant, timeout_s, now_s)
-            while len(self._sessions) > self._max_sessions:
-                self._sessions.popitem(last=False)
-        elif session.tenant != tenant:
-            raise DraftRequestError("this session id is in use; choose another, at random for instance")
-        return session.position
+        session = self.find(session_id)
+        if session is not None:
+            if (session.tenant, session.graph.name) != (tenant, graph.name):
+                raise DraftRequestError("this session id is in use; choose another, at random for instance")
+            return session
+        if len(self._sessions) >= self._config.max_sessions:
+            self._drop_longest_idle("limit", f"{self._config.max_sessions} sessions are open; close some")
+        timeout_s = min(idle_timeout_s or self._config.idle_timeout_s, self._config.idle_timeout_s)
+        session = Session(session_id, graph, tenant, timeout_s, self._clock())
+        graph.drafter.open(session_id, tenant=tenant, learn=learn, cost=cost)
+        graph.num_sessions += 1
+        self._sessions[session_id] = session
+        self._counts.opened_sessions += 1
+        self.account(session)
+        return session
 
-    def close(self, session_id: int, tenant: str = "") -> None:
-        """Drop a session; one that is unknown, or another tenant's, is ignored."""
-        session = self._sessions.get(session_id)
-        if session is not None and session.tenant == tenant:
-            del self._sessions[session_id]
-
-    def position(self, session_id: int) -> int:
-        """Return the position a session expects next, 0 if it is unknown."""
-        session = self._sessions.get(session_id)
-        return 0 if session is None else session.position
-
-    def take(self, session_id: int, position: int, token_ids: tuple[TokenId, ...]) -> Taken:
-        """Take the tokens of one step and return the context to draft from.
-
-        Args:
-            session_id: an open session.
-            position: index in the sequence of the first token.
-            token_ids: tokens from there on; those that the session has taken before are skipped.
-        """
-        session = self._find(session_id, self._clock())
-        if session is None:
-            return _LOST
-        if position > session.position:
-            return Taken(SequenceStatus.OUT_OF_SYNC, session.position)
-        tail_start = session.position - len(session.tail)
-        end = position + len(token_ids)
-        overlap = slice(max(position, tail_start), min(end, session.position))
-        remembered = session.tail[overlap.start - tail_start : max(overlap.stop - tail_start, 0)]
-        if remembered != token_ids[overlap.start - position : overlap.start - position + len(remembered)]:
-            del self._sessions[session_id]
-            return _LOST
-        if end < session.position:
-            return self._look_back(session, position, token_ids)
-        session.tail = (session.tail + token_ids[session.position - position :])[-self._max_order :]
-        session.position = end
-        return Taken(SequenceStatus.OK, end, session.tail, end)
-
-    def _look_back(self, session: Session, position: int, token_ids: tuple[TokenId, ...]) -> Taken:
-        """Answer the late repeat of an earlier step, if its context can still be put together."""
-        end = position + len(token_ids)
-        tail_start = session.position - len(session.tail)
-        context = session.tail[: max(position - tail_start, 0)] + token_ids
-        if len(context) >= min(self._max_order, end):
-            return Taken(SequenceStatus.OK, session.position, context[-self._max_order :], end)
-        return Taken(SequenceStatus.OUT_OF_SYNC, session.position)
-
-    def _find(self, session_id: int, now_s: float) -> Session | None:
+    def find(self, session_id: int) -> Session | None:
+        """Return an open session and note that it is used; None if there is none, or it was idle for too long."""
         session = self._sessions.get(session_id)
         if session is None:
             return None
+        now_s = self._clock()
         if now_s - session.last_used_s > session.idle_timeout_s:
-            del self._sessions[session_id]
+            self.end(session, "idle")
             return None
         session.last_used_s = now_s
         self._sessions.move_to_end(session_id)
         return session
 
-    def _drop_idle(self, now_s: float) -> None:
-        # Sessions with a shorter timeout of their own go when they are met again, or here like the others.
-        while self._sessions:
-            session_id, session = next(iter(self._sessions.items()))
-            if now_s - session.last_used_s <= self._idle_timeout_s:
-                return
-            del self._sessions[session_id]
+    def look_at(self, session_id: int) -> Session | None:
+        """Return an open session without using it."""
+        return self._sessions.get(session_id)
+
+    def end(self, session: Session, reason: SessionEnd = "closed") -> None:
+        """End a session; what it accepted is learned if it was opened so."""
+        if self._sessions.pop(session.session_id, None) is None:
+            return
+        self.num_bytes -= session.num_bytes
+        session.graph.drafter.close(session.session_id)
+        session.graph.num_sessions -= 1
+        self._counts.end_session(reason)
+        self._on_end(session, reason)
+
+    def account(self, session: Session) -> None:
+        """Note the memory that a session takes now, and let idle ones go if all together take too much.
+
+        Raises:
+            DraftLimitError: they do, and nobody is idle; this session has ended.
+        """
+        num_bytes = session.graph.drafter.num_bytes(session.session_id)
+        self.num_bytes += num_bytes - session.num_bytes
+        session.num_bytes = num_bytes
+        while self.num_bytes > self._config.max_session_memory:
+            try:
+                self._drop_longest_idle("memory", "the memory for sessions is full; send shorter sequences", session)
+            except DraftLimitError:
+                self.end(session, "memory")
+                raise
+
+    def sweep(self) -> None:
+        """End the sessions that are idle for too long."""
+        now_s = self._clock()
+        for session in [each for each in self._sessions.values() if now_s - each.last_used_s > each.idle_timeout_s]:
+            self.end(session, "idle")
+
+    def end_all(self, reason: SessionEnd = "closed") -> None:
+        """End all sessions."""
+        for session in list(self._sessions.values()):
+            self.end(session, reason)
+
+    def _drop_longest_idle(self, reason: SessionEnd, complaint: str, spared: Session | None = None) -> None:
+        longest = next((session for session in self._sessions.values() if session is not spared), None)
+        idle_s = 0.0 if longest is None else self._clock() - longest.last_used_s
+        if longest is None or idle_s < self._config.busy_s:
+            delay_s = max(self._config.busy_s - idle_s, 0.001)
+            raise DraftLimitError(f"{complaint}, or try again in {delay_s:.3g} s", delay_s)
+        self.end(longest, reason)
+
+
+def take(session: Session, position: int, tokens: Int64Array) -> tuple[SequenceStatus, Int64Array]:
+    """Find out what of the tokens of a step is new to a session.
+
+    Args:
+        session: the session, which is not changed.
+        position: index in the sequence of the first token.
+        tokens: tokens from there on, shape ``[n]``.
+
+    Returns:
+        OK and the tokens not yet taken. OUT_OF_SYNC if the tokens leave a gap, or end before what was taken, as those of
+        a step do that was sent again too late. SESSION_LOST if they contradict what was taken.
+    """
+    if position == session.position:
+        return SequenceStatus.OK, tokens
+    if position > session.position:
+        return SequenceStatus.OUT_OF_SYNC, tokens[:0]
+    if not session.graph.drafter.agrees(session.session_id, position, tokens):
+        return SequenceStatus.SESSION_LOST, tokens[:0]
+    if position + tokens.size < session.position:
+        return SequenceStatus.OUT_OF_SYNC, tokens[:0]
+    return SequenceStatus.OK, tokens[session.position - position :]

@@ -211,6 +211,8 @@ class ServerConfig(Config):
     """Folder from which the admin service may load graphs; by default the one that 'graph' is in."""
     learned: Path | None = None
     """Folder in which accepted text is kept for later sequences, also over restarts; without it, in memory."""
+    save_interval_s: Annotated[float, Field(gt=0)] = 2.0
+    """How often what was learned is brought to disk: a crash of the machine loses at most so much."""
     access_file: Path | None = None
     """TOML file that says which clients may use which tenants and graphs; without it, whoever can connect may use
     all."""

@@ -27,6 +27,7 @@ def sample_batch(
     seeds: Int64Array,
     positions: Int64Array,
     max_candidates: int,
+    max_support: int,
     attention: Float64Array,
 ) -> Any:
     """Draft a chain for every sequence by :func:`~speculant_graph.draft.chain.sample`.
@@ -39,11 +40,14 @@ def sample_batch(
         seeds: per sequence, seed of the draws, a signed 64-bit integer.
         positions: per sequence, index of the first token drafted.
         max_candidates: most tokens that a distribution keeps; 0 keeps all.
+        max_support: entries that all distributions together may have; once there are more, no further sequence is
+            drafted for. 0 keeps no distribution.
         attention: see ``sample``.
 
     Returns:
         ``(lengths, token_ids, counts, support, probabilities)``: tokens drafted per sequence; those tokens, one
-        sequence after another; the size of the distribution of each; the distributions.
+        sequence after another; the size of the distribution of each; the distributions. Of distributions that are not
+        kept there is nothing.
     """
     total = np.int64(0)
     for budget in budgets:
@@ -53,6 +57,9 @@ def sample_batch(
     support, probabilities = np.empty(_FIRST_ROOM, np.uint32), np.empty(_FIRST_ROOM, np.float32)
     nodes = size = 0
     for index in range(budgets.size):
+        lengths[index] = 0
+        if max_support > 0 and size > max_support:
+            continue
         drafted, ends, tokens, masses = sample(
             words,
             table,
@@ -64,6 +71,14 @@ def sample_batch(
             max_candidates,
             attention,
         )
+        lengths[index] = drafted.size
+        begin = np.int64(0)
+        for place in range(drafted.size):
+            token_ids[nodes + place], counts[nodes + place] = drafted[place], ends[place] - begin
+            begin = ends[place]
+        nodes += drafted.size
+        if max_support == 0:
+            continue
         if size + tokens.size > support.size:
             room = 2 * (size + tokens.size)
             grown = np.empty(room, np.uint32), np.empty(room, np.float32)
@@ -73,13 +88,7 @@ def sample_batch(
         for place in range(tokens.size):
             support[size + place], probabilities[size + place] = tokens[place], masses[place]
         size += tokens.size
-        begin = np.int64(0)
-        for place in range(drafted.size):
-            token_ids[nodes + place], counts[nodes + place] = drafted[place], ends[place] - begin
-            begin = ends[place]
-        nodes += drafted.size
-        lengths[index] = drafted.size
-    return lengths, token_ids[:nodes], counts[:nodes], support[:size], probabilities[:size]
+    return lengths, token_ids[:nodes], counts[: nodes if max_support > 0 else 0], support[:size], probabilities[:size]
 
 
 @compiled

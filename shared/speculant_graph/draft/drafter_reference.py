@@ -15,8 +15,8 @@ from speculant_graph.draft.calibration import SMALLEST_CANDIDATE
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.escapes import SMALLEST_SHARE
 from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, WINDOW
-from speculant_graph.draft.session_drafter import CALIBRATED
 from speculant_graph.draft.sources import LEARNED, SESSION
+from speculant_graph.draft.strategies import CALIBRATED
 from speculant_graph.draft.tree_reference import (
     RECYCLED_ROWS,
     RECYCLED_WIDTH,

@@ -16,12 +16,14 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft import chain, chain_batch
 from speculant_graph.draft.batch import DraftBatch
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, DraftLimitError
 from speculant_graph.graph.layout import Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph
 from speculant_graph.types import Draft, Proposal, StrategyName, TokenId
 
+MAX_SUPPORT = 1 << 27
+"""Entries of distributions that take a gigabyte."""
 _FIRST_PARENTS = np.arange(1_024)
 CHAIN_STRATEGY_NAMES: tuple[StrategyName, ...] = ("greedy", "sampling")
 """What a graph alone can do."""
@@ -153,7 +155,7 @@ class DraftGenerator:
         seeds: Sequence[int],
         positions: Sequence[int],
         max_candidates: int = 0,
-        with_proposals: bool = True,
+        max_support: int = MAX_SUPPORT,
     ) -> DraftBatch:
         """Draft for several sequences at once what :meth:`draft` would for each.
 
@@ -165,7 +167,10 @@ class DraftGenerator:
             seeds: per sequence, seed of the draws.
             positions: per sequence, index of the first token drafted.
             max_candidates: most successors that a distribution keeps; 0 keeps all.
-            with_proposals: return the distributions of ``sampling``.
+            max_support: most entries of all distributions together; 0 leaves them out.
+
+        Raises:
+            DraftLimitError: the distributions have more entries.
         """
         trie = self.graph.trie
         wanted = np.array(budgets, np.int64)
@@ -181,8 +186,13 @@ class DraftGenerator:
                 np.array(seeds, np.uint64).view(np.int64),
                 np.array(positions, np.uint64).view(np.int64),
                 max_candidates,
+                max_support,
                 self._attention,
             )
+            if distributions[1].size > max_support:
+                raise DraftLimitError(
+                    f"the distributions have more than {max_support} entries; cap or omit them, or send fewer sequences"
+                )
         nodes_of = lengths.tolist()
         parents = _FIRST_PARENTS[: nodes_of[0]] if len(nodes_of) == 1 else _parents(lengths, token_ids.size)
         return DraftBatch(
@@ -192,7 +202,7 @@ class DraftGenerator:
             token_ids,
             parents,
             (),
-            *(distributions if with_proposals else ()),
+            *distributions,
         )
 
     def _greedy(self, context: Sequence[TokenId], k: int) -> list[TokenId]:

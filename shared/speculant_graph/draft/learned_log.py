@@ -123,6 +123,13 @@ class LearnedLog:
         with self._lock:
             return sorted(self._num_tokens)
 
+    def num_bytes(self, tenant: str) -> int:
+        """Return the size of a tenant's log; 0 if it has none."""
+        try:
+            return (self.folder / self._label("log", tenant).file_name).stat().st_size
+        except OSError:
+            return 0
+
     def load(self, tenant: str) -> list[NDArray[np.uint32]]:
         """Return the newest documents of a tenant, oldest first, and mend its log if it is damaged.
 

@@ -6,11 +6,9 @@ at that moment; what is accepted teaches the next one. Knows neither sockets nor
 
 from __future__ import annotations
 
-import dataclasses
 import reprlib
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -20,41 +18,25 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.batch import DraftBatch, batch_of
 from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES, DraftGenerator
+from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES, MAX_SUPPORT
 from speculant_graph.draft.history import NOTHING
-from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.learned import LearnedStore, Memory
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
-from speculant_graph.draft.proposal_tree import draft_beam, draft_tree
 from speculant_graph.draft.recycled import RecycledRows
-from speculant_graph.draft.sequence import DraftedSequence, SequenceProposals, graph_arrays
-from speculant_graph.draft.tree import grow
+from speculant_graph.draft.sequence import DraftedSequence, graph_arrays
+from speculant_graph.draft.strategies import CALIBRATED, DraftOrder, Strategies
 from speculant_graph.draft.views import Handles
-from speculant_graph.draft.workspace import MAX_DEPTH, MAX_NODES, make_workspace
+from speculant_graph.draft.workspace import MAX_NODES, make_workspace
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, MixingName, StrategyName, TokenId
+from speculant_graph.types import Draft, StrategyName, TokenId
 
-CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec", "beam"))
-"""Strategies whose path probabilities are calibrated."""
+__all__ = ["DraftOrder", "SessionDrafter"]
 
 _NO_COSTS = np.zeros(0)
 _PATIENCE_S = 1.5
 _WARM_UP_ID = -1
-
-
-@dataclass(frozen=True, slots=True)
-class DraftOrder:
-    """What is wanted for one sequence."""
-
-    session_id: int
-    """The sequence."""
-    node_budget: int
-    """Most nodes; more than 1,024 are never drafted."""
-    seed: int = 0
-    """Seed of ``sampling``: the same seed and position give the same draft."""
-    strategy: StrategyName | None = None
-    """How to draft; the configured strategy if None."""
 
 
 class SessionDrafter:
@@ -88,10 +70,9 @@ class SessionDrafter:
         self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
         workspace = make_workspace(MAX_NODES, self.config.max_branches)
-        self._tree = workspace.tree
         self._handles = Handles(graph_arrays(graph), self.calibration.arrays, workspace)
         self._sequences: dict[int, DraftedSequence] = {}
-        self._generators: dict[MixingName, DraftGenerator] = {}
+        self._strategies = Strategies(graph, self.config, self._handles, workspace.tree)
         self._lock = threading.Lock()
         self.warm_up([self.config.strategy])
 
@@ -161,7 +142,10 @@ class SessionDrafter:
         """
         with self._lock:
             sequences = [self._find(order.session_id) for order in orders]
-            return [self._draft(sequence, order, options) for sequence, order in zip(sequences, orders, strict=True)]
+            return [
+                self._strategies.draft(sequence, order, options)
+                for sequence, order in zip(sequences, orders, strict=True)
+            ]
 
     def draft_batch(
         self,
@@ -169,33 +153,77 @@ class SessionDrafter:
         budgets: Sequence[int],
         seeds: Sequence[int],
         options: DraftOptions = DEFAULT_OPTIONS,
+        max_support: int = MAX_SUPPORT,
     ) -> DraftBatch:
         """Draft the same as :meth:`draft`, as arrays; ``greedy`` and ``sampling`` in a fraction of the time.
 
+        Args:
+            session_ids: the sequences.
+            budgets: per sequence, most nodes.
+            seeds: per sequence, seed of ``sampling``.
+            options: how to draft.
+            max_support: most entries of all distributions together.
+
         Raises:
             DraftRequestError: a sequence is not open.
+            DraftLimitError: the distributions have more entries.
             ConfigError: there is no such strategy, or it needs a graph.
         """
         strategy = options.strategy or self.config.strategy
         with self._lock:
             sequences = [self._find(session_id) for session_id in session_ids]
-            if strategy in CHAIN_STRATEGY_NAMES and self.graph is not None and "corpus" in self.config.sources:
-                batch = self._generator(strategy, options.mixing).draft_batch(
-                    np.array([sequence.state for sequence in sequences], np.int64).reshape(-1, 2),
-                    [min(budget, MAX_NODES) for budget in budgets],
-                    strategy,
-                    seeds=seeds,
-                    positions=[len(sequence.history) for sequence in sequences],
-                    max_candidates=options.max_candidates or self.config.max_candidates,
-                    with_proposals=not options.omit_proposals,
+            if strategy not in CHAIN_STRATEGY_NAMES or self.graph is None or "corpus" not in self.config.sources:
+                orders = map(DraftOrder, session_ids, budgets, seeds)
+                return batch_of(
+                    [
+                        self._strategies.draft(sequence, order, options)
+                        for sequence, order in zip(sequences, orders, strict=True)
+                    ]
                 )
-                for place, sequence in enumerate(sequences):
-                    sequence.offer(batch, place)
-                return batch
-            orders = map(DraftOrder, session_ids, budgets, seeds)
-            return batch_of(
-                [self._draft(sequence, order, options) for sequence, order in zip(sequences, orders, strict=True)]
-            )
+            states = np.array([sequence.state for sequence in sequences], np.int64).reshape(-1, 2)
+            positions = [len(sequence.history) for sequence in sequences]
+            batch = self._strategies.chains(states, budgets, seeds, positions, strategy, options, max_support)
+            for place, sequence in enumerate(sequences):
+                sequence.offer(batch, place)
+            return batch
+
+    def draft_contexts(
+        self,
+        contexts: Sequence[Int64Array],
+        budgets: Sequence[int],
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        options: DraftOptions = DEFAULT_OPTIONS,
+        max_support: int = MAX_SUPPORT,
+    ) -> DraftBatch:
+        """Draft for sequences that are not open, from the corpus and their own last tokens; nothing is remembered.
+
+        Args:
+            contexts: per sequence its last tokens.
+            budgets: per sequence, most nodes.
+            seeds: per sequence, seed of ``sampling``.
+            positions: per sequence, index of the first token drafted.
+            options: how to draft.
+            max_support: most entries of all distributions together.
+
+        Raises:
+            DraftLimitError: the distributions have more entries.
+            ConfigError: there is no such strategy, or it needs a graph.
+        """
+        strategy = options.strategy or self.config.strategy
+        with self._lock:
+            if strategy in CHAIN_STRATEGY_NAMES and self.graph is not None:
+                matches = [self.graph.match(context.tolist()) for context in contexts]
+                states = [(0, 0) if match is None else (match.order, match.node) for match in matches]
+                ends = np.array(states, np.int64).reshape(-1, 2)
+                return self._strategies.chains(ends, budgets, seeds, positions, strategy, options, max_support)
+            memory = Memory("", 1)
+            drafts = []
+            for context, budget, seed in zip(contexts, budgets, seeds, strict=True):
+                sequence = DraftedSequence(self.graph, self.config, memory, learns=False, costs=_NO_COSTS)
+                sequence.take(self._handles, context, learns=False)
+                drafts.append(self._strategies.draft(sequence, DraftOrder(0, budget, seed), options))
+            return batch_of(drafts)
 
     def agrees(self, session_id: int, position: int, token_ids: Int64Array) -> bool:
         """Return whether a sequence's tokens from ``position`` on are these, as far as both are known.
@@ -236,76 +264,6 @@ class SessionDrafter:
         except KeyError:
             raise DraftRequestError(f"session {session_id} is not open; open it first") from None
 
-    def _generator(self, strategy: StrategyName, mixing: MixingName | None) -> DraftGenerator:
-        """Return what ``greedy`` and ``sampling`` draft with."""
-        if self.graph is None:
-            raise ConfigError(f"strategy {strategy} drafts from a graph; give one, or choose adaptive or tree")
-        mixing = mixing or self.config.mixing
-        if mixing not in self._generators:
-            self._generators[mixing] = DraftGenerator(self.graph, self.config.model_copy(update={"mixing": mixing}))
-        return self._generators[mixing]
-
-    def _draft(self, sequence: DraftedSequence, order: DraftOrder, options: DraftOptions) -> Draft:
-        strategy = order.strategy or options.strategy or self.config.strategy
-        budget = min(order.node_budget, MAX_NODES)
-        if budget <= 0:
-            draft = Draft(strategy=strategy)
-        elif strategy in ("tree", "adaptive"):
-            draft = self._grown(sequence, strategy, budget, options)
-        elif strategy in CHAIN_STRATEGY_NAMES:
-            draft = self._chain(sequence, strategy, budget, order.seed, options)
-        elif strategy == "nasd":
-            draft = sequence.draft_from_storage(budget)
-        elif strategy in ("specexec", "beam"):
-            draft = self._searched(sequence, strategy, budget, options)
-        else:
-            raise ConfigError(f"no strategy {strategy!r}; DraftConfig lists them")
-        if options.min_path_probability > 0.0:
-            draft = _without_improbable(draft, options.min_path_probability)
-        sequence.is_calibrated |= strategy in CALIBRATED
-        sequence.offer([draft], 0)
-        return draft
-
-    def _grown(self, sequence: DraftedSequence, strategy: StrategyName, budget: int, options: DraftOptions) -> Draft:
-        depth, branches = options.max_depth or self.config.max_depth, self._branches(options)
-        if strategy == "adaptive":
-            branches = 1
-        depth = min(depth, MAX_DEPTH)
-        size = grow(self._handles.values, sequence.handles(), budget, depth, branches, sequence.trust)
-        tree = self._tree
-        return Draft(
-            token_ids=tuple(tree.tokens[1 : size + 1].tolist()),
-            parents=tuple(tree.parents[1 : size + 1].tolist()),
-            path_probabilities=tuple(tree.probabilities[1 : size + 1].tolist()),
-            strategy=strategy,
-            terminated_early=size < budget,
-        )
-
-    def _branches(self, options: DraftOptions) -> int:
-        return min(options.max_branches or self.config.max_branches, self.config.max_branches)
-
-    def _chain(
-        self, sequence: DraftedSequence, strategy: StrategyName, budget: int, seed: int, options: DraftOptions
-    ) -> Draft:
-        generator = self._generator(strategy, options.mixing)
-        draft = generator.draft(
-            sequence.history.latest(generator.graph.max_order).tolist(),
-            budget,
-            strategy,
-            seed=seed,
-            position=len(sequence.history),
-            max_candidates=options.max_candidates or self.config.max_candidates,
-        )
-        return dataclasses.replace(draft, proposals=()) if options.omit_proposals else draft
-
-    def _searched(self, sequence: DraftedSequence, strategy: StrategyName, budget: int, options: DraftOptions) -> Draft:
-        branches = self._branches(options)
-        source = SequenceProposals(self._handles, sequence, branches)
-        make = draft_tree if strategy == "specexec" else draft_beam
-        depth = min(options.max_depth or self.config.max_depth, MAX_DEPTH)
-        width = min(options.beam_width or self.config.beam_width, MAX_NODES)
-        return make(source, budget, depth, width, branches)
-
     def warm_up(self, strategies: Iterable[StrategyName] = get_args(StrategyName)) -> None:
         """Compile or load the kernels of strategies, so that no sequence waits for them; those configured are ready."""
         patience = threading.Timer(_PATIENCE_S, logger.info, ["kernels are being compiled, once on this machine"])
@@ -322,21 +280,6 @@ class SessionDrafter:
         finally:
             self.close(_WARM_UP_ID)
             patience.cancel()
-
-
-def _without_improbable(draft: Draft, least: float) -> Draft:
-    """Return a draft without the paths that are less probable; a path is never more so than the one it goes on from."""
-    kept = [node for node, probability in enumerate(draft.path_probabilities) if probability >= least]
-    if len(kept) == len(draft.path_probabilities):
-        return draft
-    number = {0: 0} | {node + 1: place + 1 for place, node in enumerate(kept)}
-    return dataclasses.replace(
-        draft,
-        token_ids=tuple(draft.token_ids[node] for node in kept),
-        parents=tuple(number[draft.parents[node]] for node in kept),
-        path_probabilities=tuple(draft.path_probabilities[node] for node in kept),
-        terminated_early=True,
-    )
 
 
 def _calibration_of(graph: NgramGraph | None) -> Calibration:

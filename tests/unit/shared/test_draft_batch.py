@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from speculant_graph.draft.batch import batch_of
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.errors import DraftLimitError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import EMPTY_DRAFT, Draft
 from support.graphs import graph_of
@@ -70,6 +71,40 @@ def test_batches_are_drafts_one_by_one(
             assert min(draft.path_probabilities, default=1.0) >= options.min_path_probability
         elif options.strategy == "sampling":
             assert len(draft.proposals) == (0 if options.omit_proposals else len(draft))
+
+
+@given(
+    sequences=SEQUENCES,
+    strategy=st.sampled_from(["greedy", "sampling", "tree", "nasd", "specexec"]),
+    mixing=st.sampled_from(["longest", "attention"]),
+)
+def test_contexts_are_drafted_as_sequences_that_just_began(
+    drafter: SessionDrafter, sequences: list[list[int]], strategy: Any, mixing: Any
+) -> None:
+    options = DraftOptions(strategy, mixing=mixing)
+    session_ids = list(range(1, len(sequences) + 1))
+    contexts = [np.array(tokens, np.int64) for tokens in sequences]
+    for session_id, context in zip(session_ids, contexts, strict=True):
+        drafter.open(session_id)
+        drafter.accept(session_id, context)
+    budgets, positions = [5] * len(sequences), [len(tokens) for tokens in sequences]
+    expected = drafter.draft_batch(session_ids, budgets, session_ids, options)
+    for session_id in session_ids:
+        drafter.close(session_id)
+    drafts = drafter.draft_contexts(contexts, budgets, session_ids, positions, options)
+    assert [values_of(draft) for draft in drafts] == [values_of(draft) for draft in expected]
+    assert len(drafter) == 0
+
+
+def test_distributions_are_limited(drafter: SessionDrafter) -> None:
+    contexts = [np.array(CORPUS[:5])] * 9
+    arguments = contexts, [8] * 9, [0] * 9, [5] * 9
+    whole = drafter.draft_contexts(*arguments, DraftOptions("sampling"))
+    assert whole.candidate_token_ids.size == sum(whole.candidate_counts)
+    with pytest.raises(DraftLimitError, match="more than 20 entries"):
+        drafter.draft_contexts(*arguments, DraftOptions("sampling"), max_support=20)
+    without = drafter.draft_contexts(*arguments, DraftOptions("sampling", omit_proposals=True), max_support=20)
+    assert without.token_ids.tolist() == whole.token_ids.tolist()
 
 
 def test_rows_of_a_draft_out_of_a_batch_are_learned(graph: NgramGraph) -> None:

@@ -13,7 +13,8 @@ from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd
-from speculant_graph.draft.session_drafter import CALIBRATED, DraftOrder, SessionDrafter
+from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.strategies import CALIBRATED
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, StrategyName

@@ -1,0 +1,139 @@
+"""What every call goes through: who calls, under which id, whether there is room, and what becomes of its errors.
+
+Methods take and return bytes. So parsing is ours, and gRPC never answers with the text of an exception of Python's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from loguru import logger
+
+from speculant_drafter.access import AccessPolicy, Principal
+from speculant_drafter.credentials import certificate_names
+from speculant_drafter.request_ids import REQUEST_ID_KEY, bound_to_messages, request_id_of
+from speculant_graph.errors import DraftLimitError
+from speculant_graph.rpc.convert.stream import duration_of
+from speculant_graph.rpc.status import status_number, to_status
+
+_BUSY_S = 0.1
+_STATUS_DETAILS = "grpc-status-details-bin"
+_AUTHORIZATION = "authorization"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One running call."""
+
+    principal: Principal
+    """Who calls."""
+    context: Any
+    """gRPC's view of it."""
+
+
+UnaryMethod = Callable[[bytes, Call], Awaitable[bytes]]
+"""A request's bytes to an answer's."""
+StreamMethod = Callable[[Call], Awaitable[None]]
+"""Reads and writes the call's context until the stream ends."""
+
+
+class CallGate:
+    """Lets calls in."""
+
+    def __init__(self, policy: AccessPolicy, max_concurrent: int) -> None:
+        """Make a gate.
+
+        Args:
+            policy: who may come in.
+            max_concurrent: most calls at a time, streams included.
+        """
+        self.policy = policy
+        self._max_concurrent = max_concurrent
+        self._num_running = 0
+
+    def unary(self, name: str, method: UnaryMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """Return the handler of a method with one request and one answer."""
+
+        async def answer(payload: bytes, context: Any) -> bytes:
+            try:
+                with self._admitted(name, context) as call:
+                    try:
+                        return await method(payload, call)
+                    except Exception as error:
+                        log_failure(name, error)
+                        raise
+            except Exception as error:
+                await _abort(context, error)
+
+        return grpc.unary_unary_rpc_method_handler(answer)  # type: ignore[arg-type] # the stubs know no coroutines
+
+    def stream(self, name: str, method: StreamMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """Return the handler of a method with streams both ways."""
+
+        async def serve(_requests: Any, context: Any) -> None:
+            try:
+                with self._admitted(name, context) as call:
+                    try:
+                        await method(call)
+                    except Exception as error:
+                        log_failure(name, error)
+                        raise
+            except Exception as error:
+                await _abort(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(serve)  # type: ignore[arg-type]
+
+    @contextmanager
+    def _admitted(self, name: str, context: Any) -> Iterator[Call]:
+        if self._num_running >= self._max_concurrent:
+            raise DraftLimitError(
+                f"{self._max_concurrent} calls are running; try again in {_BUSY_S} s, or send steps on one stream",
+                _BUSY_S,
+            )
+        self._num_running += 1
+        try:
+            metadata = context.invocation_metadata()
+            request_id = request_id_of(metadata)
+            context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
+            with bound_to_messages(request_id, method=name):
+                yield Call(self._principal(context, metadata), context)
+        finally:
+            self._num_running -= 1
+
+    def _principal(self, context: Any, metadata: Any) -> Principal:
+        if self.policy.is_open:
+            return self.policy.authenticate(None, ())
+        header = next((value for key, value in metadata or () if key == _AUTHORIZATION), None)
+        return self.policy.authenticate(header, certificate_names(context.auth_context()))
+
+
+async def _abort(context: Any, error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    code, message = to_status(error)
+    trailing = tuple(context.trailing_metadata() or ())
+    if isinstance(error, DraftLimitError):
+        details = AnyMessage()
+        details.Pack(RetryInfo(retry_delay=duration_of(error.retry_delay_s)))
+        status = Status(code=status_number(code), message=message, details=[details])
+        trailing = (*trailing, (_STATUS_DETAILS, status.SerializeToString()))
+    await context.abort(code, message, trailing)
+    raise AssertionError("abort raises")
+
+
+def log_failure(method: str, error: Exception) -> grpc.StatusCode:
+    """Log a failed call or step: our own failures loudly and in full, a client's only for those who look."""
+    code, _ = to_status(error)
+    if code is grpc.StatusCode.INTERNAL:
+        logger.opt(exception=error).error("{} failed", method)
+    else:
+        logger.debug("{}: {}: {}", method, code.name, error)
+    return code

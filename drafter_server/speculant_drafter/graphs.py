@@ -1,0 +1,286 @@
+"""The graphs that are served, by name: loaded, replaced and let go without a step that fails.
+
+A graph that is replaced answers the sessions that were opened on it until they end; new ones get its successor. Loading
+happens in threads, everything else on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from loguru import logger
+
+from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.learned_log import LearnedLog
+from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.errors import (
+    ConfigError,
+    DrafterUnavailableError,
+    DraftRequestError,
+    GraphFileError,
+    SpeculantError,
+    TokenizerMismatchError,
+    UnknownGraphError,
+)
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import Fingerprint
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(eq=False, slots=True)
+class ServedGraph:
+    """One generation of a graph."""
+
+    name: str
+    """Its name in requests."""
+    generation: int
+    """Number of its loading, in this process."""
+    path: Path
+    """Its file."""
+    file_bytes: int
+    """Size of the file."""
+    drafter: SessionDrafter
+    """What drafts from it."""
+    tokenizer: Fingerprint
+    """The tokenizer that its ids are of."""
+    max_order: int
+    """Longest context."""
+    corpus_tokens: int
+    """Tokens of its corpus."""
+    num_sessions: int = 0
+    """Sessions that draft from it."""
+
+
+@dataclass(slots=True)
+class _Learned:
+    store: LearnedStore
+    log: LearnedLog | None
+    tokenizer: Fingerprint
+
+
+class GraphRegistry:
+    """All that is served. Used on the event loop alone."""
+
+    def __init__(self, config: ServerConfig, draft: DraftConfig) -> None:
+        """Make a registry without graphs; requests are answered UNAVAILABLE until :meth:`load_configured` is done.
+
+        Raises:
+            ConfigError: a graph's name is none, or taken.
+        """
+        self._config = config
+        self._draft = draft
+        self._folder = (config.graph_folder or config.graph.parent).absolute()
+        self._served: dict[str, ServedGraph] = {}
+        self._learned: dict[str, _Learned] = {}
+        self._generations = itertools.count(1)
+        self._changing = asyncio.Lock()
+        self.default = _name_of(config.graph)
+        """Name of the default graph."""
+        self.is_ready = False
+        """Whether all configured graphs are loaded."""
+        if self.default in config.graphs:
+            raise ConfigError(f"two graphs are named {self.default}; rename the one in server.graphs")
+        for name in config.graphs:
+            _require_name(name)
+
+    def __iter__(self) -> Iterator[ServedGraph]:
+        """Iterate over what is served to new sessions."""
+        return iter(list(self._served.values()))
+
+    def get(self, name: str) -> ServedGraph:
+        """Return a graph; the default one for an empty name.
+
+        Raises:
+            DrafterUnavailableError: graphs are still being loaded.
+            UnknownGraphError: there is none of this name.
+        """
+        served = self._served.get(name or self.default)
+        if served is not None:
+            return served
+        if not self.is_ready:
+            raise DrafterUnavailableError("the drafter is loading its graphs; try again in a moment")
+        raise UnknownGraphError("no graph of this name is served; leave the name empty, or ask which there are")
+
+    async def load_configured(self) -> None:
+        """Load the graphs of the settings.
+
+        Raises:
+            GraphError: one can't be loaded.
+            ConfigError: what was learned can't be read.
+        """
+        for name, path in {self.default: self._config.graph, **self._config.graphs}.items():
+            await self._load(name, path)
+        self.is_ready = True
+
+    async def load(self, name: str, path: str) -> ServedGraph:
+        """Load one more graph from a file in the graph folder.
+
+        Raises:
+            DraftRequestError: the name is none or taken, or the path leads out of the folder.
+            GraphError: it can't be loaded.
+        """
+        _require_name(name)
+        async with self._changing:
+            if name in self._served:
+                raise DraftRequestError(f"a graph is served as {name} already; reload it, or choose another name")
+            return await self._load(name, self._inside(path))
+
+    async def reload(self, name: str, path: str = "") -> ServedGraph:
+        """Replace a graph by what its file, or another, holds now.
+
+        Raises:
+            UnknownGraphError: there is none of this name.
+            DraftRequestError: the path leads out of the graph folder.
+            TokenizerMismatchError: the new one is of another tokenizer.
+            GraphError: it can't be loaded; the old one is served on.
+        """
+        async with self._changing:
+            old = self.get(name)
+            return await self._load(old.name, self._inside(path) if path else old.path, old)
+
+    async def reload_all(self) -> None:
+        """Replace all graphs by what their files hold now; what can't be loaded is logged and stays as it is."""
+        for served in self:
+            try:
+                await self.reload(served.name)
+            except SpeculantError as error:
+                logger.error("graph {} is not reloaded: {}", served.name, error)
+
+    async def unload(self, name: str) -> ServedGraph:
+        """Serve a graph to no new session; the open ones keep it until they end.
+
+        Raises:
+            UnknownGraphError: there is none of this name.
+        """
+        async with self._changing:
+            served = self.get(name)
+            del self._served[served.name]
+            logger.info("graph {} is not served any more", served.name)
+            return served
+
+    async def save(self, tenant: str = "") -> int:
+        """Bring what was learned to disk; return the bytes there, of one tenant or of all."""
+        total = 0
+        for name, learned in list(self._learned.items()):
+            served = self._served.get(name)
+            if served is not None:
+                await asyncio.to_thread(served.drafter.save)
+            if learned.log is not None:
+                total += await asyncio.to_thread(_bytes_in, learned.log, tenant)
+        return total
+
+    async def save_changes(self) -> None:
+        """Bring what was learned to disk, if there is a folder for it."""
+        if self._config.learned is not None:
+            await self.save()
+
+    @property
+    def learned_tokens(self) -> int:
+        """Tokens of all tenants in memory."""
+        return sum(learned.store.num_tokens for learned in self._learned.values())
+
+    async def load_memory(self, served: ServedGraph, tenant: str) -> object:
+        """Have a tenant's learned text in memory for as long as the returned object is held."""
+        store = served.drafter.learned
+        if store.has_in_memory(tenant):
+            return store.memory(tenant)
+        return await asyncio.to_thread(store.memory, tenant)
+
+    async def close(self) -> None:
+        """Bring what was learned to disk and let go of it."""
+        await self.save()
+        for learned in self._learned.values():
+            if learned.log is not None:
+                await asyncio.to_thread(learned.log.close)
+
+    async def _load(self, name: str, path: Path, old: ServedGraph | None = None) -> ServedGraph:
+        path = path.absolute()
+        graph, file_bytes = await asyncio.to_thread(_read_graph, path)
+        tokenizer = graph.metadata.tokenizer
+        if old is not None and old.tokenizer.sha256 != tokenizer.sha256:
+            raise TokenizerMismatchError(
+                f"{path.name} is of tokenizer {tokenizer.name}, graph {name} of {old.tokenizer.name}; unload the graph "
+                "first, or build it with the same tokenizer"
+            )
+        learned = await asyncio.to_thread(self._learned_of, name, tokenizer)
+        drafter = await asyncio.to_thread(
+            _make_drafter, graph, self._draft, learned.store, None if old is None else old.drafter
+        )
+        served = ServedGraph(
+            name=name,
+            generation=next(self._generations),
+            path=path,
+            file_bytes=file_bytes,
+            drafter=drafter,
+            tokenizer=tokenizer,
+            max_order=graph.max_order,
+            corpus_tokens=graph.metadata.num_tokens,
+        )
+        self._learned[name] = learned
+        self._served[name] = served
+        logger.info("graph {} is served from {}, generation {}", name, path, served.generation)
+        return served
+
+    def _learned_of(self, name: str, tokenizer: Fingerprint) -> _Learned:
+        known = self._learned.get(name)
+        if known is not None and known.tokenizer.sha256 == tokenizer.sha256:
+            return known
+        if known is not None and known.log is not None:
+            raise TokenizerMismatchError(
+                f"what was learned as {name} is of tokenizer {known.tokenizer.name}; choose another name for this graph"
+            )
+        max_tokens, folder = self._draft.max_learned_tokens, self._config.learned
+        log = None
+        if folder is not None:
+            log = LearnedLog(
+                folder / name, max_tokens=max_tokens, identity=tokenizer, sync_s=self._config.save_interval_s
+            )
+        return _Learned(LearnedStore(max_tokens, log, self._draft.max_tenants), log, tokenizer)
+
+    def _inside(self, path: str) -> Path:
+        folder = self._folder.resolve()
+        resolved = (folder / path).resolve()
+        if not resolved.is_relative_to(folder) or not resolved.is_file():
+            raise DraftRequestError("no such file in the server's graph folder; name one relative to it")
+        return resolved
+
+
+def _read_graph(path: Path) -> tuple[NgramGraph, int]:
+    # Verifying reads the whole file, so that no draft waits for a disk later.
+    graph = NgramGraph.load(path, verify=True)
+    graph.warm_up()
+    try:
+        return graph, path.stat().st_size
+    except OSError as error:
+        raise GraphFileError(f"{path} went away while it was read; put it back") from error
+
+
+def _make_drafter(
+    graph: NgramGraph, draft: DraftConfig, store: LearnedStore, old: SessionDrafter | None
+) -> SessionDrafter:
+    drafter = SessionDrafter(graph, draft, learned=store, calibration=None if old is None else old.calibration)
+    drafter.warm_up()
+    return drafter
+
+
+def _bytes_in(log: LearnedLog, tenant: str) -> int:
+    return log.num_bytes(tenant) if tenant else sum(map(log.num_bytes, log.tenants()))
+
+
+def _name_of(path: Path) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".")[:64]
+    return name or "default"
+
+
+def _require_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise DraftRequestError(
+            "a graph's name has 1 to 64 letters, digits, dots, dashes and underscores, and no dot first; choose another"
+        )

@@ -1,0 +1,218 @@
+"""One step of a batch, from the bytes of a request to the bytes of an answer.
+
+Runs on the event loop: a draft takes less time than handing it to a thread would.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from speculant_drafter.access import EVERYBODY, Principal
+from speculant_drafter.counts import ServerCounts
+from speculant_drafter.graphs import GraphRegistry, ServedGraph
+from speculant_drafter.sessions import Session, SessionStore, take
+from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.draft.batch import DraftBatch, batch_of
+from speculant_graph.errors import DraftLimitError, DraftRequestError, UnknownGraphError
+from speculant_graph.rpc import convert
+from speculant_graph.rpc.messages import BatchAnswer, SequenceStatus, StepBatch
+from speculant_graph.types import Draft, Feedback
+
+_OK = SequenceStatus.OK
+_CANDIDATE_BYTES = 8
+_ENVELOPE_BYTES = 32
+"""More than a step on the stream adds to its answer."""
+
+
+class StepAnswerer:
+    """Answers steps from sessions and graphs."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        draft: DraftConfig,
+        graphs: GraphRegistry,
+        sessions: SessionStore,
+        counts: ServerCounts,
+    ) -> None:
+        """Make one.
+
+        Args:
+            config: limits.
+            draft: what a request leaves to the server.
+            graphs: what is served.
+            sessions: what is open.
+            counts: where steps are counted.
+        """
+        self._config = config
+        self._draft = draft
+        self._graphs = graphs
+        self._sessions = sessions
+        self._counts = counts
+        self._draft_ids = itertools.count(1)
+        self._max_answer_bytes = config.max_message_bytes - _ENVELOPE_BYTES
+
+    def answer(self, payload: bytes, principal: Principal) -> bytes:
+        """Return the DraftResponse to a DraftRequest.
+
+        Raises:
+            SpeculantError: the step is refused. Tokens of sequences before the one that is to blame were taken, which
+                does no harm: they are recognised when they come again.
+        """
+        started_ns = time.perf_counter_ns()
+        config = self._config
+        batch = convert.decode_step_request(
+            payload, max_sequences=config.max_sequences, max_tokens=config.max_tokens, max_nodes=config.max_nodes
+        )
+        statuses, next_positions, sessions = self._take(batch, principal)
+        draft_id = next(self._draft_ids)
+        drafts, generations = self._drafted(batch, statuses, sessions, principal, draft_id)
+        generation = generations[0] if len(set(generations)) == 1 else 0
+        if not generations:
+            generation = self._graphs.get(batch.graph).generation
+        elapsed_ns = time.perf_counter_ns() - started_ns
+        response = convert.encode_step_answer(
+            BatchAnswer(
+                generation,
+                draft_id,
+                statuses,
+                next_positions,
+                drafts,
+                elapsed_ns,
+                [] if generation else generations,
+            )
+        )
+        if len(response) > self._max_answer_bytes:
+            raise DraftLimitError(
+                f"the answer is larger than {config.max_message_bytes} bytes; set omit_proposals or max_candidates, or "
+                "send fewer sequences at a time"
+            )
+        self._counts.observe_step(elapsed_ns * 1e-9, len(batch))
+        self._counts.drafted_nodes += len(drafts.token_ids)
+        return response
+
+    def _take(self, batch: StepBatch, principal: Principal) -> tuple[list[int], list[int], list[Session | None]]:
+        """Take the tokens of all sessions; return statuses, next positions and the sessions."""
+        numbers = [number for number in batch.session_ids if number]
+        if len(set(numbers)) < len(numbers):
+            raise DraftRequestError("a session is twice in one step; send one sequence for each")
+        size = len(batch)
+        statuses: list[int] = [_OK] * size
+        next_positions = [0] * size
+        sessions: list[Session | None] = [None] * size
+        for place, session_id in enumerate(batch.session_ids):
+            if not session_id:
+                continue
+            session = self._sessions.find(session_id)
+            if session is None or not _owns(principal, session):
+                statuses[place] = SequenceStatus.SESSION_LOST
+                continue
+            feedback = None if batch.feedback is None else batch.feedback[place]
+            statuses[place] = self._accept(session, batch, place, feedback)
+            if statuses[place] is SequenceStatus.SESSION_LOST:
+                continue
+            sessions[place] = session
+            next_positions[place] = session.position
+        return statuses, next_positions, sessions
+
+    def _accept(self, session: Session, batch: StepBatch, place: int, feedback: Feedback | None) -> SequenceStatus:
+        position = batch.positions[place]
+        status, tokens = take(session, position, batch.contexts[place])
+        if status is SequenceStatus.SESSION_LOST:
+            self._sessions.end(session, "diverged")
+        if status is not _OK:
+            return status
+        drafter = session.graph.drafter
+        # Rows of a draft that is not the latest can't be placed, and those of a step sent again were taken.
+        if feedback is not None and feedback.draft_id == session.draft_id and position == session.position:
+            drafter.recycle(session.session_id, feedback.nodes, feedback.rows)
+        if tokens.size:
+            drafter.accept(session.session_id, tokens)
+            session.position += tokens.size
+            if drafter.num_bytes(session.session_id) != session.num_bytes:
+                self._sessions.account(session)
+        return status
+
+    def _drafted(
+        self,
+        batch: StepBatch,
+        statuses: Sequence[int],
+        sessions: Sequence[Session | None],
+        principal: Principal,
+        draft_id: int,
+    ) -> tuple[DraftBatch, list[int]]:
+        """Draft for all sequences that were taken; return drafts and the generation of each one's graph."""
+        size = len(batch)
+        budgets = batch.node_budgets or [min(self._draft.k, self._config.max_nodes)] * size
+        places_of: dict[ServedGraph, list[int]] = {}
+        stateless: list[int] = []
+        for place, session in enumerate(sessions):
+            if session is not None and statuses[place] is _OK:
+                places_of.setdefault(session.graph, []).append(place)
+                session.draft_id = draft_id
+                session.num_steps += 1
+            elif not batch.session_ids[place]:
+                stateless.append(place)
+        max_support = self._config.max_message_bytes // _CANDIDATE_BYTES
+        parts: list[tuple[ServedGraph, list[int], DraftBatch]] = []
+        for graph, places in places_of.items():
+            drafted = graph.drafter.draft_batch(
+                [batch.session_ids[place] for place in places],
+                [budgets[place] for place in places],
+                [batch.seeds[place] for place in places],
+                batch.options,
+                max_support,
+            )
+            for place, length in zip(places, drafted.lengths, strict=True):
+                session = sessions[place]
+                if session is not None:
+                    session.num_drafted += length
+            parts.append((graph, places, drafted))
+        if stateless:
+            graph = self.graph_for(batch.graph, principal)
+            drafted = graph.drafter.draft_contexts(
+                [batch.contexts[place] for place in stateless],
+                [budgets[place] for place in stateless],
+                [batch.seeds[place] for place in stateless],
+                [(batch.positions[place] + batch.contexts[place].size) % (1 << 64) for place in stateless],
+                batch.options,
+                max_support,
+            )
+            parts.append((graph, stateless, drafted))
+        return self._joined(parts, size, budgets)
+
+    def _joined(
+        self, parts: list[tuple[ServedGraph, list[int], DraftBatch]], size: int, budgets: Sequence[int]
+    ) -> tuple[DraftBatch, list[int]]:
+        for _, places, drafted in parts:
+            for place, length in zip(places, drafted.lengths, strict=True):
+                if not length and budgets[place]:
+                    self._counts.empty_drafts += 1
+        if len(parts) == 1 and len(parts[0][1]) == size:
+            graph, _, drafted = parts[0]
+            return drafted, [graph.generation] * size
+        # Several graphs, or sequences without a draft: rare enough to go by single drafts.
+        drafts = [Draft() for _ in range(size)]
+        generations = [0] * size
+        for graph, places, drafted in parts:
+            for place, draft in zip(places, drafted.drafts(), strict=True):
+                drafts[place], generations[place] = draft, graph.generation
+        return batch_of(drafts), generations
+
+    def graph_for(self, name: str, principal: Principal) -> ServedGraph:
+        """Return a graph that the client may use; one that it may not is as unknown as one that is not there.
+
+        Raises:
+            UnknownGraphError: there is none of this name for it.
+            DrafterUnavailableError: graphs are still being loaded.
+        """
+        graph = self._graphs.get(name)
+        if principal is not EVERYBODY and not principal.may_use_graph(graph.name):
+            raise UnknownGraphError("no graph of this name is served to this client; ask for one that is")
+        return graph
+
+
+def _owns(principal: Principal, session: Session) -> bool:
+    return principal is EVERYBODY or principal.owns_tenant(session.tenant)
