@@ -54,7 +54,7 @@ class DrafterAdminService:
         self._clock = clock
         self._started_s = clock()
 
-    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler:
+    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return what a server answers the service's methods with."""
         methods: dict[str, tuple[Any, Any]] = {
             "ListGraphs": (pb.ListGraphsRequest, self._list),

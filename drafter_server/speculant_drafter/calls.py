@@ -73,7 +73,7 @@ class CallGate:
             except Exception as error:
                 await _abort(context, error)
 
-        return grpc.unary_unary_rpc_method_handler(answer)  # type: ignore[arg-type] # the stubs know no coroutines
+        return grpc.unary_unary_rpc_method_handler(answer)
 
     def stream(self, name: str, method: StreamMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Return the handler of a method with streams both ways."""
@@ -89,7 +89,7 @@ class CallGate:
             except Exception as error:
                 await _abort(context, error)
 
-        return grpc.stream_stream_rpc_method_handler(serve)  # type: ignore[arg-type]
+        return grpc.stream_stream_rpc_method_handler(serve)
 
     @contextmanager
     def _admitted(self, name: str, context: Any) -> Iterator[Call]:

@@ -66,6 +66,7 @@ class DrafterServer:
         self._credentials = server_credentials(config)
         self._servers: list[tuple[grpc.aio.Server, Listener]] = []
         self._chores: list[asyncio.Task[None]] = []
+        self._is_stopping = False
         self.addresses: list[str] = []
         """Where it is reached."""
         self.admin_addresses: list[str] = []
@@ -111,6 +112,7 @@ class DrafterServer:
 
     async def stop(self) -> None:
         """Say that nothing is served, let running calls finish, bring what was learned to disk, and let go."""
+        self._is_stopping = True
         await self._health.enter_graceful_shutdown()
         self._service.drain()
         for chore in self._chores:
@@ -187,6 +189,8 @@ class DrafterServer:
         return ServerState(graphs, self._sessions.num_bytes, self._graphs.learned_tokens)
 
     def _problem(self) -> str:
+        if self._is_stopping:
+            return "the drafter is shutting down"
         return "" if self._graphs.is_ready else "graphs are being loaded"
 
 

@@ -23,10 +23,13 @@ from speculant_graph.errors import (
 )
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import OpenAnswer
+from speculant_graph.rpc.status import to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
 """Name of the service, for health checks."""
+
+_END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 
 
 class DrafterService:
@@ -59,7 +62,7 @@ class DrafterService:
         self.spans: dict[int, Any] = {}
         """Spans of open sessions."""
 
-    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler:
+    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return what a server answers the service's methods with."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
@@ -86,13 +89,13 @@ class DrafterService:
         try:
             return self._steps.answer(payload, call.principal)
         except Exception as error:
-            self._counts.fail_step(log_failure("Draft", error).name)
+            self._counts.fail_step(to_status(error)[0].name)
             raise
 
     async def stream_draft(self, call: Call) -> None:
         """Answer steps in order; the failure of one is part of its answer."""
         context, principal = call.context, call.principal
-        while (payload := await self._next_request(context)) is not grpc.aio.EOF:
+        while (payload := await self._next_request(context)) is not _END_OF_STREAM:
             await context.write(self._answer_in_band(payload, principal))
 
     async def _next_request(self, context: Any) -> Any:

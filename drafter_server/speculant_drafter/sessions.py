@@ -187,8 +187,8 @@ def take(session: Session, position: int, tokens: Int64Array) -> tuple[SequenceS
         tokens: tokens from there on, shape ``[n]``.
 
     Returns:
-        OK and the tokens not yet taken. OUT_OF_SYNC if the tokens leave a gap, or end before what was taken, as those of
-        a step do that was sent again too late. SESSION_LOST if they contradict what was taken.
+        OK and the tokens not yet taken. OUT_OF_SYNC if the tokens leave a gap, or end before what was taken, as those
+        of a step do that was sent again too late. SESSION_LOST if they contradict what was taken.
     """
     if position == session.position:
         return SequenceStatus.OK, tokens

@@ -69,9 +69,8 @@ class StepAnswerer:
         statuses, next_positions, sessions = self._take(batch, principal)
         draft_id = next(self._draft_ids)
         drafts, generations = self._drafted(batch, statuses, sessions, principal, draft_id)
-        generation = generations[0] if len(set(generations)) == 1 else 0
-        if not generations:
-            generation = self._graphs.get(batch.graph).generation
+        distinct = {generation for generation in generations if generation} or {self._graphs.get("").generation}
+        generation = distinct.pop() if len(distinct) == 1 else 0
         elapsed_ns = time.perf_counter_ns() - started_ns
         response = convert.encode_step_answer(
             BatchAnswer(
@@ -181,21 +180,25 @@ class StepAnswerer:
                 max_support,
             )
             parts.append((graph, stateless, drafted))
-        return self._joined(parts, size, budgets)
+        return self._joined(parts, sessions, budgets)
 
     def _joined(
-        self, parts: list[tuple[ServedGraph, list[int], DraftBatch]], size: int, budgets: Sequence[int]
+        self,
+        parts: list[tuple[ServedGraph, list[int], DraftBatch]],
+        sessions: Sequence[Session | None],
+        budgets: Sequence[int],
     ) -> tuple[DraftBatch, list[int]]:
         for _, places, drafted in parts:
             for place, length in zip(places, drafted.lengths, strict=True):
                 if not length and budgets[place]:
                     self._counts.empty_drafts += 1
+        size = len(sessions)
         if len(parts) == 1 and len(parts[0][1]) == size:
             graph, _, drafted = parts[0]
             return drafted, [graph.generation] * size
         # Several graphs, or sequences without a draft: rare enough to go by single drafts.
         drafts = [Draft() for _ in range(size)]
-        generations = [0] * size
+        generations = [0 if session is None else session.graph.generation for session in sessions]
         for graph, places, drafted in parts:
             for place, draft in zip(places, drafted.drafts(), strict=True):
                 drafts[place], generations[place] = draft, graph.generation

@@ -99,7 +99,7 @@ class SessionDrafter:
             costs = _NO_COSTS if cost is None or not self.config.cost_aware else cost.table(MAX_NODES + 1)
             self._sequences[session_id] = DraftedSequence(self.graph, self.config, memory, learns=learn, costs=costs)
 
-    def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
+    def accept(self, session_id: int, token_ids: Sequence[TokenId] | Int64Array) -> None:
         """Add tokens to a sequence: at first the prompt, then, step by step, what was accepted.
 
         What follows the prompt teaches how far the sources can be trusted. Ids that are not in the vocabulary equal
@@ -309,7 +309,7 @@ def _as_rows(rows: Sequence[Sequence[TokenId]] | Int64Array) -> Int64Array:
     return padded
 
 
-def _as_array(token_ids: Sequence[TokenId]) -> Int64Array:
+def _as_array(token_ids: Sequence[TokenId] | Int64Array) -> Int64Array:
     try:
         tokens = np.array(token_ids, order="C")
         if tokens.ndim == 1 and tokens.dtype.kind in "iu":
