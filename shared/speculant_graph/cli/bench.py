@@ -20,6 +20,7 @@ BENCHES = {
     "build": ("speculant_graph.bench.build", "build a graph: time, memory, size, and CPU against plain Python"),
     "lookup": ("speculant_graph.bench.lookup", "draft from a graph: latency against plain Python, opening, sharing"),
     "draft": ("speculant_graph.bench.draft", "draft for sessions: latency by strategy, batches, cost of learning"),
+    "rpc": ("speculant_graph.bench.rpc", "draft over the wire: latency by batch, against echoes of the same bytes"),
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
 }
 """Bench -> (module with ``run(arguments) -> exit status``, what it measures)."""

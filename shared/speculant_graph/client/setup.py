@@ -54,7 +54,6 @@ def make_core(
         ConfigError: an address is malformed, or the sidecar does not serve the strategy.
         SpeculantError: the tokenizer's digest is none.
     """
-    convert.require_served(draft.strategy)
     given = draft.model_fields_set  # what nobody has set is left to the server
     options = StepOptions(
         strategy=draft.strategy,

@@ -184,3 +184,20 @@ def open_state(sequence: Int64Array) -> Any:
 def open_costs(sequence: Int64Array) -> Any:
     """Return the costs of verifying, empty if it is free."""
     return _line(sequence, 14, np.float64)
+
+
+# Handles of what is a sequence's own: session (5), state.
+@inlined
+def open_own_history(own: Int64Array) -> Any:
+    """Return the :class:`HistoryArrays` of a sequence's own tokens."""
+    return _open_history(own, 0)
+
+
+@inlined
+def open_own_state(own: Int64Array) -> Any:
+    """Return (order, record) of the graph at the end of a sequence."""
+    return _line(own, 5, np.int64)
+
+
+NUM_OWN_HANDLES = 18
+"""Entries of the handles of what is a sequence's own."""

@@ -16,7 +16,7 @@ Integer = Any
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).parent.parent
-_PACKAGES_OF_KERNELS = ("graph", "draft")
+_PACKAGES_OF_KERNELS = ("graph", "draft", "rpc/kernels")
 
 
 def _digest_of_kernels() -> str:
