@@ -29,6 +29,7 @@ COMMANDS = {
     "export": ("speculant_graph.cli.export", "build", "write a graph as GEXF or GraphML"),
     "drafter": ("speculant_drafter.cli", "drafter", "serve a graph as the drafter sidecar"),
     "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
+    "config": ("speculant_graph.cli.config", "build", "show all settings and where each comes from"),
     "bench": ("speculant_graph.cli.bench", "bench", "measure it against the obvious alternatives"),
     "demo": ("speculant_verifier.demo.command", "all", "run it all here and compare with plain decoding"),
 }
