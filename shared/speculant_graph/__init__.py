@@ -13,7 +13,7 @@ from speculant_graph.extras import missing_extra
 from speculant_graph.log import silence
 
 if TYPE_CHECKING:
-    from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
+    from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDrafter, NullDrafter
     from speculant_graph.config import (
         ClientConfig,
         DraftConfig,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from speculant_verifier.results import GenerationResult, StepEvent
 
 _HOMES = {
+    "AsyncDrafterClient": "speculant_graph.client",
     "ClientConfig": "speculant_graph.config",
     "CostCurve": "speculant_graph.draft.cost",
     "Draft": "speculant_graph.types",
@@ -65,6 +66,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AsyncDrafterClient",
     "ClientConfig",
     "CostCurve",
     "Draft",

@@ -1,57 +1,39 @@
-"""When not to ask: a circuit breaker, so that a drafter that is down does not cost a deadline in every step."""
+"""When not to ask a drafter: a breaker, so that one that is down does not cost a deadline in every step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
-BreakerState = Literal["closed", "open", "half-open"]
-"""``closed``: ask. ``open``: don't. ``half-open``: one try is under way, and its outcome decides."""
-
 
 class Breaker:
-    """Opens after some failures in a row, and lets one try through after every pause."""
+    """Opens after some failures in a row; a probe that is answered closes it again, on trial."""
 
-    def __init__(self, failures_before_pause: int, pause_s: float, clock: Callable[[], float]) -> None:
-        """Make a closed breaker.
-
-        Args:
-            failures_before_pause: failures in a row that open it.
-            pause_s: how long it stays open before the next try, seconds.
-            clock: monotonic time in seconds.
-        """
+    def __init__(self, failures_before_pause: int) -> None:
+        """Make a closed breaker that ``failures_before_pause`` failures in a row open."""
         self._failures_before_pause = failures_before_pause
-        self._pause_s = pause_s
-        self._clock = clock
-        self._state: BreakerState = "closed"
         self._num_failures = 0
-        self._paused_s = 0.0
-
-    @property
-    def state(self) -> BreakerState:
-        """What it does with the next step."""
-        return self._state
-
-    def allows(self) -> bool:
-        """Return whether to ask now; the outcome is told afterwards."""
-        if self._state == "closed":
-            return True
-        now_s = self._clock()
-        if now_s - self._paused_s < self._pause_s:
-            return False
-        # A try whose outcome is never told, as it was interrupted, is followed by another.
-        self._paused_s = now_s
-        self._state = "half-open"
-        return True
+        self._last_failure_s = float("-inf")
+        self.is_open = False
+        """Whether steps must not ask."""
 
     def succeeded(self) -> None:
-        """Tell that the drafter answered."""
-        self._state = "closed"
+        """Note a step that was answered in time."""
         self._num_failures = 0
 
-    def failed(self) -> None:
-        """Tell that it did not."""
+    def failed(self, started_s: float, now_s: float) -> bool:
+        """Note a step that was not; return whether this opened the breaker.
+
+        Args:
+            started_s: when the step began. Steps that ran at the same time fail together and count as one.
+            now_s: when it failed.
+        """
+        if self.is_open or started_s < self._last_failure_s:
+            return False
+        self._last_failure_s = now_s
         self._num_failures += 1
-        if self._state == "half-open" or self._num_failures >= self._failures_before_pause:
-            self._state = "open"
-            self._paused_s = self._clock()
+        self.is_open = self._num_failures >= self._failures_before_pause
+        return self.is_open
+
+    def probed(self) -> None:
+        """Close after an answered probe. The next failure opens at once: a probe is less work than a step."""
+        if self.is_open:
+            self.is_open = False
+            self._num_failures = self._failures_before_pause - 1

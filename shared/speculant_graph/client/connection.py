@@ -1,71 +1,80 @@
-"""One long-lived stream of steps with a deadline per step, which gRPC's synchronous streams do not have.
+"""A long-lived stream of steps, read by a thread: gRPC's synchronous streams have no deadline per message.
 
-gRPC cancels a whole call when its deadline passes. So the stream has none: a thread reads the answers into a
-queue, and whoever waits for one gives up on its own. A late answer stays recognisable by its step id.
+gRPC cancels a whole call when its deadline passes. So the stream has none: a thread hands on every answer, and whoever
+waits for one gives up on its own.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
 
 import grpc
 
+from speculant_graph.client.setup import error_of
 from speculant_graph.errors import DrafterUnavailableError, SpeculantError
-from speculant_graph.rpc.status import from_status
-from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
-
-_JOIN_TIMEOUT_S = 1.0
 
 
 class StepStream:
-    """A running StreamDraft call. Not to be shared between threads."""
+    """A StreamDraft call, of bytes."""
 
-    def __init__(self, stub: DrafterServiceStub) -> None:
-        """Start the call; whether anybody answers shows with the first answer."""
-        self._requests: SimpleQueue[pb.StreamDraftRequest | None] = SimpleQueue()
-        self._answers: SimpleQueue[pb.StreamDraftResponse | SpeculantError] = SimpleQueue()
-        self._call = stub.StreamDraft(_until_none(self._requests))
+    def __init__(
+        self,
+        start_call: Callable[[Iterator[bytes]], Any],
+        on_answer: Callable[[bytes], None],
+        on_end: Callable[[SpeculantError], None],
+    ) -> None:
+        """Make a stream that is not started, which costs nothing.
+
+        Args:
+            start_call: starts the call with what is sent.
+            on_answer: called by the reading thread.
+            on_end: called by the reading thread when nothing more will come, unless the stream was closed.
+        """
+        self._start_call, self._on_answer, self._on_end = start_call, on_answer, on_end
+        self._requests: SimpleQueue[bytes | None] = SimpleQueue()
+        self._call: Any = None
+        self._is_closed = False
         self._reader = threading.Thread(target=self._read, name="speculant-draft-reader", daemon=True)
+
+    def send(self, payload: bytes) -> None:
+        """Hand over a message; returns at once, also before the stream is started."""
+        self._requests.put(payload)
+
+    def start(self) -> None:
+        """Start the call; whether anybody answers shows later."""
         self._reader.start()
 
-    def send(self, request: pb.StreamDraftRequest) -> None:
-        """Hand over a step; returns at once."""
-        self._requests.put(request)
-
-    def receive(self, timeout_s: float) -> pb.StreamDraftResponse | None:
-        """Return the next answer, or None if there is none in time; 0 or less looks without waiting.
-
-        Raises:
-            SpeculantError: the stream has ended, for the reason in the message; it can't be used any more.
-        """
-        try:
-            answer = self._answers.get(block=timeout_s > 0, timeout=max(timeout_s, 0.0))
-        except Empty:
-            return None
-        if isinstance(answer, SpeculantError):
-            raise answer
-        return answer
-
     def close(self) -> None:
-        """End the call and its threads."""
+        """Cancel the call. The reading thread ends soon."""
+        self._is_closed = True
         self._requests.put(None)
-        self._call.cancel()
-        self._reader.join(_JOIN_TIMEOUT_S)
+        if self._call is not None:
+            self._call.cancel()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the reading thread, which may never have run."""
+        if self._reader.ident is not None:
+            self._reader.join(timeout_s)
 
     def _read(self) -> None:
+        error: SpeculantError = DrafterUnavailableError("the drafter ended the stream")
         try:
-            for answer in self._call:
-                self._answers.put(answer)
-            self._answers.put(DrafterUnavailableError("the drafter ended the stream"))
-        except grpc.RpcError as error:
+            self._call = self._start_call(iter(self._requests.get, None))
+            if self._is_closed:  # between the two
+                self._call.cancel()
+            for payload in self._call:
+                self._on_answer(payload)
+        except grpc.RpcError as failure:
             # A call's RpcError is the call itself.
-            self._answers.put(from_status(error.code(), error.details()))
+            error = error_of(failure.code(), failure.details(), failure.trailing_metadata())
+        except Exception as failure:  # a closed channel, or an answer that breaks our own code
+            error = DrafterUnavailableError(f"the stream failed: {failure!r}")
+            if self._call is not None:
+                self._call.cancel()
         finally:
-            self._requests.put(None)
-
-
-def _until_none(requests: SimpleQueue[pb.StreamDraftRequest | None]) -> Iterator[pb.StreamDraftRequest]:
-    return iter(requests.get, None)
+            self._requests.put(None)  # gRPC's thread waits for one more
+            if not self._is_closed:
+                self._on_end(error)

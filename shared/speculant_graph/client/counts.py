@@ -22,6 +22,9 @@ class Counts:
     failed_steps: int = 0
     drafted_nodes: int = 0
     reopened_sessions: int = 0
+    skipped_steps: int = 0
+    late_answers: int = 0
+    failovers: int = 0
     round_trip_s: deque[float] = field(default_factory=_recent)
     last_failure: str = ""
 
@@ -32,6 +35,9 @@ class Counts:
             failed_steps=self.failed_steps,
             drafted_nodes=self.drafted_nodes,
             reopened_sessions=self.reopened_sessions,
+            skipped_steps=self.skipped_steps,
+            late_answers=self.late_answers,
+            failovers=self.failovers,
             round_trip_s=tuple(self.round_trip_s),
             last_failure=self.last_failure,
         )

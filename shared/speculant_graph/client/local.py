@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from loguru import logger
 
@@ -11,8 +13,26 @@ from speculant_graph.client.counts import Counts
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.errors import DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, SequenceStep
+from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, SequenceStep, TokenId
+
+_TAIL_TOKENS = 4
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What the drafter has of a sequence."""
+
+    num_tokens: int = 0
+    tail: tuple[TokenId, ...] = ()
+    """The last of them, by which another text shows."""
+    draft_id: int = 0
+    """The latest draft."""
+
+    def begins(self, token_ids: Sequence[TokenId]) -> bool:
+        end = self.num_tokens
+        return end <= len(token_ids) and tuple(token_ids[end - len(self.tail) : end]) == self.tail
 
 
 class LocalDrafter:
@@ -30,7 +50,8 @@ class LocalDrafter:
             ConfigError: the strategy needs a graph.
         """
         self._drafter = SessionDrafter(graph, config, learned=learned)
-        self._num_taken: dict[int, int] = {}
+        self._taken: dict[int, _Taken] = {}
+        self._draft_ids = itertools.count(1)
         self._state: DrafterState = "ok"
         self._counts = Counts()
 
@@ -46,17 +67,20 @@ class LocalDrafter:
 
     def open(self, session_id: int) -> None:
         """Begin a session for a sequence; one that has begun goes on."""
-        if session_id in self._num_taken:
+        if session_id in self._taken:
             return
         self._drafter.open(session_id, learn=True)
-        self._num_taken[session_id] = 0
+        self._taken[session_id] = _Taken()
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
         started_s = time.perf_counter()
         self._counts.steps += 1
         try:
-            drafts = self._drafter.draft([self._order(step) for step in steps])
+            drafts = [
+                replace(draft, draft_id=next(self._draft_ids))
+                for draft in self._drafter.draft([self._order(step) for step in steps])
+            ]
         except Exception as error:
             # Decoding goes on whatever is wrong with the graph.
             if self._state == "ok":
@@ -64,6 +88,8 @@ class LocalDrafter:
             self._state, self._counts.last_failure = "unavailable", repr(error)
             self._counts.failed_steps += 1
             return [EMPTY_DRAFT] * len(steps)
+        for step, draft in zip(steps, drafts, strict=True):
+            self._taken[step.session_id].draft_id = draft.draft_id
         self._state = "ok"
         self._counts.drafted_nodes += sum(map(len, drafts))
         self._counts.round_trip_s.append(time.perf_counter() - started_s)
@@ -71,24 +97,36 @@ class LocalDrafter:
 
     def _order(self, step: SequenceStep) -> DraftOrder:
         """Tell the drafter what it has not seen of a sequence, and return what is wanted."""
-        num_taken = self._num_taken.get(step.session_id)
-        if num_taken is None or num_taken > len(step.token_ids):  # never opened, or not the sequence it was
+        taken = self._taken.get(step.session_id)
+        if taken is None or not taken.begins(step.token_ids):  # never opened, or not the sequence it was
             self.finish(step.session_id)
             self.open(step.session_id)
-            num_taken = 0
-        if num_taken < len(step.token_ids):
-            self._drafter.accept(step.session_id, step.token_ids[num_taken:])
-            self._num_taken[step.session_id] = len(step.token_ids)
+            taken = self._taken[step.session_id]
+        self._recycle(step, taken)
+        if taken.num_tokens < len(step.token_ids):
+            self._drafter.accept(step.session_id, step.token_ids[taken.num_tokens :])
+            taken.num_tokens, taken.tail = len(step.token_ids), tuple(step.token_ids[-_TAIL_TOKENS:])
         return DraftOrder(step.session_id, step.node_budget, step.seed)
+
+    def _recycle(self, step: SequenceStep, taken: _Taken) -> None:
+        """Pass on what the target made of the latest draft; of another draft it would teach nonsense."""
+        feedback = step.feedback
+        if feedback is None or not taken.draft_id or feedback.draft_id != taken.draft_id:
+            return
+        taken.draft_id = 0  # once
+        try:
+            self._drafter.recycle(step.session_id, feedback.nodes, feedback.rows)
+        except DraftRequestError as error:
+            self._counts.last_failure = str(error)
 
     def finish(self, session_id: int) -> None:
         """End a session; what it accepted helps later ones."""
         self._drafter.close(session_id)
-        self._num_taken.pop(session_id, None)
+        self._taken.pop(session_id, None)
 
     def close(self) -> None:
         """End all sessions and bring what was learned to disk, if there is a store on disk."""
-        for session_id in list(self._num_taken):
+        for session_id in list(self._taken):
             self.finish(session_id)
         self._drafter.save()
 

@@ -1,99 +1,98 @@
-"""What the client knows of its sessions: which are open, and the position the server expects next in each.
+"""What a client knows of its sessions, and what of a sequence must travel.
 
-Pure bookkeeping: it decides what must be opened, sent and sent again, and neither sends nor waits.
+Pure bookkeeping: nothing here sends or waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from speculant_graph.rpc.messages import (
-    SequenceAnswer,
-    SequenceRequest,
-    SequenceStatus,
-    StepAnswer,
-    StepOptions,
-    StepRequest,
-)
-from speculant_graph.types import SequenceStep
+from speculant_graph.errors import SpeculantError
+from speculant_graph.rpc.messages import OpenRequest
+from speculant_graph.types import Feedback, SequenceStep, TokenId
 
-_MAX_TOKENS_PER_MESSAGE = 16_384
-"""64 KiB: far below the message limit of any sensible server."""
+if TYPE_CHECKING:
+    from speculant_graph.client.rounds import Round
+
+_TAIL_TOKENS = 4
+_MAX_WIRE_TOKEN = (1 << 32) - 1
 
 
-@dataclass(slots=True)
-class _Session:
-    next_position: int = 0
+def new_wire_id() -> int:
+    """Return a session id for the wire, at random: clients that count 1, 2, 3 must never meet in a drafter."""
+    return secrets.randbits(64) or 1
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One sequence, at the replica that holds it. A wire id stands for one text: another one gets another id."""
+
+    wire_id: int
+    replica: int
+    """Index of the replica it belongs to."""
+    epoch: int = 0
+    """Grows whenever what the replica holds is given up, so that answers about it are known to be old."""
     is_open: bool = False
-    was_open: bool = False
+    opening: Opening | None = None
+    """Under way, if not None."""
+    position: int = 0
+    """What the replica is known to have taken."""
+    num_sent: int = 0
+    """What it may have taken; never less than ``position``."""
+    tail: tuple[TokenId, ...] = ()
+    """The last tokens of those, by which another text shows."""
+    draft_id: int = 0
+    """The latest draft received; 0 for none."""
+    was_lost: bool = False
+    """Whether the replica has lost it, so that its opening is one more."""
+    rests_until_s: float = 0.0
+    """No opening before: the replica has refused one."""
+
+    def reset(self) -> None:
+        """Give up what the replica holds of it."""
+        self.epoch += 1
+        self.is_open, self.opening = False, None
+        self.position = self.num_sent = self.draft_id = 0
+        self.tail = ()
+
+    def holds_another_text(self, step: SequenceStep) -> bool:
+        """Return whether what was sent is no beginning of a step's sequence."""
+        sent = self.num_sent
+        if sent > len(step.token_ids):
+            return True
+        return tuple(step.token_ids[sent - len(self.tail) : sent]) != self.tail
+
+    def note_sent(self, step: SequenceStep) -> None:
+        """Note that the whole sequence of a step is on its way."""
+        self.num_sent = len(step.token_ids)
+        self.tail = tuple(step.token_ids[-_TAIL_TOKENS:])
+
+    def fitting_feedback(self, feedback: Feedback | None) -> Feedback | None:
+        """Return feedback if it is about the latest draft of the replica that holds the session, and can travel."""
+        if feedback is None or feedback.draft_id != self.draft_id or not self.draft_id:
+            return None
+        rows = feedback.rows
+        if rows.ndim != 2 or len(rows) != len(feedback.nodes) or not rows.size:
+            return None
+        return feedback if rows.min() >= 0 and rows.max() <= _MAX_WIRE_TOKEN else None
 
 
-class SessionTable:
-    """The sessions of one client."""
+@dataclass(slots=True, eq=False)
+class Opening:
+    """A call of OpenSession, from its start until its outcome is noted."""
 
-    def __init__(self) -> None:
-        """Make an empty table."""
-        self._sessions: dict[int, _Session] = {}
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the ids, as they were when the iteration began."""
-        return iter(list(self._sessions))
-
-    def add(self, session_id: int) -> None:
-        """Note a session that is not open yet."""
-        self._sessions[session_id] = _Session()
-
-    def remove(self, session_id: int) -> bool:
-        """Forget a session; return whether it is open at the server."""
-        session = self._sessions.pop(session_id, None)
-        return session is not None and session.is_open
-
-    def note_open(self, session_id: int) -> bool:
-        """Note that a session was opened and is empty; return whether it had been open before."""
-        was_open = self._sessions[session_id].was_open
-        self._sessions[session_id] = _Session(is_open=True, was_open=True)
-        return was_open
-
-    def note_answer(self, request: StepRequest, answer: StepAnswer) -> None:
-        """Note what the server has taken; sessions that have ended meanwhile are passed over."""
-        for sequence, outcome in zip(request.sequences, answer.sequences, strict=True):
-            session = self._sessions.get(sequence.session_id or 0)
-            if session is not None and outcome.status is SequenceStatus.OK:
-                session.next_position = outcome.next_position
-
-    def without_session(self, steps: Sequence[SequenceStep]) -> list[int]:
-        """Return the sessions of a batch that must be opened first."""
-        missing = []
-        for step in steps:
-            session = self._sessions.setdefault(step.session_id, _Session())
-            # A sequence shorter than what the server has is another one.
-            if not session.is_open or session.next_position > len(step.token_ids):
-                missing.append(step.session_id)
-        return missing
-
-    def must_resend(self, session_id: int, answer: SequenceAnswer) -> bool:
-        """Take a sequence's answer; return whether its tokens must be sent again, from the position now noted."""
-        session = self._sessions[session_id]
-        if answer.status in (SequenceStatus.OK, SequenceStatus.INVALID_TOKEN):
-            return False  # what a server refuses once it will refuse again
-        if answer.status is SequenceStatus.OUT_OF_SYNC and answer.next_position < session.next_position:
-            session.next_position = answer.next_position
-        else:
-            session.is_open = False
-        return True
-
-    def requests(self, steps: Sequence[SequenceStep], options: StepOptions) -> list[StepRequest]:
-        """Return the messages of a step: the last one drafts, others bring the tokens that do not fit into it."""
-        share = max(_MAX_TOKENS_PER_MESSAGE // len(steps), 1)
-        requests, last = [], []
-        for step in steps:
-            start, end = self._sessions[step.session_id].next_position, len(step.token_ids)
-            while end - start > share:
-                token_ids = tuple(step.token_ids[start : start + _MAX_TOKENS_PER_MESSAGE])
-                part = SequenceRequest(token_ids, step.session_id, start, node_budget=0)
-                requests.append(StepRequest((part,), options))
-                start += len(token_ids)
-            token_ids = tuple(step.token_ids[start:])
-            last.append(SequenceRequest(token_ids, step.session_id, start, step.node_budget, step.seed))
-        return [*requests, StepRequest(tuple(last), options)]
+    session: Session
+    replica: int
+    request: OpenRequest
+    is_repeated: bool = False
+    """Whether the replica held another session under the first id tried."""
+    waiting: list[tuple[Round, int]] = field(default_factory=list)
+    """Sequences of steps that go on when it succeeds."""
+    listeners: list[Callable[[], None]] = field(default_factory=list)
+    """Called at its end."""
+    is_over: bool = False
+    error: SpeculantError | None = None
+    """Why it failed."""

@@ -1,12 +1,17 @@
-"""Addresses of a drafter, and how a channel to it behaves."""
+"""Addresses of a drafter, and how a channel to it behaves: limits, reconnecting, encryption, credentials."""
 
 from __future__ import annotations
 
+import ipaddress
+import ssl
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 import grpc
+import grpc.aio
 
+from speculant_graph.config import ClientConfig
 from speculant_graph.errors import ConfigError
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -16,6 +21,23 @@ MAX_SOCKET_PATH_BYTES = 107
 """Length limit of the path of a Unix socket on Linux."""
 
 _UNIX_PREFIX = "unix://"
+_NO_CONFIG = ClientConfig()
+
+
+def split_addresses(addresses: str) -> tuple[str, ...]:
+    """Return the addresses of a comma-separated list.
+
+    Raises:
+        ConfigError: there is none, one is malformed, or one is there twice.
+    """
+    found = [address.strip() for address in addresses.split(",")]
+    if not addresses.strip():
+        raise ConfigError("there is no address of a drafter; set client.address to unix:///path/to.sock or host:port")
+    for address in found:
+        socket_path(address)
+    if len(set(found)) < len(found):
+        raise ConfigError(f"an address is there twice in {addresses!r}; name every drafter once")
+    return tuple(found)
 
 
 def socket_path(address: str) -> Path | None:
@@ -58,19 +80,129 @@ def message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def connect_channel(address: str) -> grpc.Channel:
-    """Return a channel to a drafter. It connects on first use and reconnects by itself.
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One drafter's address with all that a channel to it needs; made once, so that mistakes show early."""
 
-    Raises:
-        ConfigError: the address has neither of the two forms.
-    """
-    # gRPC's default backoff of a second and more would leave a restarted drafter unused for that long.
-    options = [
-        ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
-        ("grpc.max_reconnect_backoff_ms", 200),
-        # Two clients in one process must not share a connection, nor its flow control.
-        ("grpc.use_local_subchannel_pool", 1),
-        *message_limits(MAX_MESSAGE_BYTES),
-    ]
-    return grpc.insecure_channel(grpc_target(address), options=options)
+    address: str
+    """As it was configured, for messages to people."""
+    target: str
+    """As gRPC takes it."""
+    options: tuple[tuple[str, str | int], ...]
+    """Of the channel."""
+    credentials: grpc.ChannelCredentials | None = field(default=None, repr=False)
+    """None: not encrypted."""
+    metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """To be sent with every call."""
+
+    @classmethod
+    def of(cls, address: str, config: ClientConfig = _NO_CONFIG) -> Endpoint:
+        """Return the endpoint of one address.
+
+        Args:
+            address: ``unix:///path`` or ``host:port``.
+            config: encryption and credentials; its own addresses are not looked at. A Unix socket is never encrypted.
+
+        Raises:
+            ConfigError: the address has neither of the two forms, a certificate can't be used, or the token would
+                travel readable for all.
+        """
+        is_tcp = socket_path(address) is None
+        is_encrypted = is_tcp and (config.tls or config.tls_ca is not None or config.tls_certificate is not None)
+        # gRPC's default backoff of a second and more would leave a restarted drafter unused for that long.
+        options: list[tuple[str, str | int]] = [
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 200),
+            # Two clients in one process must not share a connection, nor its flow control.
+            ("grpc.use_local_subchannel_pool", 1),
+            *message_limits(MAX_MESSAGE_BYTES),
+        ]
+        if is_encrypted and config.tls_server_name:
+            options.append(("grpc.ssl_target_name_override", config.tls_server_name))
+        return cls(
+            address,
+            grpc_target(address),
+            tuple(options),
+            _credentials(config) if is_encrypted else None,
+            _metadata(config, may_be_read=is_tcp and not is_encrypted and not _is_loopback(address), address=address),
+        )
+
+    def connect(self) -> grpc.Channel:
+        """Return a channel. It connects on first use and reconnects by itself."""
+        if self.credentials is None:
+            return grpc.insecure_channel(self.target, options=self.options)
+        return grpc.secure_channel(self.target, self.credentials, options=self.options)
+
+    def connect_async(self) -> grpc.aio.Channel:
+        """Return a channel for the running event loop, otherwise the same."""
+        if self.credentials is None:
+            return grpc.aio.insecure_channel(self.target, options=self.options)
+        return grpc.aio.secure_channel(self.target, self.credentials, options=self.options)
+
+
+def connect_channel(address: str, config: ClientConfig = _NO_CONFIG) -> grpc.Channel:
+    """Return a channel to one drafter; see :meth:`Endpoint.of` for arguments and errors."""
+    return Endpoint.of(address, config).connect()
+
+
+def connect_channel_async(address: str, config: ClientConfig = _NO_CONFIG) -> grpc.aio.Channel:
+    """Return a channel to one drafter for the running event loop; see :meth:`Endpoint.of`."""
+    return Endpoint.of(address, config).connect_async()
+
+
+def _credentials(config: ClientConfig) -> grpc.ChannelCredentials:
+    if (config.tls_certificate is None) != (config.tls_key is None):
+        raise ConfigError("client.tls_certificate and client.tls_key belong together; set both or neither")
+    ca = _pem("client.tls_ca", config.tls_ca)
+    certificate = _pem("client.tls_certificate", config.tls_certificate)
+    key = _pem("client.tls_key", config.tls_key)
+    # gRPC would take any bytes, and later say no more than that it can't connect.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if ca is not None:
+            context.load_verify_locations(cadata=ca.decode("ascii", "replace"))
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"client.tls_ca holds no usable certificate: {config.tls_ca}; give a PEM file") from error
+    try:
+        if config.tls_certificate is not None and config.tls_key is not None:
+            context.load_cert_chain(config.tls_certificate, config.tls_key, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"client.tls_certificate {config.tls_certificate} and client.tls_key {config.tls_key} are no pair; give "
+            "the PEM files of one certificate and its key without a passphrase"
+        ) from error
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def _pem(setting: str, path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: can't read {path} ({error.strerror or error}); check the path and its permissions"
+        ) from error
+
+
+def _metadata(config: ClientConfig, *, may_be_read: bool, address: str) -> tuple[tuple[str, str], ...]:
+    if config.token is None:
+        return ()
+    token = config.token.get_secret_value()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError("client.token must be visible ASCII characters without spaces; check what it is read from")
+    if may_be_read:
+        raise ConfigError(
+            f"client.token would travel to {address} unencrypted; set client.tls, or use a Unix socket or a loopback "
+            "address"
+        )
+    return (("authorization", f"Bearer {token}"),)
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,57 @@
+"""What the core wants done; the shells do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from speculant_graph.client.sessions import Opening
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send bytes on a stream of a replica, after those sent before; begin the stream if there is none."""
+
+    replica: int
+    stream: int
+    """Number of the stream; every replica counts its own."""
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DropStream:
+    """Cancel a stream. What it still says is ignored."""
+
+    replica: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Call OpenSession and tell what came of it."""
+
+    opening: Opening
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """Call CloseSession; nobody waits for the outcome."""
+
+    replica: int
+    wire_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartProbing:
+    """Begin to probe the replicas that are down, if that is not done already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Write a line to the log."""
+
+    level: Literal["INFO", "WARNING"]
+    text: str
+
+
+Action = Send | DropStream | OpenSession | CloseSession | StartProbing | Report

@@ -1,0 +1,361 @@
+"""The client without its sockets: events in, actions out.
+
+It decides what is sent to whom, what an answer means, and when a drafter is left alone. It neither sends nor waits nor
+reads a clock, so that the blocking client and the asyncio one are thin shells round it, and tests can play any order of
+events. Not to be called by two threads at the same time.
+
+As the whole sequence comes with every step, a session that a replica has lost, or that moves to another one, is opened
+and filled again on the way. Whatever goes wrong, a sequence without an answer is a sequence without a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from speculant_graph.client.actions import Action, DropStream, Report, Send
+from speculant_graph.client.book import ENDED, SessionBook
+from speculant_graph.client.counts import Counts
+from speculant_graph.client.packing import Message, pack
+from speculant_graph.client.replica import Replica
+from speculant_graph.client.rounds import Entry, Round, SentStep
+from speculant_graph.client.sessions import Opening, Session, new_wire_id
+from speculant_graph.config import ClientConfig
+from speculant_graph.errors import (
+    DrafterUnavailableError,
+    DraftLimitError,
+    DraftRequestError,
+    SpeculantError,
+    TokenizerMismatchError,
+)
+from speculant_graph.rpc import convert
+from speculant_graph.rpc.messages import (
+    OpenAnswer,
+    OpenRequest,
+    SequenceAnswer,
+    SequenceStatus,
+    StepOptions,
+    StepRequest,
+)
+from speculant_graph.types import Draft, DrafterState, SequenceStep, StrategyName
+
+_MAX_EXCHANGES_PER_STEP = 2
+_LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_sessions")
+
+
+class ClientCore:
+    """Sessions, replicas and running steps of one client."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        config: ClientConfig,
+        *,
+        options: StepOptions,
+        strategy: StrategyName,
+        opening: OpenRequest,
+        tokenizer_name: str = "",
+        wire_ids: Callable[[], int] = new_wire_id,
+    ) -> None:
+        """Make a core without sessions.
+
+        Args:
+            addresses: of the replicas; they are known by their indices.
+            config: patience.
+            options: how drafts are asked for.
+            strategy: named in the drafts.
+            opening: what every session is opened with, but for its id.
+            tokenizer_name: the verifier's tokenizer, for messages to people.
+            wire_ids: makes session ids that nobody else uses.
+        """
+        self._replicas = [
+            Replica(index, address, config.failures_before_pause) for index, address in enumerate(addresses)
+        ]
+        self._options, self._strategy = options, strategy
+        self._tokenizer_name = tokenizer_name
+        self._pause_s = config.probe_interval_ms / 1e3
+        self._too_late = DrafterUnavailableError(f"no draft within {config.deadline_ms:g} ms")
+        self._actions: list[Action] = []
+        self._is_closed = False
+        self.counts = Counts()
+        """What was counted so far."""
+        self._book = SessionBook(
+            self._replicas, self._actions, self.counts, request=opening, wire_ids=wire_ids, pause_s=self._pause_s
+        )
+        self.state: DrafterState = "ok"
+        """Whether the last step was answered."""
+
+    def take_actions(self) -> list[Action]:
+        """Return what is to be done since the last call, in order."""
+        actions = self._actions.copy()
+        self._actions.clear()
+        return actions
+
+    # --- what the caller does
+
+    def open(self, session_id: int, now_s: float, listener: Callable[[], None]) -> Opening | SpeculantError | None:
+        """Begin a session; one that has begun goes on.
+
+        Args:
+            session_id: the caller's id.
+            now_s: now.
+            listener: called when the opening that is returned is over.
+
+        Returns:
+            The opening to wait for, None if the session is open, or why it can't be opened now.
+        """
+        if self._is_closed:
+            return DrafterUnavailableError("the client is closed; make another")
+        session = self._book.session(session_id)
+        replica = self._book.home(session)
+        if session.is_open:
+            return None
+        if replica.breaker.is_open:
+            return DrafterUnavailableError(f"the drafter at {replica.address} is down: {self.counts.last_failure}")
+        opening = self._book.begin_opening(session)
+        opening.listeners.append(listener)
+        return opening
+
+    def note_open(self, opening: Opening, started_s: float, now_s: float) -> SpeculantError | None:
+        """Note the outcome of an opening that a caller waited for; return why it failed."""
+        replica = self._replicas[opening.replica]
+        error = opening.error if opening.is_over else DrafterUnavailableError("the drafter did not open the session")
+        if error is None:
+            self.state = "ok"
+            self._actions += replica.note_success()
+        elif not isinstance(error, TokenizerMismatchError) and error is not ENDED:
+            self.state, self.counts.last_failure = "unavailable", str(error)
+            self._note_failure(replica, error, started_s, now_s, was_late=False)
+            self._actions += replica.report_outage(str(error))
+        return error
+
+    def begin(self, steps: Sequence[SequenceStep], now_s: float, finished: Callable[[], None]) -> Round:
+        """Begin a step of a batch.
+
+        Args:
+            steps: at least one.
+            now_s: now.
+            finished: called when all sequences are settled before :meth:`end`.
+        """
+        self.counts.steps += 1
+        round_ = Round(steps, now_s, finished)
+        self._advance(round_, range(len(steps)), now_s)
+        return round_
+
+    def skips(self) -> bool:
+        """Return whether nobody can be asked, and count a step that so is over before it began."""
+        if not self._is_closed and not all(replica.breaker.is_open for replica in self._replicas):
+            return False
+        self.counts.steps += 1
+        self.counts.failed_steps += 1
+        self.counts.skipped_steps += 1
+        self.state = "unavailable"
+        return True
+
+    def end(self, round_: Round, now_s: float) -> list[Draft]:
+        """End a step, complete or not; return its drafts."""
+        if round_.is_over:
+            return round_.drafts
+        round_.is_over = True
+        for replica in round_.waiting.values():
+            round_.failures.setdefault(replica, self._too_late)
+        round_.waiting.clear()
+        for index in round_.answered:
+            self._actions += self._replicas[index].note_success()
+        for index, error in round_.failures.items():
+            if error is not None:
+                self.counts.last_failure = str(error)
+                if index not in round_.answered:
+                    late = error is self._too_late
+                    self._note_failure(self._replicas[index], error, round_.started_s, now_s, was_late=late)
+        if round_.failures:
+            self.counts.failed_steps += 1
+            self.counts.skipped_steps += not round_.has_sent
+        else:
+            self.counts.round_trip_s.append(now_s - round_.started_s)
+        self.state = "ok" if round_.is_answered else "unavailable"
+        self.counts.drafted_nodes += sum(map(len, round_.drafts))
+        return round_.drafts
+
+    def note_defect(self, error: Exception) -> None:
+        """Note a step that an error of our own ended."""
+        reason = repr(error)
+        if reason != self.counts.last_failure:
+            self._actions.append(Report("WARNING", f"drafting failed, going on without drafts: {reason}"))
+        self.counts.failed_steps += 1
+        self.state, self.counts.last_failure = "unavailable", reason
+
+    def finish(self, session_id: int) -> None:
+        """End a session; unknown ids are ignored."""
+        self._book.finish(session_id)
+
+    def close(self) -> None:
+        """End all sessions, streams and running steps."""
+        self._is_closed = True
+        self._book.finish_all()
+        for replica in self._replicas:
+            self._drop_stream(replica, ENDED)
+
+    # --- what the shells tell
+
+    def answered(self, replica_index: int, stream: int, payload: bytes, now_s: float) -> None:
+        """Take an answer from a stream, in time or not."""
+        replica = self._replicas[replica_index]
+        if stream != replica.stream:
+            return
+        try:
+            answer = convert.read_stream_answer(payload)
+        except SpeculantError as error:
+            self._drop_stream(replica, error)
+            return
+        sent = replica.unanswered.pop(answer.step_id, None)
+        if sent is None:  # not asked, or answered twice
+            return
+        round_ = sent.round
+        self.counts.late_answers += round_.is_over
+        try:
+            decoded = answer.decode(
+                budgets=sent.budgets, strategy=self._strategy, vocabulary_size=replica.vocabulary_size
+            )
+        except SpeculantError as error:
+            if isinstance(error, DraftLimitError):
+                replica.rests_until_s = max(replica.rests_until_s, now_s + error.retry_delay_s)
+            for entry in sent.entries:
+                round_.fail(entry.place, replica_index, error)
+            return
+        if not round_.is_over:
+            round_.answered.add(replica_index)
+        again = []
+        for entry, outcome in zip(sent.entries, decoded.sequences, strict=True):
+            must_resend = self._note_outcome(entry, outcome, decoded.draft_id)
+            if entry.place not in round_.waiting:
+                continue
+            if must_resend:
+                again.append(entry.place)
+                continue
+            round_.is_answered = True
+            round_.drafts[entry.place] = outcome.draft
+            round_.settle(entry.place)
+        if again:
+            self._advance(round_, again, now_s)
+
+    def stream_ended(self, replica_index: int, stream: int, error: SpeculantError, now_s: float) -> None:
+        """Take the end of a stream; the next step begins another."""
+        replica = self._replicas[replica_index]
+        if stream != replica.stream:
+            return
+        if isinstance(error, DraftLimitError):
+            replica.rests_until_s = max(replica.rests_until_s, now_s + (error.retry_delay_s or self._pause_s))
+        self._drop_stream(replica, error)
+
+    def opened(self, opening: Opening, outcome: OpenAnswer | SpeculantError, now_s: float) -> None:
+        """Take the outcome of an opening."""
+        if isinstance(outcome, TokenizerMismatchError) and self._tokenizer_name:
+            address = self._replicas[opening.replica].address
+            outcome = TokenizerMismatchError(
+                f"tokenizer {self._tokenizer_name} does not fit the drafter at {address}: {outcome}"
+            )
+        if not self._book.note_opened(opening, outcome, now_s):
+            return
+        for listener in opening.listeners:
+            listener()
+        for round_, index in opening.waiting:
+            if opening.error is not None:
+                round_.fail(index, opening.replica, opening.error)
+            elif index in round_.waiting:
+                self._advance(round_, [index], now_s)
+
+    def probed(self, replica_index: int, error: SpeculantError | None) -> None:
+        """Take the outcome of a probe; None: it was answered."""
+        replica = self._replicas[replica_index]
+        if error is not None:
+            self.counts.last_failure = str(error)
+        self._actions += replica.note_probe(error)
+
+    def to_probe(self) -> list[int]:
+        """Return the replicas that are down."""
+        return [replica.index for replica in self._replicas if replica.breaker.is_open and not self._is_closed]
+
+    # --- steps
+
+    def _advance(self, round_: Round, indices: Iterable[int], now_s: float) -> None:
+        """Do what comes next for sequences that wait: leave them out, open their sessions, or ask."""
+        ready: dict[int, list[tuple[int, SequenceStep, Session]]] = {}
+        for index in indices:
+            step = round_.steps[index]
+            session = self._book.session(step.session_id)
+            if session.num_sent and session.holds_another_text(step):
+                self._book.renew(session)
+            replica = self._book.home(session)
+            round_.waiting[index] = replica.index
+            if replica.breaker.is_open or now_s < replica.rests_until_s or now_s < session.rests_until_s:
+                round_.fail(index, replica.index, None)
+            elif round_.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
+                round_.fail(index, replica.index, _LOSES_SESSIONS)
+            elif session.is_open:
+                ready.setdefault(replica.index, []).append((index, step, session))
+            else:
+                self._book.begin_opening(session).waiting.append((round_, index))
+                round_.has_sent = True
+        for replica_index, batch in ready.items():
+            round_.has_sent = True
+            for message in pack(batch, self._options):
+                self._send(round_, self._replicas[replica_index], message)
+            for index, step, session in batch:
+                session.note_sent(step)
+                round_.num_exchanges[index] += 1
+
+    def _send(self, round_: Round, replica: Replica, message: Message) -> None:
+        budgets = [sequence.node_budget or 0 for sequence in message.sequences]
+        step_id = replica.note_sent(SentStep(round_, message.entries, budgets))
+        request = StepRequest(tuple(message.sequences), self._options)
+        try:
+            payload = convert.encode_stream_step(step_id, request)
+        except Exception as error:  # whatever a caller calls a token
+            del replica.unanswered[step_id]
+            if len(message.entries) > 1:
+                for sequence, entry in zip(message.sequences, message.entries, strict=True):
+                    self._send(round_, replica, Message([sequence], [entry]))
+                return
+            reason = DraftRequestError(f"a sequence can't be sent ({type(error).__name__}); give token ids from 0 up")
+            round_.fail(message.entries[0].place, replica.index, reason)
+            return
+        self._actions.append(Send(replica.index, replica.stream, payload))
+
+    def _note_outcome(self, entry: Entry, outcome: SequenceAnswer, draft_id: int) -> bool:
+        """Note what a replica has taken of a sequence; return whether the sequence must be sent again."""
+        session, status, position = entry.session, outcome.status, outcome.next_position
+        is_current = session.epoch == entry.epoch
+        if status is SequenceStatus.INVALID_TOKEN:
+            return False  # what a server refuses once it will refuse again
+        if status is SequenceStatus.OK and entry.end <= position <= (session.num_sent if is_current else entry.end):
+            if is_current:
+                session.position = max(session.position, position)
+                session.draft_id = draft_id
+            return False
+        if not is_current:
+            return True
+        if status is SequenceStatus.OUT_OF_SYNC and position < entry.start:
+            session.position = min(session.position, position)
+        elif status is SequenceStatus.SESSION_LOST:
+            session.reset()
+            session.was_lost = True
+        else:
+            self._book.renew(session)  # nobody has sent what the replica says that it holds
+        return True
+
+    # --- failures
+
+    def _note_failure(
+        self, replica: Replica, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool
+    ) -> None:
+        was_open = replica.breaker.is_open
+        self._actions += replica.note_failure(error, started_s, now_s, was_late=was_late)
+        if replica.breaker.is_open and not was_open:
+            self._drop_stream(replica, error)  # nothing old must wait in it when the drafter is back
+
+    def _drop_stream(self, replica: Replica, error: SpeculantError) -> None:
+        if replica.has_stream:
+            self._actions.append(DropStream(replica.index, replica.stream))
+        for sent in replica.drop_stream():
+            for entry in sent.entries:
+                sent.round.fail(entry.place, replica.index, error)

@@ -1,0 +1,106 @@
+"""One drafter of a client: its stream, what it has not answered, and when it is not to be asked."""
+
+from __future__ import annotations
+
+from speculant_graph.client.actions import Action, Report, StartProbing
+from speculant_graph.client.breaker import Breaker
+from speculant_graph.client.rounds import SentStep
+from speculant_graph.errors import AccessError, DraftRequestError, SpeculantError, TokenizerMismatchError
+
+_MAX_UNANSWERED = 4_096
+"""A drafter that skips steps must not fill the memory."""
+
+
+def is_refusal(error: SpeculantError) -> bool:
+    """Return whether a drafter said no, rather than nothing."""
+    return isinstance(error, DraftRequestError | TokenizerMismatchError | AccessError)
+
+
+class Replica:
+    """What a client knows of one drafter."""
+
+    def __init__(self, index: int, address: str, failures_before_pause: int) -> None:
+        """Make a replica that counts as alive."""
+        self.index = index
+        self.address = address
+        self.breaker = Breaker(failures_before_pause)
+        self.stream = 1
+        """Number of the stream in use, or of the next one."""
+        self.has_stream = False
+        self.unanswered: dict[int, SentStep] = {}
+        """Messages on the stream by step id, oldest first."""
+        self.vocabulary_size = 0
+        """Drafted token ids must be below it; it comes with every opened session."""
+        self.rests_until_s = 0.0
+        """It asked not to be asked before."""
+        self._failures_before_pause = failures_before_pause
+        self._num_failures = 0
+        self._last_step_id = 0
+        self._is_reported = False
+        self._unexplained = ""
+
+    def note_sent(self, sent: SentStep) -> int:
+        """Note a message that is about to be sent; return its step id."""
+        self.has_stream = True
+        self._last_step_id += 1
+        self.unanswered[self._last_step_id] = sent
+        if len(self.unanswered) > _MAX_UNANSWERED:
+            del self.unanswered[next(iter(self.unanswered))]
+        return self._last_step_id
+
+    def drop_stream(self) -> list[SentStep]:
+        """Give up the stream for the next one; return what it will never answer."""
+        lost = list(self.unanswered.values())
+        self.unanswered.clear()
+        self.stream += 1
+        self.has_stream = False
+        return lost
+
+    def note_success(self) -> list[Action]:
+        """Note a step or an opening that was answered in time; return what to tell people."""
+        self.breaker.succeeded()
+        self._num_failures = 0
+        self._unexplained = ""
+        if not self._is_reported:
+            return []
+        self._is_reported = False
+        return [Report("INFO", f"the drafter at {self.address} answers again")]
+
+    def note_failure(self, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool) -> list[Action]:
+        """Note a failed step; return what to do about it.
+
+        A single late answer is not yet an outage worth a warning, and a row of them is reported with the reason that
+        the first probe finds: a wrong certificate must not look like a slow drafter.
+
+        Args:
+            error: what went wrong.
+            started_s: when the step began.
+            now_s: when it failed.
+            was_late: nothing was heard, so that ``error`` explains nothing.
+        """
+        self._num_failures += 1
+        opened = not is_refusal(error) and self.breaker.failed(started_s, now_s)
+        actions: list[Action] = [StartProbing()] if opened else []
+        if self._num_failures >= self._failures_before_pause and not self._is_reported:
+            if was_late:
+                self._unexplained = str(error)
+            else:
+                actions += self.report_outage(str(error))
+        return actions
+
+    def note_probe(self, error: SpeculantError | None) -> list[Action]:
+        """Note the outcome of a probe; return what to tell people."""
+        if error is None:
+            self.breaker.probed()
+        if not self._unexplained:
+            return []
+        slow = "it answers, but too late; if that goes on, raise client.deadline_ms"
+        return self.report_outage(f"{self._unexplained} ({slow if error is None else error})")
+
+    def report_outage(self, reason: str) -> list[Action]:
+        """Return a warning, the only one of this outage."""
+        self._unexplained = ""
+        if self._is_reported:
+            return []
+        self._is_reported = True
+        return [Report("WARNING", f"no drafts from the drafter at {self.address}, going on without: {reason}")]

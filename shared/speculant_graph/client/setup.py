@@ -1,0 +1,94 @@
+"""What both clients are made of, from the same settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+
+from speculant_graph.client.core import ClientCore
+from speculant_graph.config import ClientConfig, DraftConfig
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.errors import DraftLimitError, SpeculantError
+from speculant_graph.rpc import convert
+from speculant_graph.rpc.channel import Endpoint, split_addresses
+from speculant_graph.rpc.messages import OpenRequest, StepOptions
+from speculant_graph.rpc.status import from_status
+from speculant_graph.types import Fingerprint
+
+STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
+"""Called without serializers: its bytes are made and read by our own codec."""
+PROBE_METHOD = "/speculant_graph.rpc.v1.DrafterService/Draft"
+PROBE = b""
+"""A DraftRequest of no sequences."""
+PROBE_TIMEOUT_S = 0.1
+"""Patience with a probe."""
+OPEN_GRACE_S = 0.05
+"""How much longer than a call of OpenSession its outcome is waited for, as it says why."""
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""gRPC's own name for the delay before the next try of a unary call."""
+
+
+def endpoints_of(config: ClientConfig) -> list[Endpoint]:
+    """Return the replicas of a client.
+
+    Raises:
+        ConfigError: see :func:`~speculant_graph.rpc.channel.split_addresses` and
+            :meth:`~speculant_graph.rpc.channel.Endpoint.of`.
+    """
+    return [Endpoint.of(address, config) for address in split_addresses(config.address)]
+
+
+def make_core(
+    config: ClientConfig,
+    *,
+    tokenizer: Fingerprint | None,
+    draft: DraftConfig,
+    wants_proposals: bool,
+    cost: CostCurve | None,
+) -> ClientCore:
+    """Return the core of a client; see :class:`~speculant_graph.client.blocking.DrafterClient`.
+
+    Raises:
+        ConfigError: an address is malformed, or the sidecar does not serve the strategy.
+        SpeculantError: the tokenizer's digest is none.
+    """
+    convert.require_served(draft.strategy)
+    given = draft.model_fields_set  # what nobody has set is left to the server
+    options = StepOptions(
+        strategy=draft.strategy,
+        max_candidates=draft.max_candidates,
+        omit_proposals=not wants_proposals,
+        max_depth=draft.max_depth if "max_depth" in given else 0,
+        max_branches=draft.max_branches if "max_branches" in given else 0,
+        beam_width=draft.beam_width if "beam_width" in given else 0,
+        mixing=draft.mixing if "mixing" in given else None,
+    )
+    opening = OpenRequest(
+        session_id=1,
+        tokenizer_sha256=tokenizer.sha256 if tokenizer is not None else "",
+        tenant=config.tenant,
+        graph=config.graph,
+        learn=config.learn,
+        cost=cost,
+    )
+    convert.encode_open_request(opening)  # mistakes show here rather than with the first session
+    return ClientCore(
+        split_addresses(config.address),
+        config,
+        options=options,
+        strategy=draft.strategy,
+        opening=opening,
+        tokenizer_name=tokenizer.name if tokenizer is not None else "",
+    )
+
+
+def error_of(code: grpc.StatusCode, details: str | None, trailing_metadata: Iterable[Any] | None) -> SpeculantError:
+    """Return the error that a failed call stands for, with the delay that a drafter over its limits asks for."""
+    error = from_status(code, details)
+    if isinstance(error, DraftLimitError):
+        for key, value, *_ in trailing_metadata or ():
+            if key == _PUSHBACK_KEY and str(value).isdecimal():
+                error.retry_delay_s = int(value) / 1e3
+    return error
