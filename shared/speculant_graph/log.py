@@ -17,7 +17,8 @@ LogFormat = Literal["text", "json"]
 """How messages are shown: for people, or one JSON object a line."""
 
 _PACKAGES = ("speculant_graph", "speculant_drafter", "speculant_verifier")
-_REQUEST_ID = "request_id"
+_SHOWN_IN_TEXT = {"worker": "w", "request_id": ""}
+"""What of the bound is shown to people, and the letter before it."""
 
 
 def silence() -> None:
@@ -45,8 +46,9 @@ def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
 
 
 def _text_format(record: Record) -> str:
-    request = f" <dim>{{extra[{_REQUEST_ID}]}}</dim>" if _REQUEST_ID in record["extra"] else ""
-    return f"<dim>{{time:HH:mm:ss.SSS}}</dim> <level>{{level: <7}}</level>{request} {{message}}\n{{exception}}"
+    extra = record["extra"]
+    who = "".join(f" <dim>{mark}{{extra[{key}]}}</dim>" for key, mark in _SHOWN_IN_TEXT.items() if key in extra)
+    return f"<dim>{{time:HH:mm:ss.SSS}}</dim> <level>{{level: <7}}</level>{who} {{message}}\n{{exception}}"
 
 
 def _write_json(message: Message) -> None:

@@ -89,7 +89,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
         ConfigError: any source holds something wrong; one line that names the setting.
         SystemExit: ``--help`` was asked for.
     """
-    path = _config_file(arguments)
+    path = config_file(arguments)
 
     class Loaded(kind):  # type: ignore[misc,valid-type]
         __doc__ = kind.__doc__
@@ -176,7 +176,12 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
     return short
 
 
-def _config_file(arguments: Sequence[str]) -> Path | None:
+def config_file(arguments: Sequence[str]) -> Path | None:
+    """Return the TOML file that holds for a command line, or None if there is none.
+
+    Raises:
+        ConfigError: it can't be read, is no TOML, or has unknown sections.
+    """
     named = os.environ.get(CONFIG_VARIABLE)
     for place, argument in enumerate(arguments):
         if argument == "--config" and place + 1 < len(arguments):

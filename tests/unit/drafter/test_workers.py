@@ -150,7 +150,7 @@ def test_a_dead_worker_is_started_again_and_signals_reach_all(tmp_path: Path) ->
         running.process.send_signal(signal.SIGTERM)
         status, _, log = running.wait()
         assert (status, running.have_stopped()) == (0, [True, True])
-        assert re.fullmatch(r".*ERROR +worker 1 was ended by SIGKILL; it starts again in 0\.\d s\n", log), log
+        assert re.fullmatch(r".*ERROR +w1 worker 1 was ended by SIGKILL; it starts again in 0\.\d s\n", log), log
         assert not is_running(first)
 
 

@@ -1,0 +1,160 @@
+"""``speculant admin``: look after running sidecars, all of their workers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from speculant_graph.cli.terminal import printable
+from speculant_graph.config import ClientConfig
+from speculant_graph.errors import ConfigError
+from speculant_graph.settings import CommandSettings, load_settings
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from speculant_graph.rpc.channel import Endpoint
+
+Action = Literal["list", "load", "reload", "unload", "save", "statistics"]
+
+
+class AdminSettings(CommandSettings):
+    """Look after running sidecars: list graphs, load NAME PATH, reload NAME [PATH], unload NAME, save, statistics."""
+
+    action: CliPositionalArg[Action]
+    """What to do."""
+    name: CliPositionalArg[str] = ""
+    """Name of the graph to load, reload or unload."""
+    path: CliPositionalArg[str] = ""
+    """Its file, inside the sidecar's graph folder; reload: the same as before if it is not given."""
+    address: str = ""
+    """Admin addresses, separated by commas: server.admin_listen, of several workers each one's."""
+    tenant: str = ""
+    """Save only this tenant's learned text."""
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Patience with each sidecar; loading reads the whole file."""
+    json_output: bool = False
+    """Print one JSON object instead of a table."""
+    client: ClientConfig = ClientConfig()
+    """Token and certificates; the other settings have no effect here."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do it at every address; return 1 if it failed at any.
+
+    Raises:
+        ConfigError: the command line, an address or a credential is wrong. Nothing was done then.
+    """
+    settings = load_settings(AdminSettings, "admin", arguments)
+    _require_names(settings)
+    from speculant_graph.rpc.channel import Endpoint, split_addresses
+
+    if not settings.address:
+        raise ConfigError("name the sidecar's admin address by --address, such as unix:///run/speculant/admin.sock")
+    endpoints = [Endpoint.of(address, settings.client) for address in split_addresses(settings.address)]
+    call, request = _call(settings)
+    answers: list[dict[str, Any]] = []
+    for endpoint in endpoints:
+        answer, problem = _ask(endpoint, call, request, settings.timeout_s)
+        if answer is None:
+            sys.stderr.write(f"speculant: admin: {endpoint.address}: {printable(problem)}\n")
+            answers.append({"address": endpoint.address, "error": problem})
+        else:
+            answers.append({"address": endpoint.address, **answer})
+    if settings.json_output:
+        sys.stdout.write(json.dumps({"action": settings.action, "sidecars": answers}) + "\n")
+    else:
+        sys.stdout.write(_table(settings.action, [answer for answer in answers if "error" not in answer]))
+    return int(any("error" in answer for answer in answers))
+
+
+def _require_names(settings: AdminSettings) -> None:
+    needed = {"load": ("name", "path"), "reload": ("name",), "unload": ("name",)}.get(settings.action, ())
+    allowed = (*needed, "path") if settings.action == "reload" else needed
+    for field in ("name", "path"):
+        is_given = bool(getattr(settings, field))
+        if field in needed and not is_given:
+            raise ConfigError(f"'{settings.action}' needs the {field} of a graph; see speculant admin --help")
+        if is_given and field not in allowed:
+            raise ConfigError(f"'{settings.action}' takes no {field}; leave it out")
+
+
+def _call(settings: AdminSettings) -> tuple[str, Message]:
+    """Return the method and its request."""
+    from speculant_graph.rpc.v1 import drafter_pb2 as pb
+
+    make: dict[Action, Callable[[], tuple[str, Message]]] = {
+        "list": lambda: ("ListGraphs", pb.ListGraphsRequest()),
+        "load": lambda: ("LoadGraph", pb.LoadGraphRequest(name=settings.name, path=settings.path)),
+        "reload": lambda: ("ReloadGraph", pb.ReloadGraphRequest(name=settings.name, path=settings.path)),
+        "unload": lambda: ("UnloadGraph", pb.UnloadGraphRequest(name=settings.name)),
+        "save": lambda: ("SaveLearnedState", pb.SaveLearnedStateRequest(tenant=settings.tenant)),
+        "statistics": lambda: ("GetStatistics", pb.GetStatisticsRequest()),
+    }
+    return make[settings.action]()
+
+
+def _ask(endpoint: Endpoint, method: str, request: Message, timeout_s: float) -> tuple[dict[str, Any] | None, str]:
+    """Return a sidecar's answer as plain values, or None and what went wrong."""
+    import grpc
+
+    from speculant_graph.rpc.status import from_status
+    from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterAdminServiceStub
+
+    with endpoint.connect() as channel:
+        stub = DrafterAdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            answer = getattr(stub, method)(request, timeout=timeout_s, metadata=endpoint.metadata)
+        except grpc.RpcError as error:
+            # A call's RpcError is the call itself.
+            return None, str(from_status(error.code(), error.details()))
+    return _plain(answer), ""
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    return {field.name: _plain_value(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, str | int | float):
+        return value
+    if hasattr(value, "ToTimedelta"):
+        return value.ToTimedelta().total_seconds()
+    return _plain(value) if hasattr(value, "DESCRIPTOR") else [_plain_value(item) for item in value]
+
+
+def _table(action: Action, answers: Sequence[dict[str, Any]]) -> str:
+    """Return answers as aligned columns, a line for every graph or sidecar; numbers stand to the right."""
+    if action in ("list", "load", "reload"):
+        rows = [
+            {"address": answer["address"], **graph}
+            for answer in answers
+            for graph in (answer["graphs"] if action == "list" else [answer["graph"]])
+        ]
+    else:
+        rows = list(answers)
+    if not rows:
+        return ""
+    names = [name for name in rows[0] if name != "tokenizer_sha256"]
+    columns = [[name.replace("_", " "), *(_cell(row[name]) for row in rows)] for name in names]
+    is_number = [not isinstance(rows[0][name], str) for name in names]
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for cells in zip(*columns, strict=True):
+        placed = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, is_number, strict=True)
+        ]
+        lines.append("  ".join(placed).rstrip() + "\n")
+    return "".join(lines)
+
+
+def _cell(value: str | float) -> str:
+    return printable(value) if isinstance(value, str) else f"{value:,}"

@@ -1,0 +1,176 @@
+"""``speculant config show``: every setting as it is now, and where it comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import SecretStr
+from pydantic_settings import EnvSettingsSource
+
+from speculant_graph.cli.terminal import printable
+from speculant_graph.config import (
+    ClientConfig,
+    Config,
+    DraftConfig,
+    GenerationConfig,
+    GraphConfig,
+    ServerConfig,
+    VerifierConfig,
+)
+from speculant_graph.errors import ConfigError
+from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings
+
+_MASK = "********"
+_DEFAULT = "default"
+
+
+class ShowSettings(CommandSettings):
+    """Show all settings as environment and configuration file make them, as TOML that could be saved."""
+
+    section: Literal["graph", "draft", "verifier", "generation", "client", "server"] | None = None
+    """Only this section."""
+    json_output: bool = False
+    """Print one JSON object instead."""
+
+
+class _AllSettings(CommandSettings):
+    """Every section there is."""
+
+    graph: GraphConfig = GraphConfig()
+    draft: DraftConfig = DraftConfig()
+    verifier: VerifierConfig = VerifierConfig()
+    generation: GenerationConfig = GenerationConfig()
+    client: ClientConfig = ClientConfig()
+    server: ServerConfig = ServerConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One setting."""
+
+    value: Any
+    """Its value, plain; None if it is not set."""
+    origin: str
+    """Where it comes from: "default", a file or an environment variable."""
+    is_secret: bool = False
+    """The value is a mask."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the settings.
+
+    Raises:
+        ConfigError: there is no such subcommand, or a setting is wrong.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(_HELP)
+        return 0
+    if arguments[0] != "show":
+        raise ConfigError(f"there is no 'config {arguments[0]}'; it may be: show")
+    options = load_settings(ShowSettings, "config show", arguments[1:])
+    shown = _collect(config_file(arguments[1:]))
+    if options.section is not None:
+        shown = {options.section: shown[options.section]}
+    sys.stdout.write(_as_json(shown) if options.json_output else _as_toml(shown))
+    return 0
+
+
+def _collect(path: Path | None) -> dict[str, dict[str, _Shown]]:
+    settings = load_settings(_AllSettings, "config show", [] if path is None else [f"--config={path}"])
+    in_file = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
+    in_environment = EnvSettingsSource(_AllSettings)()
+    shown: dict[str, dict[str, _Shown]] = {}
+    for section in SECTIONS:
+        config: Config = getattr(settings, section)
+        shown[section] = {}
+        for name in type(config).model_fields:
+            if name in in_environment.get(section, {}):
+                origin = _variable(section, name)
+            elif name in in_file.get(section, {}):
+                origin = str(path)
+            else:
+                origin = _DEFAULT
+            value = getattr(config, name)
+            is_secret = isinstance(value, SecretStr)
+            shown[section][name] = _Shown(_MASK if is_secret else _plain(value), origin, is_secret)
+    return shown
+
+
+def _variable(section: str, name: str) -> str:
+    """Return the environment variable that sets a setting: its own, one for a part of it, or one for the section."""
+    prefix = f"speculant_{section}"
+    own = f"{prefix}__{name}"
+    set_here = {variable.lower(): variable for variable in os.environ}
+    parts = [lower for lower in set_here if lower.startswith(f"{own}__")]
+    return set_here[next(lower for lower in (own, *parts, prefix) if lower in set_here)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return sorted(value) if isinstance(value, frozenset) else value
+
+
+def _as_json(shown: Mapping[str, Mapping[str, _Shown]]) -> str:
+    report = {
+        section: {name: {"value": one.value, "origin": one.origin} for name, one in settings.items()}
+        for section, settings in shown.items()
+    }
+    return json.dumps(report) + "\n"
+
+
+def _as_toml(shown: Mapping[str, Mapping[str, _Shown]]) -> str:
+    parts = []
+    for section, settings in shown.items():
+        lines = [f"[{section}]"]
+        for name, one in settings.items():
+            is_set = one.value is not None and not one.is_secret
+            value = '""' if one.value is None else _toml_value(one.value)
+            lines.append(f"{'' if is_set else '# '}{name} = {value}  # {printable(one.origin)}")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _toml_value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value) if isinstance(value, float) else str(int(value))
+        case str():
+            return _toml_string(value)
+        case list():
+            return f"[{', '.join(map(_toml_value, value))}]"
+        case dict():
+            pairs = [f"{_toml_string(key)} = {_toml_value(item)}" for key, item in value.items()]
+            return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
+    raise TypeError(f"no TOML for {type(value).__name__}")
+
+
+def _toml_string(text: str) -> str:
+    # TOML knows no half surrogate pairs, which stand for bytes of file names that are no UTF-8.
+    encodable = text.encode(errors="backslashreplace").decode()
+    return '"' + "".join(map(_toml_character, encodable)) + '"'
+
+
+def _toml_character(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08x}"
+
+
+_HELP = (
+    "usage: speculant config show [--section SECTION] [--config FILE] [--json]\n\n"
+    "Show all settings as environment and configuration file make them, and where each comes from.\n"
+    "The output is TOML that could be saved as speculant.toml; secrets are masked.\n\n"
+    f"sections: {', '.join(SECTIONS)}\n"
+)

@@ -1,0 +1,176 @@
+"""``speculant admin`` against real servers of the admin service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+
+from speculant_graph.cli.main import main
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.rpc.v1.drafter_pb2_grpc import (
+    DrafterAdminServiceServicer,
+    add_DrafterAdminServiceServicer_to_server,
+)
+
+
+class Graphs(DrafterAdminServiceServicer):
+    """Knows graphs as names and paths; notes tokens and tenants."""
+
+    def __init__(self) -> None:
+        self.paths = {"docs": "docs.pkl"}
+        self.generation = 1
+        self.tokens: list[str | bytes | None] = []
+        self.tenants: list[str] = []
+
+    def info(self, name: str) -> pb.GraphInfo:
+        return pb.GraphInfo(
+            name=name, generation=self.generation, corpus_tokens=1_234_567, max_order=5, tokenizer_sha256=b"\x01\xff"
+        )
+
+    def ListGraphs(self, request: Any, context: Any) -> pb.ListGraphsResponse:
+        self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
+        return pb.ListGraphsResponse(graphs=map(self.info, self.paths))
+
+    def LoadGraph(self, request: Any, context: Any) -> pb.LoadGraphResponse:
+        self.paths[request.name] = request.path
+        return pb.LoadGraphResponse(graph=self.info(request.name))
+
+    def ReloadGraph(self, request: Any, context: Any) -> pb.ReloadGraphResponse:
+        self.generation += 1
+        self.paths[request.name] = request.path or self.paths[request.name]
+        return pb.ReloadGraphResponse(graph=self.info(request.name))
+
+    def UnloadGraph(self, request: Any, context: Any) -> pb.UnloadGraphResponse:
+        if request.name not in self.paths:
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such graph;\nload it")
+        del self.paths[request.name]
+        return pb.UnloadGraphResponse()
+
+    def SaveLearnedState(self, request: Any, context: Any) -> pb.SaveLearnedStateResponse:
+        self.tenants.append(request.tenant)
+        return pb.SaveLearnedStateResponse(saved_bytes=4_096)
+
+    def GetStatistics(self, request: Any, context: Any) -> pb.GetStatisticsResponse:
+        answer = pb.GetStatisticsResponse(steps=7)
+        answer.uptime.FromMilliseconds(1_500)
+        return answer
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[dict[str, Graphs]]:
+    """Two admin services by their address."""
+    served = {f"unix://{tmp_path}/admin-{index}.sock": Graphs() for index in range(2)}
+    with ThreadPoolExecutor(2) as threads:
+        servers = [grpc.server(threads) for _ in served]
+        for server, (address, service) in zip(servers, served.items(), strict=True):
+            add_DrafterAdminServiceServicer_to_server(service, server)
+            server.add_insecure_port(address)
+            server.start()
+        yield served
+        for server in servers:
+            server.stop(None).wait()
+
+
+def run_json(capsys: pytest.CaptureFixture[str], services: dict[str, Graphs], *arguments: str) -> list[dict[str, Any]]:
+    assert main(["admin", *arguments, "--address", ",".join(services), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    report = json.loads(shown.out)
+    assert report["action"] == arguments[0]
+    assert [sidecar["address"] for sidecar in report["sidecars"]] == list(services)
+    return [{name: value for name, value in one.items() if name != "address"} for one in report["sidecars"]]
+
+
+def test_every_action_reaches_every_sidecar(capsys: pytest.CaptureFixture[str], services: dict[str, Graphs]) -> None:
+    for answer in run_json(capsys, services, "list"):
+        (graph,) = answer["graphs"]
+        assert (graph["name"], graph["corpus_tokens"], graph["tokenizer_sha256"]) == ("docs", 1_234_567, "01ff")
+    run_json(capsys, services, "load", "more", "more.pkl")
+    assert all(service.paths == {"docs": "docs.pkl", "more": "more.pkl"} for service in services.values())
+    assert [answer["graph"]["generation"] for answer in run_json(capsys, services, "reload", "more")] == [2, 2]
+    run_json(capsys, services, "reload", "docs", "new.pkl")
+    assert run_json(capsys, services, "unload", "more") == [{}, {}]
+    assert all(service.paths == {"docs": "new.pkl"} for service in services.values())
+    assert run_json(capsys, services, "save", "--tenant", "search") == [{"saved_bytes": 4_096}] * 2
+    assert all(service.tenants == ["search"] for service in services.values())
+    for answer in run_json(capsys, services, "statistics"):
+        assert (answer["steps"], answer["uptime"]) == (7, 1.5)
+
+
+def test_people_get_a_table(capsys: pytest.CaptureFixture[str], services: dict[str, Graphs]) -> None:
+    address = next(iter(services))
+    services[address].paths = {"docs": "", "a longer\x1b name": ""}
+    assert main(["admin", "list", "--address", address]) == 0
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.startswith("address")
+    assert "\x1b" not in second
+    assert first.index("1,234,567") == second.index("1,234,567") == head.index("corpus tokens") + 4
+    assert first.index("docs") == second.index("a longer") == head.index("name")
+    assert main(["admin", "unload", "docs", "--address", address]) == 0
+    assert capsys.readouterr().out == f"address\n{address}\n"
+
+
+def test_failures_are_a_line_each_and_stop_nothing(
+    capsys: pytest.CaptureFixture[str], services: dict[str, Graphs], tmp_path: Path
+) -> None:
+    first, second = services
+    del services[first].paths["docs"]
+    away = f"unix://{tmp_path}/away.sock"
+    assert main(["admin", "unload", "docs", "--address", f"{first},{away},{second}", "--json"]) == 1
+    shown = capsys.readouterr()
+    lines = shown.err.splitlines()
+    assert lines[0] == f"speculant: admin: {first}: NOT_FOUND: there is no such graph; load it"
+    assert lines[1].startswith(f"speculant: admin: {away}: UNAVAILABLE: ")
+    assert len(lines) == 2
+    assert [set(one) - {"address"} for one in json.loads(shown.out)["sidecars"]] == [{"error"}, {"error"}, set()]
+    assert services[second].paths == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["list"], "name the sidecar's admin address by --address"),
+        (["list", "--address", "nowhere"], "'nowhere' is not an address"),
+        (["load", "docs", "--address", "localhost:1"], "'load' needs the path of a graph"),
+        (["unload", "--address", "localhost:1"], "'unload' needs the name of a graph"),
+        (["list", "docs", "--address", "localhost:1"], "'list' takes no name"),
+        (["unload", "docs", "x.pkl", "--address", "localhost:1"], "'unload' takes no path"),
+        (["forget", "--address", "localhost:1"], "action"),
+        ([], "ACTION"),
+        (["list", "--address", "example.com:1", "--token", "hush"], "client.token would travel to example.com:1"),
+    ],
+)
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str) -> None:
+    assert main(["admin", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert complaint in shown.err
+    assert "hush" not in shown.err
+
+
+def test_token_and_tls(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    leaf = authority.issue_cert("localhost")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    chain = b"".join(part.bytes() for part in leaf.cert_chain_pems)
+    service = Graphs()
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        add_DrafterAdminServiceServicer_to_server(service, server)
+        port = server.add_secure_port(
+            "localhost:0", grpc.ssl_server_credentials([(leaf.private_key_pem.bytes(), chain)])
+        )
+        server.start()
+        monkeypatch.setenv("SPECULANT_CLIENT__TOKEN", "hush")
+        monkeypatch.setenv("SPECULANT_CLIENT__TLS_CA", str(tmp_path / "ca.pem"))
+        assert main(["admin", "list", "--address", f"localhost:{port}"]) == 0
+        server.stop(None).wait()
+    assert service.tokens == ["Bearer hush"]
+    assert "hush" not in "".join(capsys.readouterr())

@@ -1,0 +1,183 @@
+"""``speculant config show``: true, complete, and silent about secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_graph.cli.config import _toml_value
+from speculant_graph.cli.main import main
+from speculant_graph.config import ClientConfig, DraftConfig, GraphConfig, ServerConfig
+from speculant_graph.settings import SECTIONS
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run in an empty folder, without settings."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.upper().startswith("SPECULANT_"):
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["config", "show", *arguments]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out
+
+
+def origins(toml: str) -> dict[str, str]:
+    """Return where settings come from, by "section.name"."""
+    found, section = {}, ""
+    for line in toml.splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line:
+            found[f"{section}.{line.removeprefix('# ').split(' ')[0]}"] = line.rpartition("  # ")[2]
+    return found
+
+
+def test_alone_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"]):
+        assert main(["config", *arguments]) == 0
+        assert capsys.readouterr().out.startswith("usage: speculant config show")
+    assert main(["config", "show", "--help"]) == 0
+    assert main(["config", "set"]) == 2
+    assert capsys.readouterr().err == "speculant: config: there is no 'config set'; it may be: show\n"
+
+
+def test_the_defaults_are_the_example_of_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    toml = show(capsys)
+    example = Path(__file__).parents[3] / "deploy" / "speculant.toml"
+    assert tomllib.loads(toml) == tomllib.loads(example.read_text(encoding="utf-8"))
+    assert tuple(tomllib.loads(toml)) == SECTIONS
+    assert set(origins(toml).values()) == {"default"}
+    assert '# tls_certificate = ""  # default\n' in toml
+
+
+def test_origins_and_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, elsewhere: Path
+) -> None:
+    (elsewhere / "speculant.toml").write_text(
+        "[graph]\nmax_order = 4\nhf_token = 'hush'\njobs = 3\n[server.graphs]\na = 'a.pkl'\n", encoding="utf-8"
+    )
+    monkeypatch.setenv("SPECULANT_GRAPH__JOBS", "2")
+    monkeypatch.setenv("speculant_draft__k", "5")
+    monkeypatch.setenv("SPECULANT_CLIENT__TOKEN", "hush")
+    monkeypatch.setenv("SPECULANT_SERVER__GRAPHS__B", "b.pkl")
+    monkeypatch.setenv("SPECULANT_GENERATION", '{"seed": 7}')
+    toml = show(capsys)
+    found, settings = origins(toml), tomllib.loads(toml)
+    assert {name: origin for name, origin in found.items() if origin != "default"} == {
+        "graph.max_order": "speculant.toml",
+        "graph.hf_token": "speculant.toml",
+        "graph.jobs": "SPECULANT_GRAPH__JOBS",
+        "draft.k": "speculant_draft__k",
+        "client.token": "SPECULANT_CLIENT__TOKEN",
+        "server.graphs": "SPECULANT_SERVER__GRAPHS__B",
+        "generation.seed": "SPECULANT_GENERATION",
+    }
+    assert (settings["graph"]["max_order"], settings["graph"]["jobs"], settings["draft"]["k"]) == (4, 2, 5)
+    assert (settings["server"]["graphs"], settings["generation"]["seed"]) == ({"a": "a.pkl", "b": "b.pkl"}, 7)
+    assert "hf_token" not in settings["graph"]
+    assert '# hf_token = "********"  # speculant.toml\n' in toml
+    report = json.loads(show(capsys, "--json"))
+    assert "hush" not in toml + json.dumps(report)
+    assert report["client"]["token"] == {"value": "********", "origin": "SPECULANT_CLIENT__TOKEN"}
+    assert report["server"]["learned"] == {"value": None, "origin": "default"}
+    assert {
+        f"{section}.{name}": one["origin"] for section, settings in report.items() for name, one in settings.items()
+    } == found
+
+
+def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    (elsewhere / "speculant.toml").write_text("[server]\nworkers = 9\n", encoding="utf-8")
+    (elsewhere / "other.toml").write_text("[server]\nworkers = 2\n", encoding="utf-8")
+    toml = show(capsys, "--config", "other.toml", "--section", "server")
+    assert tomllib.loads(toml).keys() == {"server"}
+    assert "workers = 2  # other.toml\n" in toml
+    assert json.loads(show(capsys, "--json", "--section=draft")).keys() == {"draft"}
+
+
+@pytest.mark.parametrize(
+    ("content", "variables", "complaint"),
+    [
+        ("[graph]\nmax_order = 99\n", {}, "--graph.max-order (or SPECULANT_GRAPH__MAX_ORDER): "),
+        ("[grahp]\n", {}, "unknown section [grahp]; did you mean [graph]?"),
+        ("[graph\n", {}, "can't read the configuration file"),
+        ("", {"SPECULANT_SERVER__WORKERS": "many"}, "--server.workers (or SPECULANT_SERVER__WORKERS): "),
+        ("", {"SPECULANT_SERVER__WROKERS": "2"}, "there is no setting 'server.wrokers'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    elsewhere: Path,
+    content: str,
+    variables: dict[str, str],
+    complaint: str,
+) -> None:
+    (elsewhere / "speculant.toml").write_text(content, encoding="utf-8")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["config", "show"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert complaint in shown.err
+
+
+@pytest.mark.parametrize("arguments", [["--section", "other"], ["--nonsense"], ["--config", "missing.toml"]])
+def test_mistakes_on_the_command_line(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main(["config", "show", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_shown_can_be_saved(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    odd = 'quote " back\\slash\nline\ttab \x1b[31m \x9b é 🙂 # comment'
+    graph = GraphConfig(text_field=odd, memory=3_000_000_000)  # type: ignore[arg-type]
+    client = ClientConfig(address=odd, deadline_ms=1e-7, token="hush")  # type: ignore[arg-type]
+    server = ServerConfig(graphs={odd: Path(odd)}, learned=Path(odd), idle_timeout_s=float("inf"))
+    draft = DraftConfig(sources=frozenset(["corpus", "session"]))
+    written = "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in values.items() if value is not None)
+        for name, values in {
+            "graph": graph.model_dump(mode="json"),
+            "client": client.model_dump(mode="json", exclude={"token"}),
+            "server": server.model_dump(mode="json") | {"idle_timeout_s": float("inf")},
+            "draft": draft.model_dump(mode="json"),
+        }.items()
+    )
+    (elsewhere / "speculant.toml").write_text(written, encoding="utf-8")
+    saved = show(capsys)
+    assert all(character.isprintable() or character == "\n" for character in saved)
+    content = tomllib.loads(saved)
+    assert GraphConfig.model_validate(content["graph"]) == graph
+    assert ClientConfig.model_validate(content["client"] | {"token": "hush"}) == client
+    assert ServerConfig.model_validate(content["server"]) == server
+    assert DraftConfig.model_validate(content["draft"]) == draft
+
+
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(VALUES)
+def test_values_come_back(value: Any) -> None:
+    assert tomllib.loads(f"x = {_toml_value(value)}") == {"x": value}
+
+
+def test_bytes_of_a_path_that_are_no_text_do_not_break_the_file() -> None:
+    assert tomllib.loads(f"x = {_toml_value(os.fsdecode(bytes([255])))}") == {"x": "\\udcff"}
