@@ -1,8 +1,8 @@
 """Echo servers that ``speculant bench rpc`` compares a drafter with: what the transport alone takes.
 
-Run as a process: ``python -m speculant_graph.bench.rpc_echo grpc|socket ADDRESS [CERTIFICATE KEY]``. A message that begins
-with ``SET`` is kept, and every other one is answered with what was kept, so that as many bytes travel each way as
-between a client and a drafter.
+Run as a process: ``python -m speculant_graph.bench.rpc_echo grpc|socket ADDRESS [CERTIFICATE KEY]``. A message that
+begins with ``SET`` is kept, and every other one is answered with what was kept, so that as many bytes travel each way
+as between a client and a drafter.
 """
 
 from __future__ import annotations

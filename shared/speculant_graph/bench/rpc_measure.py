@@ -145,7 +145,7 @@ async def _typical_bytes(plan: Plan, config: ClientConfig) -> tuple[bytes, bytes
         for session_id in batch.session_ids:
             stub.OpenSession(pb.OpenSessionRequest(session_id=session_id))
         stream = channel.stream_stream("/speculant_graph.rpc.v1.DrafterService/StreamDraft", None, None)
-        answers = stream(iter(requests.get, None))
+        answers: Any = stream(iter(requests.get, None))
         position = 0
         for step_id in range(1, _SAMPLES + 2):
             sequences = tuple(
@@ -235,7 +235,7 @@ async def _echoing(plan: Plan, address: str, config: ClientConfig, request: byte
         return
     with connect_channel(address, config) as blocking:
         requests: SimpleQueue[bytes | None] = SimpleQueue()
-        answers = blocking.stream_stream(rpc_echo.METHOD, None, None)(iter(requests.get, None))
+        answers: Any = blocking.stream_stream(rpc_echo.METHOD, None, None)(iter(requests.get, None))
         requests.put(rpc_echo.SET + reply)
         next(answers)
 

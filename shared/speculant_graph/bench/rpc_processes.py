@@ -113,10 +113,10 @@ def running_servers(
             if process.stdout.readline().strip() != READY:
                 raise SpeculantError("an echo server did not start; its message is above")
         processes = {address: psutil.Process(each.pid) for address, each in zip(addresses, started, strict=True)}
-        for process in processes.values():
+        for each in processes.values():
             if cpu is not None:
-                process.cpu_affinity([cpu])
-        yield Servers(*addresses, processes)
+                each.cpu_affinity([cpu])
+        yield Servers(addresses[0], addresses[1], addresses[2], processes)
 
 
 @contextmanager

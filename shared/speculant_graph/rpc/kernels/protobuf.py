@@ -19,7 +19,7 @@ NO_TYPE = -1
 """In a table of wire types: a field that is not usual."""
 MAX_FIELDS = 16
 
-_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.CPointer(types.int64)))
+_clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.CPointer(types.int64)))
 _CLOCK_MONOTONIC = 1
 
 

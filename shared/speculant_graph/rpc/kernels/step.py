@@ -46,7 +46,9 @@ none, nanoseconds; generation of its graph; number of its tenant; 1 if chains ar
 nodes drafted; the step that it was last part of."""
 NUM_COLUMNS = 11
 
-GENERATION, NEXT_DRAFT_ID, ONLY_TENANT, MAX_SEQUENCES, MAX_TOKENS, MAX_NODES, BUDGET, STRATEGY, MAX_CANDIDATES = range(9)
+GENERATION, NEXT_DRAFT_ID, ONLY_TENANT, MAX_SEQUENCES, MAX_TOKENS, MAX_NODES, BUDGET, STRATEGY, MAX_CANDIDATES = range(
+    9
+)
 MAX_SUPPORT, VOCABULARY_SIZE, OUT_SEQUENCES, OUT_NODES, OUT_EMPTY, OUT_NS = range(9, 15)
 """Entries of what a call is told: generation of the graph; id of the answer; the only tenant that may be served, -1 for
 all; limits; what requests leave to the server (nodes, strategy, candidates); entries of all distributions; ids below
@@ -218,7 +220,7 @@ def answer_step(
     if strategy == GREEDY:
         lengths, tokens = greedy_batch(words, table, states, budgets, _NO_ATTENTION)
     else:
-        max_support = np.int64(0 if options[11, 0] else settings[MAX_SUPPORT])
+        max_support = int(0 if options[11, 0] else settings[MAX_SUPPORT])
         lengths, tokens, counts, support, probabilities = sample_batch(
             words, table, states, budgets, seeds, positions, max_candidates, max_support, _NO_ATTENTION
         )
@@ -232,7 +234,9 @@ def answer_step(
         return UNUSUAL
     settings[OUT_NS] = now_ns() - started_ns
     return int(
-        _write(step_id, is_enveloped, settings, lengths, tokens, counts, support, probabilities, positions, budgets, out)
+        _write(
+            step_id, is_enveloped, settings, lengths, tokens, counts, support, probabilities, positions, budgets, out
+        )
     )
 
 
@@ -247,16 +251,13 @@ def _write(
     step_id: Integer,
     is_enveloped: bool,
     settings: Int64Array,
-    lengths: Int64Array,
-    tokens: Int64Array,
-    counts: Int64Array,
-    support: Any,
-    probabilities: Any,
+    drafted: Any,
     positions: Int64Array,
     budgets: Int64Array,
     out: Bytes,
 ) -> int:
     """Write the answer; fields in the order of their numbers, as protobuf does."""
+    lengths, tokens, counts, support, probabilities = drafted
     count, nodes = lengths.size, tokens.size
     seconds, nanoseconds = settings[OUT_NS] // 1_000_000_000, settings[OUT_NS] % 1_000_000_000
     time_size = np.int64(0)
