@@ -28,6 +28,7 @@ from speculant_graph.errors import (
     TokenizerMismatchError,
     UnknownGraphError,
 )
+from speculant_graph.graph.layout import Int64Array, UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
@@ -54,6 +55,8 @@ class ServedGraph:
     """Longest context."""
     corpus_tokens: int
     """Tokens of its corpus."""
+    trie_arrays: tuple[UInt32Array, Int64Array]
+    """Block and table of its trie, for kernels."""
     num_sessions: int = 0
     """Sessions that draft from it."""
 
@@ -222,6 +225,7 @@ class GraphRegistry:
             tokenizer=tokenizer,
             max_order=graph.max_order,
             corpus_tokens=graph.metadata.num_tokens,
+            trie_arrays=(graph.trie.words, graph.trie.table),
         )
         self._learned[name] = learned
         self._served[name] = served

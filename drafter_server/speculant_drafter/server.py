@@ -56,9 +56,9 @@ class DrafterServer:
         self._tracer = open_tracer(config.tracing)
         self._gate = CallGate(AccessPolicy.load(config.access_file), config.max_concurrent_rpcs)
         self._graphs = GraphRegistry(config, draft)
-        self._sessions = SessionStore(config, self._counts, clock, self._end_span)
-        steps = StepAnswerer(config, draft, self._graphs, self._sessions, self._counts)
-        self._service = DrafterService(self._graphs, self._sessions, steps, self._counts, self._tracer)
+        self._sessions = SessionStore(config, self._counts, clock, self._session_ended)
+        self._steps = StepAnswerer(config, draft, self._graphs, self._sessions, self._counts)
+        self._service = DrafterService(self._graphs, self._sessions, self._steps, self._counts, self._tracer)
         self._admin = DrafterAdminService(self._graphs, self._sessions, self._counts, self._tracer, self._tell_health)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._known_names: set[str] = {"", service.SERVICE_NAME}
@@ -179,7 +179,9 @@ class DrafterServer:
     async def _sweep(self) -> None:
         self._sessions.sweep()
 
-    def _end_span(self, session: Session, reason: SessionEnd) -> None:
+    def _session_ended(self, session: Session, reason: SessionEnd) -> None:
+        if not session.graph.num_sessions:
+            self._steps.forget(session.graph)
         span = self._service.spans.pop(session.session_id, None)
         if span is not None:
             span.end(steps=session.num_steps, tokens=session.position, drafted_nodes=session.num_drafted, reason=reason)

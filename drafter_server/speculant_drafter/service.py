@@ -9,8 +9,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from speculant_drafter.access import Principal
-from speculant_drafter.calls import Call, CallGate, log_failure
+from speculant_drafter.calls import Call, CallGate
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.sessions import SessionStore
@@ -23,7 +22,6 @@ from speculant_graph.errors import (
 )
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import OpenAnswer
-from speculant_graph.rpc.status import to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
@@ -86,17 +84,13 @@ class DrafterService:
 
     async def draft(self, payload: bytes, call: Call) -> bytes:
         """Answer one step."""
-        try:
-            return self._steps.answer(payload, call.principal)
-        except Exception as error:
-            self._counts.fail_step(to_status(error)[0].name)
-            raise
+        return self._steps.answer(payload, call.principal)
 
     async def stream_draft(self, call: Call) -> None:
         """Answer steps in order; the failure of one is part of its answer."""
         context, principal = call.context, call.principal
         while (payload := await self._next_request(context)) is not _END_OF_STREAM:
-            await context.write(self._answer_in_band(payload, principal))
+            await context.write(self._steps.answer_enveloped(payload, principal))
 
     async def _next_request(self, context: Any) -> Any:
         if self._is_draining:
@@ -112,14 +106,6 @@ class DrafterService:
             raise DrafterUnavailableError("the drafter is shutting down") from None
         finally:
             self._reading.discard(task)
-
-    def _answer_in_band(self, payload: bytes, principal: Principal) -> bytes:
-        step_id, request = convert.read_stream_step(payload)
-        try:
-            return convert.encode_stream_answer(step_id, self._steps.answer(request, principal))
-        except Exception as error:
-            self._counts.fail_step(log_failure("StreamDraft", error).name)
-            return convert.encode_stream_failure(step_id, error)
 
     async def open_session(self, payload: bytes, call: Call) -> bytes:
         """Open a session, after comparing tokenizers."""

@@ -6,47 +6,118 @@ What a session holds is kept by the drafter of its graph. Knows neither gRPC nor
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from speculant_drafter.counts import ServerCounts, SessionEnd
 from speculant_drafter.graphs import ServedGraph
 from speculant_graph.config import ServerConfig
 from speculant_graph.draft.cost import CostCurve
+from speculant_graph.draft.views import Handles
 from speculant_graph.errors import DraftLimitError, DraftRequestError
 from speculant_graph.graph.layout import Int64Array
+from speculant_graph.rpc.kernels.sessions import (
+    DRAFT_ID,
+    DRAFTED,
+    GRAPH,
+    IDLE_TIMEOUT,
+    IS_PLAIN,
+    LAST_USED,
+    POSITION,
+    STEPS,
+    TENANT,
+    SessionRows,
+    signed,
+)
 from speculant_graph.rpc.messages import SequenceStatus
 
 
-@dataclass(eq=False, slots=True)
 class Session:
-    """An open session."""
+    """An open session. Its numbers are a row of the table that kernels work on."""
 
-    session_id: int
-    """Its number, the client's choice."""
-    graph: ServedGraph
-    """The generation that it was opened on and keeps."""
-    tenant: str
-    """Whose it is."""
-    idle_timeout_s: float
-    """It is lost after so long without a step."""
-    last_used_s: float
-    """Time of the last step."""
-    position: int = 0
-    """Number of tokens taken."""
-    draft_id: int = 0
-    """Its latest draft, 0 if there is none since it was opened."""
-    num_steps: int = 0
-    """Steps answered."""
-    num_drafted: int = 0
-    """Nodes drafted."""
-    num_bytes: int = 0
-    """Memory it takes."""
+    __slots__ = ("_row", "_table", "graph", "handles", "is_watched", "num_bytes", "offered_id", "session_id", "tenant")
+
+    def __init__(self, session_id: int, graph: ServedGraph, tenant: str, table: SessionRows, row: int) -> None:
+        """Make a session of a row that was taken for it."""
+        self._table = table
+        self._row = row
+        self.session_id = session_id
+        """Its number, the client's choice."""
+        self.graph = graph
+        """The generation that it was opened on and keeps."""
+        self.tenant = tenant
+        """Whose it is."""
+        self.num_bytes = 0
+        """Memory it takes."""
+        self.offered_id = 0
+        """Its latest draft that the graph's drafter knows of, so that feedback on it can be placed."""
+        self.is_watched = False
+        """Whether feedback comes on its drafts, so that the drafter must know of them all."""
+        self.handles: Handles | None = None
+        """What of it a kernel may change, if it is plain."""
+
+    @property
+    def row(self) -> Int64Array:
+        """Its row of the table."""
+        row: Int64Array = self._table.rows[self._row]
+        return row
+
+    @property
+    def position(self) -> int:
+        """Number of tokens taken."""
+        return int(self._table.rows[self._row, POSITION])
+
+    @property
+    def last_used_s(self) -> float:
+        """Time of the last step."""
+        return float(self._table.rows[self._row, LAST_USED]) * 1e-9
+
+    @property
+    def idle_timeout_s(self) -> float:
+        """It is lost after so long without a step."""
+        return float(self._table.rows[self._row, IDLE_TIMEOUT]) * 1e-9
+
+    @property
+    def num_steps(self) -> int:
+        """Steps answered."""
+        return int(self._table.rows[self._row, STEPS])
+
+    @property
+    def num_drafted(self) -> int:
+        """Nodes drafted."""
+        return int(self._table.rows[self._row, DRAFTED])
+
+    def use(self, now_s: float) -> None:
+        """Note that it is used."""
+        self._table.rows[self._row, LAST_USED] = round(now_s * 1e9)
+
+    def note_taken(self, num_tokens: int) -> None:
+        """Note tokens that were taken."""
+        self._table.rows[self._row, POSITION] += num_tokens
+
+    def note_draft(self, draft_id: int, num_nodes: int) -> None:
+        """Note a draft that the graph's drafter knows of."""
+        self.offered_id = draft_id
+        row = self.row
+        row[DRAFT_ID] = signed(draft_id)
+        row[STEPS] += 1
+        row[DRAFTED] += num_nodes
+
+    def let_kernel_go_on(self) -> None:
+        """Find out whether a kernel may serve it from here."""
+        known = None if self.is_watched else self.graph.drafter.plain_handles(self.session_id, self.handles)
+        table, row = self._table, self._row
+        if known is not None and known is not self.handles:
+            table.handles[row] = known.values
+        table.rows[row, IS_PLAIN] = known is not None
+        self.handles = known
+
+    def release(self) -> None:
+        """Give its row back."""
+        self._table.remove(self._row)
 
 
 class SessionStore:
-    """The open sessions, the longest idle first."""
+    """The open sessions."""
 
     def __init__(
         self,
@@ -67,7 +138,11 @@ class SessionStore:
         self._counts = counts
         self._clock = clock
         self._on_end = on_end
-        self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self._sessions: dict[int, Session] = {}
+        self._graphs: dict[int, ServedGraph] = {}
+        self._tenant_numbers: dict[str, int] = {}
+        self.table = SessionRows()
+        """What kernels work on."""
         self.num_bytes = 0
         """Memory of all sessions."""
 
@@ -106,10 +181,15 @@ class SessionStore:
             return session
         if len(self._sessions) >= self._config.max_sessions:
             self._drop_longest_idle("limit", f"{self._config.max_sessions} sessions are open; close some")
-        timeout_s = min(idle_timeout_s or self._config.idle_timeout_s, self._config.idle_timeout_s)
-        session = Session(session_id, graph, tenant, timeout_s, self._clock())
         graph.drafter.open(session_id, tenant=tenant, learn=learn, cost=cost)
         graph.num_sessions += 1
+        self._graphs[graph.generation] = graph
+        session = Session(session_id, graph, tenant, self.table, self.table.add(session_id))
+        timeout_s = min(idle_timeout_s or self._config.idle_timeout_s, self._config.idle_timeout_s)
+        row = session.row
+        row[GRAPH], row[TENANT] = graph.generation, self.tenant_number(tenant)
+        row[IDLE_TIMEOUT] = round(timeout_s * 1e9)
+        session.use(self._clock())
         self._sessions[session_id] = session
         self._counts.opened_sessions += 1
         self.account(session)
@@ -124,9 +204,16 @@ class SessionStore:
         if now_s - session.last_used_s > session.idle_timeout_s:
             self.end(session, "idle")
             return None
-        session.last_used_s = now_s
-        self._sessions.move_to_end(session_id)
+        session.use(now_s)
         return session
+
+    def tenant_number(self, tenant: str) -> int:
+        """Return the number that stands for a tenant in the table."""
+        return self._tenant_numbers.setdefault(tenant, len(self._tenant_numbers))
+
+    def graph_of_generation(self, generation: int) -> ServedGraph:
+        """Return the graph of this generation, which has sessions."""
+        return self._graphs[generation]
 
     def look_at(self, session_id: int) -> Session | None:
         """Return an open session without using it."""
@@ -139,8 +226,11 @@ class SessionStore:
         self.num_bytes -= session.num_bytes
         session.graph.drafter.close(session.session_id)
         session.graph.num_sessions -= 1
+        if not session.graph.num_sessions:
+            del self._graphs[session.graph.generation]
         self._counts.end_session(reason)
         self._on_end(session, reason)
+        session.release()
 
     def account(self, session: Session) -> None:
         """Note the memory that a session takes now, and let idle ones go if all together take too much.
@@ -170,7 +260,8 @@ class SessionStore:
             self.end(session, reason)
 
     def _drop_longest_idle(self, reason: SessionEnd, complaint: str, spared: Session | None = None) -> None:
-        longest = next((session for session in self._sessions.values() if session is not spared), None)
+        candidates = (session for session in self._sessions.values() if session is not spared)
+        longest = min(candidates, key=lambda session: session.last_used_s, default=None)
         idle_s = 0.0 if longest is None else self._clock() - longest.last_used_s
         if longest is None or idle_s < self._config.busy_s:
             delay_s = max(self._config.busy_s - idle_s, 0.001)

@@ -10,14 +10,17 @@ import time
 from collections.abc import Sequence
 
 from speculant_drafter.access import EVERYBODY, Principal
+from speculant_drafter.calls import log_failure
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
 from speculant_drafter.sessions import Session, SessionStore, take
+from speculant_drafter.usual_steps import UsualSteps
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.batch import DraftBatch, batch_of
 from speculant_graph.errors import DraftLimitError, DraftRequestError, UnknownGraphError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import BatchAnswer, SequenceStatus, StepBatch
+from speculant_graph.rpc.status import to_status
 from speculant_graph.types import Draft, Feedback
 
 _OK = SequenceStatus.OK
@@ -53,9 +56,45 @@ class StepAnswerer:
         self._counts = counts
         self._draft_ids = itertools.count(1)
         self._max_answer_bytes = config.max_message_bytes - _ENVELOPE_BYTES
+        self._usual = UsualSteps(config, draft, sessions, counts, self._max_answer_bytes)
+
+    def answer_enveloped(self, payload: bytes, principal: Principal) -> bytes:
+        """Return the StreamDraftResponse to a StreamDraftRequest; a step that is refused is part of it.
+
+        Raises:
+            DraftRequestError: it is no such message.
+        """
+        usual = self._usual.answer(payload, principal, next(self._draft_ids), is_enveloped=True)
+        if usual is not None:
+            return usual
+        step_id, request = convert.read_stream_step(payload)
+        try:
+            return convert.encode_stream_answer(step_id, self._answer(request, principal))
+        except Exception as error:
+            self._counts.fail_step(log_failure("StreamDraft", error).name)
+            return convert.encode_stream_failure(step_id, error)
 
     def answer(self, payload: bytes, principal: Principal) -> bytes:
         """Return the DraftResponse to a DraftRequest.
+
+        Raises:
+            SpeculantError: the step is refused.
+        """
+        usual = self._usual.answer(payload, principal, next(self._draft_ids), is_enveloped=False)
+        if usual is not None:
+            return usual
+        try:
+            return self._answer(payload, principal)
+        except Exception as error:
+            self._counts.fail_step(to_status(error)[0].name)
+            raise
+
+    def forget(self, graph: ServedGraph) -> None:
+        """Let go of a graph that no session uses any more."""
+        self._usual.forget(graph)
+
+    def _answer(self, payload: bytes, principal: Principal) -> bytes:
+        """Answer any step.
 
         Raises:
             SpeculantError: the step is refused. Tokens of sequences before the one that is to blame were taken, which
@@ -125,11 +164,13 @@ class StepAnswerer:
             return status
         drafter = session.graph.drafter
         # Rows of a draft that is not the latest can't be placed, and those of a step sent again were taken.
-        if feedback is not None and feedback.draft_id == session.draft_id and position == session.position:
-            drafter.recycle(session.session_id, feedback.nodes, feedback.rows)
+        if feedback is not None and position == session.position:
+            session.is_watched = True
+            if feedback.draft_id == session.offered_id:
+                drafter.recycle(session.session_id, feedback.nodes, feedback.rows)
         if tokens.size:
             drafter.accept(session.session_id, tokens)
-            session.position += tokens.size
+            session.note_taken(tokens.size)
             if drafter.num_bytes(session.session_id) != session.num_bytes:
                 self._sessions.account(session)
         return status
@@ -150,8 +191,6 @@ class StepAnswerer:
         for place, session in enumerate(sessions):
             if session is not None and statuses[place] is _OK:
                 places_of.setdefault(session.graph, []).append(place)
-                session.draft_id = draft_id
-                session.num_steps += 1
             elif not batch.session_ids[place]:
                 stateless.append(place)
         max_support = self._config.max_message_bytes // _CANDIDATE_BYTES
@@ -167,7 +206,8 @@ class StepAnswerer:
             for place, length in zip(places, drafted.lengths, strict=True):
                 session = sessions[place]
                 if session is not None:
-                    session.num_drafted += length
+                    session.note_draft(draft_id, length)
+                    session.let_kernel_go_on()
             parts.append((graph, places, drafted))
         if stateless:
             graph = self.graph_for(batch.graph, principal)

@@ -119,6 +119,20 @@ class DraftedSequence:
             self.num_bytes = self._count_bytes()
         return self._handles.values
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but chains was asked for, so that taking tokens is appending them and moving on in the graph.
+
+        Nothing is learned from the tokens of such a sequence before it ends, and no draft of it is compared with them.
+        """
+        return not (self.costs.size or self.is_calibrated or self._rows or self._storage is not None) and bool(
+            self._enabled[CORPUS] and len(self.history)
+        )
+
+    def own_handles(self) -> Handles:
+        """Return what of a plain sequence a kernel may change; see ``views.open_own_state``."""
+        return Handles(self.history.arrays, self.state)
+
     def _count_bytes(self) -> int:
         """Return the memory that is this sequence's own."""
         own = _BYTES_OF_A_SEQUENCE + self.history.num_bytes

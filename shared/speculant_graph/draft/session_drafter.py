@@ -234,6 +234,26 @@ class SessionDrafter:
         with self._lock:
             return self._find(session_id).agrees(position, token_ids)
 
+    def plain_handles(self, session_id: int, known: Handles | None) -> Handles | None:
+        """Return what of a sequence a kernel may change by itself; None if it is not plain.
+
+        A sequence is plain while nothing but ``greedy`` and ``sampling`` was asked for it; see
+        :attr:`~speculant_graph.draft.sequence.DraftedSequence.is_plain`.
+
+        Args:
+            session_id: the sequence.
+            known: what was returned before; returned again if it is still right.
+
+        Raises:
+            DraftRequestError: there is no such sequence.
+        """
+        sequence = self._find(session_id)
+        if self.config.strategy in CALIBRATED or self.config.mixing != "longest" or not sequence.is_plain:
+            return None
+        if known is not None and known.arrays[0] is sequence.history.arrays[0]:
+            return known
+        return sequence.own_handles()
+
     def num_bytes(self, session_id: int) -> int:
         """Return the memory that is a sequence's own.
 

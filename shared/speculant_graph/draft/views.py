@@ -28,9 +28,10 @@ class Handles:
 
     def __init__(self, *bundles: Any) -> None:
         """Take the arrays of named tuples, nested or not, in order."""
-        self._arrays = list(_arrays(bundles))
+        self.arrays = list(_arrays(bundles))
+        """The arrays, in order."""
         self.values: Int64Array = np.array(
-            [(array.ctypes.data, array.shape[0], array.size // max(1, array.shape[0])) for array in self._arrays],
+            [(array.ctypes.data, array.shape[0], array.size // max(1, array.shape[0])) for array in self.arrays],
             np.int64,
         ).reshape(-1)
         """(address, rows, values in a row) of every array, shape ``[3 * arrays]``."""

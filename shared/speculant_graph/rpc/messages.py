@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from speculant_graph.draft.batch import DraftBatch
 from speculant_graph.draft.cost import CostCurve
@@ -108,8 +109,7 @@ class BatchAnswer:
     """Generations of the graphs that answered, if there were several."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceAnswer:
+class SequenceAnswer(NamedTuple):
     """What became of one sequence."""
 
     status: SequenceStatus

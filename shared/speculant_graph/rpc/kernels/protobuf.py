@@ -19,7 +19,8 @@ NO_TYPE = -1
 """In a table of wire types: a field that is not usual."""
 MAX_FIELDS = 16
 
-_clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.CPointer(types.int64)))
+_INT64_POINTER = types.CPointer(types.int64)  # type: ignore[no-untyped-call]
+_clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, _INT64_POINTER))
 _CLOCK_MONOTONIC = 1
 
 

@@ -34,31 +34,37 @@ from speculant_graph.rpc.kernels.protobuf import (
     scan,
     varint_size,
 )
+from speculant_graph.rpc.kernels.sessions import (
+    DRAFT_ID,
+    DRAFTED,
+    GRAPH,
+    IDLE_TIMEOUT,
+    IS_PLAIN,
+    LAST_USED,
+    MARK,
+    POSITION,
+    STEPS,
+    TENANT,
+    find_row,
+)
 
 UNUSUAL = -1
 """The step must be answered by other means; nothing was changed, or nothing that may not be done twice."""
 OTHER_GRAPH = -2
 """As before, but only because the first sequence is of another graph."""
 
-SESSION_ID, POSITION, DRAFT_ID, LAST_USED, IDLE_TIMEOUT, GRAPH, TENANT, IS_PLAIN, STEPS, DRAFTED, MARK = range(11)
-"""Columns of the table of sessions: id; tokens taken; latest draft; time of the latest step and how long there may be
-none, nanoseconds; generation of its graph; number of its tenant; 1 if chains are all that it has been asked for; steps;
-nodes drafted; the step that it was last part of."""
-NUM_COLUMNS = 11
-
-GENERATION, NEXT_DRAFT_ID, ONLY_TENANT, MAX_SEQUENCES, MAX_TOKENS, MAX_NODES, BUDGET, STRATEGY, MAX_CANDIDATES = range(
-    9
-)
-MAX_SUPPORT, VOCABULARY_SIZE, OUT_SEQUENCES, OUT_NODES, OUT_EMPTY, OUT_NS = range(9, 15)
+GENERATION, NEXT_DRAFT_ID, ONLY_TENANT, MAX_SEQUENCES, MAX_TOKENS, MAX_NODES = range(6)
+BUDGET, STRATEGY, MAX_CANDIDATES, MAX_SUPPORT, VOCABULARY_SIZE = range(6, 11)
+OUT_SEQUENCES, OUT_NODES, OUT_EMPTY, OUT_NS, OUT_GENERATION = range(11, 16)
 """Entries of what a call is told: generation of the graph; id of the answer; the only tenant that may be served, -1 for
 all; limits; what requests leave to the server (nodes, strategy, candidates); entries of all distributions; ids below
-are tokens. And of what it tells: sequences; nodes drafted; sequences without any; time in nanoseconds."""
-NUM_SETTINGS = 15
+which are tokens. And of what it tells: sequences; nodes drafted; sequences without any; time in nanoseconds; the
+generation of the other graph."""
+NUM_SETTINGS = 16
 
 GREEDY, SAMPLING = 1, 2
 """Numbers of strategies on the wire."""
 
-_FREE = 0
 _ENVELOPE = np.full(MAX_FIELDS, NO_TYPE)
 _ENVELOPE[1], _ENVELOPE[2] = FIXED64, LENGTH
 _REQUEST = np.full(MAX_FIELDS, NO_TYPE)
@@ -66,28 +72,8 @@ _REQUEST[[2, 3, 4, 5, 6, 7, 8]] = LENGTH
 _OPTIONS = np.full(MAX_FIELDS, NO_TYPE)
 _OPTIONS[[1, 5, 11]] = VARINT
 _NO_ATTENTION = np.zeros(0)
-_MULTIPLIER = np.int64(0x1E3779B97F4A7C15)
 _FIXED = 64
 """More bytes than an answer has besides its arrays."""
-
-
-@inlined
-def slot_of(index: Int64Array, session_id: Integer) -> Any:
-    """Return where the search for a session begins in the hash table, whose size is a power of two."""
-    value = session_id * _MULTIPLIER
-    return (value ^ (value >> np.int64(32))) & (index.size - 1)
-
-
-@inlined
-def _find(index: Int64Array, sessions: Int64Array, session_id: Integer) -> Any:
-    """Return the row of an open session, or -1."""
-    place = slot_of(index, session_id)
-    while index[place] != _FREE:
-        row = index[place] - 1
-        if row >= 0 and sessions[row, SESSION_ID] == session_id:
-            return row
-        place = (place + 1) & (index.size - 1)
-    return np.int64(-1)
 
 
 @inlined
@@ -164,12 +150,13 @@ def answer_step(
     rows = np.empty(count, np.int64)
     taken = np.int64(0)
     for number in range(count):
-        row = _find(index, sessions, _entry64(data, fields, 2, number))
+        row = find_row(index, sessions, _entry64(data, fields, 2, number))
         if row < 0 or sessions[row, IS_PLAIN] == 0 or sessions[row, MARK] == settings[NEXT_DRAFT_ID]:
             return UNUSUAL
         if settings[ONLY_TENANT] >= 0 and sessions[row, TENANT] != settings[ONLY_TENANT]:
             return UNUSUAL
         if sessions[row, GRAPH] != settings[GENERATION]:
+            settings[OUT_GENERATION] = sessions[row, GRAPH]
             return OTHER_GRAPH if number == 0 else UNUSUAL
         if started_ns - sessions[row, LAST_USED] > sessions[row, IDLE_TIMEOUT]:
             return UNUSUAL
@@ -233,11 +220,8 @@ def answer_step(
     if 24 * count + 4 * (3 * tokens.size + 2 * support.size) + _FIXED > out.size:
         return UNUSUAL
     settings[OUT_NS] = now_ns() - started_ns
-    return int(
-        _write(
-            step_id, is_enveloped, settings, lengths, tokens, counts, support, probabilities, positions, budgets, out
-        )
-    )
+    drafted = lengths, tokens, counts, support, probabilities
+    return int(_write(step_id, is_enveloped, settings, drafted, positions, budgets, out))
 
 
 @inlined
