@@ -188,7 +188,7 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
             case "wait":
                 network.now_s += number / 1_000
             case "other text":
-                texts[session_id] = [7, *text[1:], 7]
+                texts[session_id] = [*(token + 1 for token in text), 7]
             case "shorter text":
                 texts[session_id] = text[: number % (len(text) + 1)] or [5]
             case "foreign answer":
