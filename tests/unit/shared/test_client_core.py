@@ -135,8 +135,9 @@ class Network:
 
 
 OPERATIONS = (
-    *("begin", "open", "answer") * 6, *("end",) * 4, "refuse", "repeat answer", "lose answer", "end stream", "lose session", "finish",
-    "probe", "fail probe", "wait", "other text", "shorter text", "foreign answer", "refuse step",
+    *("begin", "open", "answer") * 6, *("end",) * 4, "refuse", "repeat answer", "lose answer", "end stream",
+    "lose session", "finish", "probe", "fail probe", "wait", "other text", "shorter text", "foreign answer",
+    "refuse step",
 )  # fmt: skip
 
 
@@ -282,6 +283,15 @@ def test_what_a_replica_holds_under_a_new_id_is_not_built_on(network: Network) -
         network.work()
     assert network.core.end(running, network.now_s)[0].token_ids == drafted(STEP.token_ids, 4)
     assert first not in network.drafters[0].sessions
+
+
+def test_a_session_that_somebody_else_fed_is_given_up(network: Network) -> None:
+    network.draft([STEP])
+    [held] = network.drafters[0].sessions.values()
+    held += [8, 8]
+    [draft] = network.draft([STEP])
+    assert draft.token_ids == drafted(STEP.token_ids, 4)
+    assert list(network.drafters[0].sessions.values()) == [STEP.token_ids]
 
 
 def test_a_late_answer_is_noted_and_never_taken_for_the_next(network: Network) -> None:
