@@ -1,29 +1,32 @@
-"""The blocking client: several threads, several replicas, sidecars that stop and come back."""
+"""Several replicas, and sidecars that die, stop and come back."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from speculant_graph.client import DrafterClient, LocalDrafter
+from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, SequenceStep
 from support.sidecar import Sidecar, start_sidecar
 
+pytestmark = pytest.mark.faults
+
 SESSION_IDS = itertools.count(1)
 GIVE_UP_S = 30.0
+PATIENT = {"deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
 
 
 def make_client(address: str, **settings: object) -> DrafterClient:
-    given = {"address": address, "deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
-    return DrafterClient(ClientConfig.model_validate(given | settings), tokenizer=None, draft=DraftConfig())
+    config = ClientConfig.model_validate({"address": address, **PATIENT, **settings})
+    return DrafterClient(config, tokenizer=None, draft=DraftConfig())
 
 
 def make_steps(graph: NgramGraph, count: int) -> list[SequenceStep]:
@@ -46,55 +49,6 @@ def recovered(client: DrafterClient, steps: list[SequenceStep]) -> list[Draft]:
     raise AssertionError(f"no drafts came: {client.statistics}")
 
 
-def test_threads_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
-    found: dict[int, list[tuple[int, ...]]] = {}
-    steps = make_steps(small_graph, 4)
-    with make_client(shared_sidecar.address) as client:
-
-        def decode(step: SequenceStep) -> None:
-            client.open(step.session_id)
-            text = list(step.token_ids)
-            for _ in range(30):
-                [draft] = client.draft([SequenceStep(step.session_id, list(text), 4)])
-                found.setdefault(step.session_id, []).append(draft.token_ids)
-                text += [*draft.token_ids[:2], step.token_ids[0]]
-            client.finish(step.session_id)
-
-        threads = [threading.Thread(target=decode, args=[step]) for step in steps]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert client.statistics.steps == 120
-        assert client.statistics.failed_steps == 0
-    local = LocalDrafter(small_graph, DraftConfig())
-    for step in steps:
-        text = list(step.token_ids)
-        for token_ids in found[step.session_id]:
-            assert token_ids == local.draft([SequenceStep(step.session_id, text, 4)])[0].token_ids
-            text += [*token_ids[:2], step.token_ids[0]]
-
-
-def test_two_clients_that_count_alike_do_not_meet(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
-    first, second = make_steps(small_graph, 2)
-    with make_client(shared_sidecar.address) as one, make_client(shared_sidecar.address) as other:
-        for _ in range(3):
-            assert one.draft([SequenceStep(1, first.token_ids, 4)])[0]
-            assert other.draft([SequenceStep(1, second.token_ids, 4)])[0]
-        assert one.statistics.reopened_sessions == other.statistics.reopened_sessions == 0
-
-
-def test_closing_waits_for_nobody_for_long(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
-    client = make_client(shared_sidecar.address)
-    steps = make_steps(small_graph, 3)
-    assert all(client.draft(steps))
-    client.close()
-    client.close()
-    client.finish(steps[0].session_id)
-    assert client.draft(steps) == [Draft()] * 3
-    client.open(next(SESSION_IDS))
-
-
 @pytest.fixture
 def two_sidecars(graph_path: Path, tmp_path: Path) -> Iterator[list[Sidecar]]:
     started = [start_sidecar(graph_path, tmp_path / f"drafter-{number}.sock") for number in range(2)]
@@ -104,7 +58,6 @@ def two_sidecars(graph_path: Path, tmp_path: Path) -> Iterator[list[Sidecar]]:
             sidecar.kill()
 
 
-@pytest.mark.faults
 def test_sessions_move_to_the_replica_that_lives_and_new_ones_come_back(
     two_sidecars: list[Sidecar], graph_path: Path, small_graph: NgramGraph
 ) -> None:
@@ -134,7 +87,6 @@ def test_sessions_move_to_the_replica_that_lives_and_new_ones_come_back(
         assert all(recovered(client, [*steps, *more]))
 
 
-@pytest.mark.faults
 def test_a_stopped_replica_costs_a_few_deadlines_and_moves_its_sessions(
     two_sidecars: list[Sidecar], small_graph: NgramGraph
 ) -> None:
@@ -150,7 +102,6 @@ def test_a_stopped_replica_costs_a_few_deadlines_and_moves_its_sessions(
         two_sidecars[0].signal(signal.SIGCONT)
 
 
-@pytest.mark.faults
 def test_a_replica_that_was_never_there_delays_only_its_own_sessions(
     run_sidecar: Callable[..., Sidecar], small_graph: NgramGraph
 ) -> None:
@@ -162,7 +113,6 @@ def test_a_replica_that_was_never_there_delays_only_its_own_sessions(
         assert tokens(recovered(client, steps)) == tokens(LocalDrafter(small_graph, DraftConfig()).draft(steps))
 
 
-@pytest.mark.faults
 def test_a_server_that_is_killed_again_and_again_costs_drafts_only(
     run_sidecar: Callable[..., Sidecar], small_graph: NgramGraph
 ) -> None:
@@ -176,3 +126,30 @@ def test_a_server_that_is_killed_again_and_again_costs_drafts_only(
             sidecar = run_sidecar()
             assert tokens(recovered(client, steps)) == before
             assert client.statistics.reopened_sessions == 8 * number
+
+
+def test_the_asyncio_client_uses_a_killed_server_again(
+    run_sidecar: Callable[..., Sidecar], small_graph: NgramGraph
+) -> None:
+    sidecar = run_sidecar()
+    [step] = make_steps(small_graph, 1)
+    config = ClientConfig.model_validate({"address": sidecar.address, **PATIENT})
+
+    async def run() -> None:
+        async with AsyncDrafterClient(config, tokenizer=None, draft=DraftConfig()) as client:
+            [before] = await client.draft([step])
+            assert before
+            sidecar.kill()
+            for _ in range(20):
+                assert not (await client.draft([step]))[0]
+                await asyncio.sleep(0.005)
+            await asyncio.to_thread(run_sidecar)
+            for _ in range(1_000):
+                [after] = await client.draft([step])
+                if after:
+                    break
+                await asyncio.sleep(0.01)
+            assert after.token_ids == before.token_ids
+            assert client.statistics.reopened_sessions == 1
+
+    asyncio.run(run())

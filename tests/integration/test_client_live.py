@@ -1,14 +1,14 @@
-"""The asyncio client against real sidecars."""
+"""Both clients against one real sidecar: many threads, many tasks, deadlines, the end."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+import threading
 
 import pytest
 
-from speculant_graph.client import AsyncDrafterClient, LocalDrafter
+from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.errors import DrafterUnavailableError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
@@ -18,7 +18,12 @@ from support.sidecar import Sidecar
 SESSION_IDS = itertools.count(1)
 
 
-def make_client(
+def make_client(address: str, **settings: object) -> DrafterClient:
+    given = {"address": address, "deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
+    return DrafterClient(ClientConfig.model_validate(given | settings), tokenizer=None, draft=DraftConfig())
+
+
+def make_async_client(
     address: str, tokenizer: Fingerprint | None = None, *, strict: bool = False, **settings: object
 ) -> AsyncDrafterClient:
     given = {"address": address, "deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
@@ -28,6 +33,60 @@ def make_client(
 
 def known_tokens(graph: NgramGraph) -> list[int]:
     return [token for token in range(graph.vocabulary_size) if graph.match([token])]
+
+
+def make_steps(graph: NgramGraph, count: int) -> list[SequenceStep]:
+    known = known_tokens(graph)
+    return [SequenceStep(next(SESSION_IDS), [known[number % len(known)]], 4) for number in range(count)]
+
+
+def test_threads_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    found: dict[int, list[tuple[int, ...]]] = {}
+    steps = make_steps(small_graph, 4)
+    with make_client(shared_sidecar.address) as client:
+
+        def decode(step: SequenceStep) -> None:
+            client.open(step.session_id)
+            text = list(step.token_ids)
+            for _ in range(30):
+                [draft] = client.draft([SequenceStep(step.session_id, list(text), 4)])
+                found.setdefault(step.session_id, []).append(draft.token_ids)
+                text += [*draft.token_ids[:2], step.token_ids[0]]
+            client.finish(step.session_id)
+
+        threads = [threading.Thread(target=decode, args=[step]) for step in steps]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert client.statistics.steps == 120
+        assert client.statistics.failed_steps == 0
+    local = LocalDrafter(small_graph, DraftConfig())
+    for step in steps:
+        text = list(step.token_ids)
+        for token_ids in found[step.session_id]:
+            assert token_ids == local.draft([SequenceStep(step.session_id, text, 4)])[0].token_ids
+            text += [*token_ids[:2], step.token_ids[0]]
+
+
+def test_two_clients_that_count_alike_do_not_meet(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    first, second = make_steps(small_graph, 2)
+    with make_client(shared_sidecar.address) as one, make_client(shared_sidecar.address) as other:
+        for _ in range(3):
+            assert one.draft([SequenceStep(1, first.token_ids, 4)])[0]
+            assert other.draft([SequenceStep(1, second.token_ids, 4)])[0]
+        assert one.statistics.reopened_sessions == other.statistics.reopened_sessions == 0
+
+
+def test_closing_waits_for_nobody_for_long(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    client = make_client(shared_sidecar.address)
+    steps = make_steps(small_graph, 3)
+    assert all(client.draft(steps))
+    client.close()
+    client.close()
+    client.finish(steps[0].session_id)
+    assert client.draft(steps) == [Draft()] * 3
+    client.open(next(SESSION_IDS))
 
 
 def test_many_tasks_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
@@ -45,7 +104,7 @@ def test_many_tasks_share_one_client(shared_sidecar: Sidecar, small_graph: Ngram
         return found
 
     async def decode_all() -> list[list[tuple[list[int], Draft]]]:
-        async with make_client(shared_sidecar.address, small_graph.metadata.tokenizer, strict=True) as client:
+        async with make_async_client(shared_sidecar.address, small_graph.metadata.tokenizer, strict=True) as client:
             found = await asyncio.gather(*(decode(client, next(SESSION_IDS)) for _ in range(16)))
             assert client.statistics.failed_steps == client.statistics.reopened_sessions == 0
             assert client.state == "ok"
@@ -63,7 +122,7 @@ def test_a_deadline_or_a_cancelled_step_leaves_the_stream_alive(
     token = known_tokens(small_graph)[0]
 
     async def run() -> None:
-        async with make_client(shared_sidecar.address) as client:
+        async with make_async_client(shared_sidecar.address) as client:
             text = [token]
             assert (await client.draft([SequenceStep(1, text, 4)]))[0]
             stream = client._streams[0]
@@ -89,43 +148,18 @@ def test_a_deadline_or_a_cancelled_step_leaves_the_stream_alive(
 
 def test_what_opening_raises(shared_sidecar: Sidecar) -> None:
     async def run() -> None:
-        async with make_client(shared_sidecar.address, Fingerprint("mine", "cd" * 32, 50)) as client:
+        async with make_async_client(shared_sidecar.address, Fingerprint("mine", "cd" * 32, 50)) as client:
             with pytest.raises(TokenizerMismatchError, match=r"mine .*tests/alphabet"):
                 await client.open(next(SESSION_IDS))
-        async with make_client(f"{shared_sidecar.address}.nobody", strict=True) as client:
+        async with make_async_client(f"{shared_sidecar.address}.nobody", strict=True) as client:
             with pytest.raises(DrafterUnavailableError, match="UNAVAILABLE"):
                 await client.open(1)
-        async with make_client(f"{shared_sidecar.address}.nobody") as client:
+        async with make_async_client(f"{shared_sidecar.address}.nobody") as client:
             await client.open(1)
             for _ in range(10):
                 assert not (await client.draft([SequenceStep(1, [1], 4)]))[0]
             assert client.state == "unavailable"
             assert client.statistics.skipped_steps > 0
         assert not (await client.draft([SequenceStep(1, [1], 4)]))[0]
-
-    asyncio.run(run())
-
-
-@pytest.mark.faults
-def test_a_killed_server_is_used_again(run_sidecar: Callable[..., Sidecar], small_graph: NgramGraph) -> None:
-    sidecar = run_sidecar()
-    step = SequenceStep(1, known_tokens(small_graph)[:1], 4)
-
-    async def run() -> None:
-        async with make_client(sidecar.address) as client:
-            [before] = await client.draft([step])
-            assert before
-            sidecar.kill()
-            for _ in range(20):
-                assert not (await client.draft([step]))[0]
-                await asyncio.sleep(0.005)
-            await asyncio.to_thread(run_sidecar)
-            for _ in range(1_000):
-                [after] = await client.draft([step])
-                if after:
-                    break
-                await asyncio.sleep(0.01)
-            assert after.token_ids == before.token_ids
-            assert client.statistics.reopened_sessions == 1
 
     asyncio.run(run())
