@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from speculant_graph.client.packing import MAX_TOKENS_PER_MESSAGE
+from speculant_graph.client.packing import MAX_TOKENS_PER_MESSAGE, pack
 from speculant_graph.client.placement import preferred, score
+from speculant_graph.client.sessions import Session
 from speculant_graph.errors import DrafterUnavailableError, DraftLimitError
+from speculant_graph.rpc.messages import StepOptions
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, Feedback, SequenceStep
 from support.dict_drafter import drafted
@@ -132,6 +134,17 @@ def test_feedback_travels_only_if_it_is_about_the_latest_draft_of_the_replica(ne
     network.drafters[0].sessions.clear()
     network.draft([STEP])
     assert session.fitting_feedback(Feedback(second.draft_id, [0], np.array([[1]]))) is None
+
+
+@pytest.mark.parametrize("num_tokens", [3, 2 * MAX_TOKENS_PER_MESSAGE])
+def test_feedback_comes_before_the_tokens_that_it_explains(num_tokens: int) -> None:
+    session = Session(wire_id=7, replica=0, is_open=True, draft_id=5)
+    feedback = Feedback(5, [0], np.array([[1, 2]]))
+    step = SequenceStep(1, [1] * num_tokens, 4, feedback=feedback)
+    messages = list(pack([(0, step, session)], StepOptions()))
+    found = [sequence.feedback for message in messages for sequence in message.sequences]
+    assert found[0] is feedback
+    assert found[1:] == [None] * (len(found) - 1)
 
 
 def test_a_sequence_that_can_not_be_sent_costs_only_itself(network: Network) -> None:
