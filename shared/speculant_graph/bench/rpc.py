@@ -78,14 +78,14 @@ def run(arguments: Sequence[str]) -> int:
         else:
             graph, path = load_graph(settings.graph), settings.graph
         progress.begin("drawing texts")
-        num_tokens = PROMPT_TOKENS + TOKENS_PER_STEP * (settings.steps + 100)
+        num_tokens = PROMPT_TOKENS + TOKENS_PER_STEP * (2 * settings.steps + 200)
         texts = drawn_texts(graph, max(settings.batch), num_tokens, settings.seed)
         certificate = make_certificate(folder) if settings.tls else None
         for transport in transports:
             progress.begin(f"starting servers ({transport})")
             with running_servers(transport, path, [], folder, certificate, cores[1] if pinned else None) as servers:
                 plans = [
-                    Plan(batch, client, settings.steps, settings.draft, texts[:batch])
+                    Plan(batch, client, settings.steps, settings.draft, texts[:batch], graph.vocabulary_size)
                     for client in settings.client
                     for batch in settings.batch
                 ]
@@ -126,13 +126,17 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     for result in figures["results"]:
         encrypted = ", encrypted" if result["tls"] else ""
         rows += [
-            (f"{result['transport']}{encrypted}, {result['client']} client, batch of {result['batch']}",
+            (f"{result['transport']}{encrypted}, {result['client']}, batch of {result['batch']}: StreamDraft",
              f"{result['p50_us']:,.0f} / {result['p99_us']:,.0f} µs"),
-            (f"  gRPC echo of {result['request_bytes']:,} + {result['reply_bytes']:,} bytes; ours over it",
+            (f"  gRPC echo of {result['request_bytes']:,} + {result['reply_bytes']:,} bytes; StreamDraft over it",
              f"{result['echo_p50_us']:,.0f} / {result['echo_p99_us']:,.0f} µs; ×{result['echo_ratio']:.2f}"),
-            ("  raw socket echo, unencrypted; steps per second",
-             f"{result['socket_p50_us']:,.0f} µs; {result['rpc_per_s']:,.0f}"),
-            ("  processor time of client and server; that of the echo",
-             f"{result['cpu_us_per_rpc']:,.0f}; {result['echo_cpu_us_per_rpc']:,.0f} µs"),
+            ("  the whole step of our client; over the echo",
+             f"{result['client_p50_us']:,.0f} / {result['client_p99_us']:,.0f} µs; ×{result['client_echo_ratio']:.2f}"),
+            ("  raw socket echo, unencrypted", f"{result['socket_p50_us']:,.0f} µs"),
+            ("  one after another without pause: StreamDraft; our client",
+             f"{result['rpc_per_s']:,.0f}; {result['client_rpc_per_s']:,.0f} a second"),
+            ("  processor time at both ends: StreamDraft; our client; echo",
+             f"{result['cpu_us_per_rpc']:,.0f}; {result['client_cpu_us_per_rpc']:,.0f}; "
+             f"{result['echo_cpu_us_per_rpc']:,.0f} µs"),
         ]  # fmt: skip
     return rows

@@ -1,11 +1,12 @@
-"""Steps of one batch size over a drafter, a bare gRPC echo and a raw socket, a few of each in turns."""
+"""Steps of one batch size over a drafter, a bare gRPC echo and a raw socket, in turns."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -20,8 +21,8 @@ from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel, connect_channel_async
-from speculant_graph.rpc.messages import SequenceRequest, StepOptions, StepRequest
-from speculant_graph.types import SequenceStep
+from speculant_graph.rpc.messages import OpenRequest, SequenceRequest, StepOptions, StepRequest
+from speculant_graph.types import DrafterStatistics, SequenceStep
 
 ClientName = Literal["asyncio", "blocking"]
 """Which of the two clients steps go through; the echo is called in the same manner."""
@@ -31,8 +32,8 @@ TOKENS_PER_STEP = 4
 PROMPT_TOKENS = 200
 """Tokens of a sequence before its first step."""
 
-_TURN = 10
-"""Steps of one contender before it is the next one's turn."""
+_WARM_UP = 50
+_SERVICE = "/speculant_graph.rpc.v1.DrafterService/"
 _SAMPLES = 40
 _PATIENT = {"deadline_ms": 30_000.0, "open_deadline_ms": 30_000.0}
 
@@ -51,6 +52,8 @@ class Plan:
     """How is drafted; ``k`` tokens for every sequence."""
     texts: list[list[int]]
     """One text for every sequence, long enough for all steps."""
+    vocabulary_size: int
+    """Token ids are below it."""
 
 
 class _Batch:
@@ -59,11 +62,24 @@ class _Batch:
     def __init__(self, plan: Plan, seed: int) -> None:
         self._plan = plan
         self._ids = [seed * plan.batch + number + 1 for number in range(plan.batch)]
-        self._end = PROMPT_TOKENS
+        self._start, self._end = 0, PROMPT_TOKENS
+        self._options = StepOptions(plan.draft.strategy, plan.draft.max_candidates)
 
     @property
     def session_ids(self) -> list[int]:
         return self._ids
+
+    def next_request(self) -> StepRequest:
+        self._start, self._end = self._end if self._start else 0, self._end + TOKENS_PER_STEP
+        return StepRequest(
+            tuple(
+                SequenceRequest(
+                    tuple(text[self._start : self._end]), session_id, self._start, self._plan.draft.k, session_id
+                )
+                for session_id, text in zip(self._ids, self._plan.texts, strict=True)
+            ),
+            self._options,
+        )
 
     def next_steps(self) -> list[SequenceStep]:
         self._end += TOKENS_PER_STEP
@@ -73,8 +89,15 @@ class _Batch:
         ]
 
 
+Contender = Callable[[], Awaitable[int]]
+"""Makes one step and returns its nanoseconds."""
+
+
 async def measure(plan: Plan, servers: Servers, certificate: Certificate | None) -> dict[str, Any]:
     """Run all steps; return the figures of one result, times in microseconds.
+
+    Contenders take turns step by step, so that none finds the processor's caches as it left them: between two drafts of
+    a server lies a pass of its model.
 
     Raises:
         SpeculantError: a step failed.
@@ -83,43 +106,59 @@ async def measure(plan: Plan, servers: Servers, certificate: Certificate | None)
         "address": servers.drafter, "tls_ca": certificate and certificate.authority, **_PATIENT
     })  # fmt: skip
     request, reply = await _typical_bytes(plan, config)
-    runs: dict[str, Callable[[int], Awaitable[list[int]]]] = {}
     async with contextlib.AsyncExitStack() as stack:
-        drafting = await stack.enter_async_context(_drafting(plan, config))
-        echo = await stack.enter_async_context(_echoing(plan, servers.echo, config, request, reply))
-        raw = stack.enter_context(_raw_socket(servers.socket, request, reply))
-        runs = {servers.drafter: drafting, servers.echo: echo, servers.socket: raw}
-        times: dict[str, list[int]] = {address: [] for address in runs}
-        busy_s, wall_s = dict.fromkeys(runs, 0.0), dict.fromkeys(runs, 0.0)
-        own = psutil.Process()
-        for run in runs.values():
-            await run(_TURN)
-        for turn in range(max(1, plan.steps // _TURN)):
-            addresses = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
-            for address in addresses:
-                processes = (own, servers.processes[address])
-                cpu_s, started_s = sum(map(_cpu_s, processes)), time.perf_counter()
-                times[address] += await runs[address](_TURN)
-                wall_s[address] += time.perf_counter() - started_s
-                busy_s[address] += sum(map(_cpu_s, processes)) - cpu_s
-    ours = np.array(times[servers.drafter]) / 1e3
-    bare = np.array(times[servers.echo]) / 1e3
+        contenders: dict[str, Contender] = {
+            "stream": await stack.enter_async_context(_streaming(plan, config)),
+            "client": await stack.enter_async_context(_drafting(plan, config)),
+            "echo": await stack.enter_async_context(_echoing(plan, servers.echo, config, request, reply)),
+            "socket": stack.enter_context(_raw_socket(servers.socket, request, reply)),
+        }
+        times: dict[str, list[int]] = {name: [] for name in contenders}
+        names = list(contenders)
+        for turn in range(_WARM_UP + plan.steps):
+            for place in range(len(names)):  # everyone comes first, second, ... equally often
+                name = names[(turn + place) % len(names)]
+                times[name].append(await contenders[name]())
+        usage = {
+            name: await _usage(contenders[name], _own_and(servers.processes[address]), plan.steps // 4)
+            for name, address in (("stream", servers.drafter), ("client", servers.drafter), ("echo", servers.echo))
+        }
+    taken = {name: np.array(values[_WARM_UP:]) / 1e3 for name, values in times.items()}
     return {
         "batch": plan.batch,
         "client": plan.client,
-        "steps": len(ours),
+        "steps": plan.steps,
         "request_bytes": len(request),
         "reply_bytes": len(reply),
-        "p50_us": _percentile(ours, 50),
-        "p99_us": _percentile(ours, 99),
-        "echo_p50_us": _percentile(bare, 50),
-        "echo_p99_us": _percentile(bare, 99),
-        "socket_p50_us": _percentile(np.array(times[servers.socket]) / 1e3, 50),
-        "echo_ratio": round(float(np.median(ours) / np.median(bare)), 3),
-        "rpc_per_s": round(len(ours) / wall_s[servers.drafter], 1),
-        "cpu_us_per_rpc": round(busy_s[servers.drafter] / len(ours) * 1e6, 1),
-        "echo_cpu_us_per_rpc": round(busy_s[servers.echo] / len(bare) * 1e6, 1),
+        "p50_us": _percentile(taken["stream"], 50),
+        "p99_us": _percentile(taken["stream"], 99),
+        "echo_p50_us": _percentile(taken["echo"], 50),
+        "echo_p99_us": _percentile(taken["echo"], 99),
+        "socket_p50_us": _percentile(taken["socket"], 50),
+        "client_p50_us": _percentile(taken["client"], 50),
+        "client_p99_us": _percentile(taken["client"], 99),
+        "echo_ratio": round(float(np.median(taken["stream"]) / np.median(taken["echo"])), 3),
+        "client_echo_ratio": round(float(np.median(taken["client"]) / np.median(taken["echo"])), 3),
+        "rpc_per_s": usage["stream"][0],
+        "client_rpc_per_s": usage["client"][0],
+        "cpu_us_per_rpc": usage["stream"][1],
+        "client_cpu_us_per_rpc": usage["client"][1],
+        "echo_cpu_us_per_rpc": usage["echo"][1],
     }
+
+
+def _own_and(process: psutil.Process) -> list[psutil.Process]:
+    """Return this process and another one."""
+    return [psutil.Process(), process]
+
+
+async def _usage(contender: Contender, processes: list[psutil.Process], steps: int) -> tuple[float, float]:
+    """Return steps per second, one at a time without pause, and microseconds of processor time for each."""
+    before_s, started_s = sum(map(_cpu_s, processes)), time.perf_counter()
+    for _ in range(steps):
+        await contender()
+    elapsed_s, busy_s = time.perf_counter() - started_s, sum(map(_cpu_s, processes)) - before_s
+    return round(steps / elapsed_s, 1), round(busy_s / steps * 1e6, 1)
 
 
 def _percentile(times_us: Any, percent: float) -> float:
@@ -133,40 +172,76 @@ def _cpu_s(process: psutil.Process) -> float:
 
 async def _typical_bytes(plan: Plan, config: ClientConfig) -> tuple[bytes, bytes]:
     """Return a request and its answer, of the median size among some steps."""
-    options = StepOptions(plan.draft.strategy, plan.draft.max_candidates)
     batch = _Batch(plan, seed=10**9)
-    requests: SimpleQueue[bytes | None] = SimpleQueue()
     pairs: list[tuple[bytes, bytes]] = []
-    with connect_channel(config.address, config) as channel:
-        from speculant_graph.rpc.v1 import drafter_pb2 as pb
-        from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
-
-        stub: Any = DrafterServiceStub(channel)  # type: ignore[no-untyped-call]
-        for session_id in batch.session_ids:
-            stub.OpenSession(pb.OpenSessionRequest(session_id=session_id))
-        stream = channel.stream_stream("/speculant_graph.rpc.v1.DrafterService/StreamDraft", None, None)
-        answers: Any = stream(iter(requests.get, None))
-        position = 0
-        for step_id in range(1, _SAMPLES + 2):
-            sequences = tuple(
-                SequenceRequest(
-                    tuple(step.token_ids[position:]), step.session_id, position, step.node_budget, step.seed
-                )
-                for step in batch.next_steps()
-            )
-            position = sequences[0].position + len(sequences[0].token_ids)
-            request = convert.encode_stream_step(step_id, StepRequest(sequences, options))
-            requests.put(request)
-            pairs.append((request, next(answers)))
-        requests.put(None)
-        for session_id in batch.session_ids:
-            stub.CloseSession(pb.CloseSessionRequest(session_id=session_id))
-    return sorted(pairs[1:], key=lambda pair: len(pair[1]))[len(pairs) // 2]  # the first brings the prompt
+    async with _opened_stream(config, batch) as call:
+        for step_id in range(_SAMPLES + 1):
+            request = convert.encode_stream_step(step_id + 1, batch.next_request())
+            await call.write(request)
+            pairs.append((request, await call.read()))
+    return sorted(pairs[1:], key=lambda pair: len(pair[1]))[_SAMPLES // 2]  # the first brings the prompt
 
 
 @contextlib.asynccontextmanager
-async def _drafting(plan: Plan, config: ClientConfig) -> Any:
-    """Yield what makes a number of steps through a client and returns their nanoseconds."""
+async def _opened_stream(config: ClientConfig, batch: _Batch) -> AsyncIterator[Any]:
+    """Yield a stream of steps on sessions that are open, as bytes."""
+    async with connect_channel_async(config.address, config) as channel:
+        open_session: Any = channel.unary_unary(_SERVICE + "OpenSession", None, None)
+        for session_id in batch.session_ids:
+            await open_session(convert.encode_open_request(OpenRequest(session_id)).SerializeToString())
+        method: Any = channel.stream_stream(_SERVICE + "StreamDraft", None, None)
+        call = method()
+        yield call
+        call.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _streaming(plan: Plan, config: ClientConfig) -> AsyncIterator[Contender]:
+    """Yield what makes one StreamDraft exchange, from a step's values to checked arrays of its answer."""
+    batch = _Batch(plan, seed=10**6)
+    budgets = [plan.draft.k] * plan.batch
+    step_ids = itertools.count(1)
+
+    def read(payload: bytes) -> None:
+        answer = convert.read_stream_answer(payload).decode(
+            budgets=budgets, strategy=plan.draft.strategy, vocabulary_size=plan.vocabulary_size
+        )
+        if len(answer.sequences) != plan.batch:
+            raise SpeculantError("an answer has too few sequences; run it again")
+
+    if plan.client == "asyncio":
+        async with _opened_stream(config, batch) as call:
+
+            async def exchange() -> int:
+                request = batch.next_request()
+                started_ns = time.perf_counter_ns()
+                await call.write(convert.encode_stream_step(next(step_ids), request))
+                read(await call.read())
+                return time.perf_counter_ns() - started_ns
+
+            yield exchange
+        return
+    with connect_channel(config.address, config) as channel:
+        open_session: Any = channel.unary_unary(_SERVICE + "OpenSession", None, None)
+        for session_id in batch.session_ids:
+            open_session(convert.encode_open_request(OpenRequest(session_id)).SerializeToString())
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        answers: Any = channel.stream_stream(_SERVICE + "StreamDraft", None, None)(iter(requests.get, None))
+
+        async def exchange_blocking() -> int:
+            request = batch.next_request()
+            started_ns = time.perf_counter_ns()
+            requests.put(convert.encode_stream_step(next(step_ids), request))
+            read(next(answers))
+            return time.perf_counter_ns() - started_ns
+
+        yield exchange_blocking
+        requests.put(None)
+
+
+@contextlib.asynccontextmanager
+async def _drafting(plan: Plan, config: ClientConfig) -> AsyncIterator[Contender]:
+    """Yield what makes one step through a client of ours."""
     batch = _Batch(plan, seed=0)
     settings: dict[str, Any] = {"tokenizer": None, "draft": plan.draft, "strict": True}
     if plan.client == "asyncio":
@@ -174,63 +249,53 @@ async def _drafting(plan: Plan, config: ClientConfig) -> Any:
             for session_id in batch.session_ids:
                 await client.open(session_id)
 
-            async def run(number: int) -> list[int]:
-                times = []
-                for _ in range(number):
-                    steps = batch.next_steps()
-                    started_ns = time.perf_counter_ns()
-                    await client.draft(steps)
-                    times.append(time.perf_counter_ns() - started_ns)
-                _require_all(client.statistics.failed_steps, client.statistics.last_failure)
-                return times
+            async def draft() -> int:
+                steps = batch.next_steps()
+                started_ns = time.perf_counter_ns()
+                await client.draft(steps)
+                return time.perf_counter_ns() - started_ns
 
-            yield run
+            yield draft
+            _require_all(client.statistics)
         return
     with DrafterClient(config, **settings) as blocking:
         for session_id in batch.session_ids:
             blocking.open(session_id)
 
-        async def run_blocking(number: int) -> list[int]:
-            times = []
-            for _ in range(number):
-                steps = batch.next_steps()
-                started_ns = time.perf_counter_ns()
-                blocking.draft(steps)
-                times.append(time.perf_counter_ns() - started_ns)
-            _require_all(blocking.statistics.failed_steps, blocking.statistics.last_failure)
-            return times
+        async def draft_blocking() -> int:
+            steps = batch.next_steps()
+            started_ns = time.perf_counter_ns()
+            blocking.draft(steps)
+            return time.perf_counter_ns() - started_ns
 
-        yield run_blocking
+        yield draft_blocking
+        _require_all(blocking.statistics)
 
 
-def _require_all(num_failed: int, reason: str) -> None:
-    if num_failed:
-        raise SpeculantError(f"{num_failed} steps failed: {reason}; run it again")
+def _require_all(statistics: DrafterStatistics) -> None:
+    if statistics.failed_steps:
+        raise SpeculantError(f"{statistics.failed_steps} steps failed: {statistics.last_failure}; run it again")
 
 
 @contextlib.asynccontextmanager
-async def _echoing(plan: Plan, address: str, config: ClientConfig, request: bytes, reply: bytes) -> Any:
-    """Yield what sends a number of messages over a bare stream and returns their nanoseconds."""
+async def _echoing(
+    plan: Plan, address: str, config: ClientConfig, request: bytes, reply: bytes
+) -> AsyncIterator[Contender]:
+    """Yield what sends one message over a bare stream."""
     if plan.client == "asyncio":
         async with connect_channel_async(address, config) as channel:
             method: Any = channel.stream_stream(rpc_echo.METHOD, None, None)
             call = method()
+            await call.write(rpc_echo.SET + reply)
+            await call.read()
 
-            async def exchange(payload: bytes) -> None:
-                await call.write(payload)
+            async def echo() -> int:
+                started_ns = time.perf_counter_ns()
+                await call.write(request)
                 await call.read()
+                return time.perf_counter_ns() - started_ns
 
-            await exchange(rpc_echo.SET + reply)
-
-            async def run(number: int) -> list[int]:
-                times = []
-                for _ in range(number):
-                    started_ns = time.perf_counter_ns()
-                    await exchange(request)
-                    times.append(time.perf_counter_ns() - started_ns)
-                return times
-
-            yield run
+            yield echo
             call.cancel()
         return
     with connect_channel(address, config) as blocking:
@@ -239,16 +304,13 @@ async def _echoing(plan: Plan, address: str, config: ClientConfig, request: byte
         requests.put(rpc_echo.SET + reply)
         next(answers)
 
-        async def run_blocking(number: int) -> list[int]:
-            times = []
-            for _ in range(number):
-                started_ns = time.perf_counter_ns()
-                requests.put(request)
-                next(answers)
-                times.append(time.perf_counter_ns() - started_ns)
-            return times
+        async def echo_blocking() -> int:
+            started_ns = time.perf_counter_ns()
+            requests.put(request)
+            next(answers)
+            return time.perf_counter_ns() - started_ns
 
-        yield run_blocking
+        yield echo_blocking
         requests.put(None)
 
 
@@ -258,16 +320,13 @@ def _raw_socket(address: str, request: bytes, reply: bytes) -> Iterator[Any]:
         rpc_echo.write_message(connection, rpc_echo.SET + reply)
         rpc_echo.read_message(connection)
 
-        async def run(number: int) -> list[int]:
-            times = []
-            for _ in range(number):
-                started_ns = time.perf_counter_ns()
-                rpc_echo.write_message(connection, request)
-                rpc_echo.read_message(connection)
-                times.append(time.perf_counter_ns() - started_ns)
-            return times
+        async def echo() -> int:
+            started_ns = time.perf_counter_ns()
+            rpc_echo.write_message(connection, request)
+            rpc_echo.read_message(connection)
+            return time.perf_counter_ns() - started_ns
 
-        yield run
+        yield echo
 
 
 def run_plans(plans: list[Plan], servers: Servers, certificate: Certificate | None, told: Any) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from speculant_graph.client.actions import Action, DropStream, Report, Send
 from speculant_graph.client.book import ENDED, SessionBook
 from speculant_graph.client.counts import Counts
 from speculant_graph.client.packing import Message, pack
-from speculant_graph.client.replica import Replica
+from speculant_graph.client.replica import Replica, is_refusal
 from speculant_graph.client.rounds import Entry, Round, SentStep
 from speculant_graph.client.sessions import Opening, Session, new_wire_id
 from speculant_graph.config import ClientConfig
@@ -243,8 +243,9 @@ class ClientCore:
         replica = self._replicas[replica_index]
         if stream != replica.stream:
             return
-        if isinstance(error, DraftLimitError):
-            replica.rests_until_s = max(replica.rests_until_s, now_s + (error.retry_delay_s or self._pause_s))
+        if is_refusal(error):  # as it would be a moment later
+            delay_s = error.retry_delay_s if isinstance(error, DraftLimitError) else 0.0
+            replica.rests_until_s = max(replica.rests_until_s, now_s + (delay_s or self._pause_s))
         self._drop_stream(replica, error)
 
     def opened(self, opening: Opening, outcome: OpenAnswer | SpeculantError, now_s: float) -> None:

@@ -17,7 +17,7 @@ from speculant_graph.errors import DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, SequenceStep, TokenId
 
-_TAIL_TOKENS = 4
+_TAIL_TOKENS = 16
 
 
 @dataclass(slots=True)

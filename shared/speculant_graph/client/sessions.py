@@ -17,7 +17,7 @@ from speculant_graph.types import Feedback, SequenceStep, TokenId
 if TYPE_CHECKING:
     from speculant_graph.client.rounds import Round
 
-_TAIL_TOKENS = 4
+_TAIL_TOKENS = 16
 _MAX_WIRE_TOKEN = (1 << 32) - 1
 
 

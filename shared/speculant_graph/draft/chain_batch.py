@@ -1,4 +1,4 @@
-"""Chains for a whole batch in one call: what :mod:`speculant_graph.draft.chain` does, sequence after sequence.
+"""Chains for a whole batch in one call: what :mod:`speculant_graph.draft.chain` does for each sequence.
 
 Calling a kernel from Python and packing what it returns takes longer than drafting ten tokens. A step of a batch is so
 one call, and its result is what travels.
@@ -10,12 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from speculant_graph.draft.chain import Float64Array, draft_attentively, sample
-from speculant_graph.graph.compiled import compiled
-from speculant_graph.graph.layout import TOKEN_MASK, Int64Array, UInt32Array
-from speculant_graph.graph.lookup import _best_child, _linked, _row, _settle, _width
+from speculant_graph.draft.chain import (
+    Float32Array,
+    Float64Array,
+    _frequencies,
+    _mixture,
+    _successors,
+    draft_attentively,
+    propose,
+    uniform,
+)
+from speculant_graph.graph.compiled import Integer, compiled, inlined
+from speculant_graph.graph.layout import INNER_WORDS, TOKEN_MASK, Int64Array, UInt32Array
+from speculant_graph.graph.lookup import _advance, _best_child, _linked, _row, _settle, _width
+from speculant_graph.graph.prefetch import prefetch
+from speculant_graph.random_stream import PROPOSAL_STREAM
 
-_FIRST_ROOM = 512
+_FIRST_ROOM = 1_024
 
 
 @compiled
@@ -32,6 +43,9 @@ def sample_batch(
 ) -> Any:
     """Draft a chain for every sequence by :func:`~speculant_graph.draft.chain.sample`.
 
+    All sequences take a step before any takes the next one, so that the memory which one needs is on its way while the
+    others are served: a graph is larger than any cache.
+
     Args:
         words: the block of the trie.
         table: its table.
@@ -40,8 +54,8 @@ def sample_batch(
         seeds: per sequence, seed of the draws, a signed 64-bit integer.
         positions: per sequence, index of the first token drafted.
         max_candidates: most tokens that a distribution keeps; 0 keeps all.
-        max_support: entries that all distributions together may have; once there are more, no further sequence is
-            drafted for. 0 keeps no distribution.
+        max_support: entries that all distributions together may have; once there are more, nothing more is drafted. 0
+            keeps no distribution.
         attention: see ``sample``.
 
     Returns:
@@ -49,46 +63,107 @@ def sample_batch(
         sequence after another; the size of the distribution of each; the distributions. Of distributions that are not
         kept there is nothing.
     """
-    total = np.int64(0)
+    deepest = np.int64(0)
     for budget in budgets:
-        total += budget
-    lengths = np.empty(budgets.size, np.int64)
-    token_ids, counts = np.empty(total, np.int64), np.empty(total, np.int64)
+        deepest = max(deepest, budget)
+    lengths = np.zeros(budgets.size, np.int64)
+    drawn_tokens = np.empty((budgets.size, deepest), np.int64)
+    starts, ends = np.empty((budgets.size, deepest), np.int64), np.empty((budgets.size, deepest), np.int64)
     support, probabilities = np.empty(_FIRST_ROOM, np.uint32), np.empty(_FIRST_ROOM, np.float32)
-    nodes = size = 0
+    orders, nodes = np.empty(budgets.size, np.int64), np.empty(budgets.size, np.int64)
     for index in range(budgets.size):
-        lengths[index] = 0
-        if max_support > 0 and size > max_support:
-            continue
-        drafted, ends, tokens, masses = sample(
-            words,
-            table,
-            states[index, 0],
-            states[index, 1],
-            budgets[index],
-            seeds[index],
-            positions[index],
-            max_candidates,
-            attention,
-        )
-        lengths[index] = drafted.size
-        begin = np.int64(0)
-        for place in range(drafted.size):
-            token_ids[nodes + place], counts[nodes + place] = drafted[place], ends[place] - begin
-            begin = ends[place]
-        nodes += drafted.size
-        if max_support == 0:
-            continue
-        if size + tokens.size > support.size:
-            room = 2 * (size + tokens.size)
-            grown = np.empty(room, np.uint32), np.empty(room, np.float32)
-            for place in range(size):  # assigning slices would compile for seconds
-                grown[0][place], grown[1][place] = support[place], probabilities[place]
-            support, probabilities = grown
-        for place in range(tokens.size):
-            support[size + place], probabilities[size + place] = tokens[place], masses[place]
-        size += tokens.size
-    return lengths, token_ids[:nodes], counts[: nodes if max_support > 0 else 0], support[:size], probabilities[:size]
+        orders[index], nodes[index] = states[index, 0], states[index, 1]
+        _ask_for_record(words, table, orders[index], nodes[index])
+    size, is_going = np.int64(0), True
+    for step in range(deepest):
+        if not is_going or 0 < max_support < size:
+            break
+        is_going = False
+        for index in range(budgets.size):
+            if lengths[index] == step and step < budgets[index]:
+                orders[index], nodes[index] = _settle(words, table, orders[index], nodes[index])
+                _ask_for_row(words, table, orders[index], nodes[index])
+        for index in range(budgets.size):
+            order, node = orders[index], nodes[index]
+            if lengths[index] != step or step >= budgets[index] or order == 0:
+                continue
+            if attention.size > 0:
+                level = np.int64(1)
+                low, masses = _mixture(words, table, order, node, attention)
+                total = 1.0
+            else:
+                level = order
+                low, high = _successors(words, table, order, node)
+                masses, total = _frequencies(words, table, order, low, high)
+            room = min(masses.size, max_candidates) if max_candidates > 0 else masses.size
+            if size + room > support.size:
+                grown = np.empty(2 * size + room, np.uint32), np.empty(2 * size + room, np.float32)
+                for place in range(size):  # assigning slices would compile for seconds
+                    grown[0][place], grown[1][place] = support[place], probabilities[place]
+                support, probabilities = grown
+            width = _width(table, level + 1)
+            place = table[level, 0] + low * width
+            number = uniform(seeds[index], positions[index] + step, PROPOSAL_STREAM)
+            written, drawn = propose(
+                words, place, width, masses, total, max_candidates, number, support[size:], probabilities[size:]
+            )
+            if drawn < 0:
+                continue
+            token_id = np.int64(words[place + drawn * width]) & TOKEN_MASK
+            drawn_tokens[index, step], starts[index, step], ends[index, step] = token_id, size, size + written
+            if max_support > 0:
+                size += written
+            lengths[index] = step + 1
+            is_going = True
+            if attention.size > 0:
+                orders[index], nodes[index] = _advance(words, table, order, node, token_id)
+            else:
+                nodes[index] = _linked(words, table, order + 1, low + drawn)
+                _ask_for_record(words, table, order, nodes[index])
+    return _in_order(lengths, drawn_tokens, starts, ends, support[:size], probabilities[:size], max_support > 0)
+
+
+@inlined
+def _ask_for_record(words: UInt32Array, table: Int64Array, order: Integer, node: Integer) -> None:
+    if order > 0:
+        prefetch(words, table[order - 1, 0] + node * INNER_WORDS)
+
+
+@inlined
+def _ask_for_row(words: UInt32Array, table: Int64Array, order: Integer, node: Integer) -> None:
+    if order > 0:
+        low, high = _row(words, table, order, node)
+        if low < high:
+            prefetch(words, table[order, 0] + low * _width(table, order + 1))
+
+
+@compiled
+def _in_order(
+    lengths: Int64Array,
+    drawn_tokens: Int64Array,
+    starts: Int64Array,
+    ends: Int64Array,
+    support: UInt32Array,
+    probabilities: Float32Array,
+    has_distributions: bool,
+) -> Any:
+    """Return drafts made step by step as drafts one sequence after another."""
+    total = np.int64(0)
+    for length in lengths:
+        total += length
+    token_ids, counts = np.empty(total, np.int64), np.empty(total if has_distributions else 0, np.int64)
+    ordered, ordered_probabilities = np.empty(support.size, np.uint32), np.empty(support.size, np.float32)
+    node = size = 0
+    for index in range(lengths.size):
+        for step in range(lengths[index]):
+            token_ids[node] = drawn_tokens[index, step]
+            if has_distributions:
+                counts[node] = ends[index, step] - starts[index, step]
+                for place in range(starts[index, step], ends[index, step]):
+                    ordered[size], ordered_probabilities[size] = support[place], probabilities[place]
+                    size += 1
+            node += 1
+    return lengths, token_ids, counts, ordered, ordered_probabilities
 
 
 @compiled

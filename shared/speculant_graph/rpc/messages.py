@@ -7,6 +7,7 @@ sessions or graphs.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -130,8 +131,8 @@ class StepAnswer:
     """Generation of the graph that answered; 0 if there were several."""
     draft_id: int
     """Names the answer in later feedback; never 0."""
-    sequences: tuple[SequenceAnswer, ...]
-    """One per sequence of the request, in order."""
+    sequences: Sequence[SequenceAnswer]
+    """One per sequence of the request, in order. May be made when it is looked at."""
     server_time_ns: int = 0
     """Time spent on the step in the server, nanoseconds."""
 

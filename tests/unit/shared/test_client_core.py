@@ -1,234 +1,19 @@
-"""The client's core against an obvious drafter, with every order of events that a network can come up with."""
+"""What the client's core does, event by event, against an obvious drafter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from speculant_graph.client.actions import CloseSession, DropStream, OpenSession, Report, Send, StartProbing
-from speculant_graph.client.core import ClientCore
-from speculant_graph.client.packing import MAX_TOKENS_PER_MESSAGE
+from speculant_graph.client.packing import MAX_TOKENS_PER_MESSAGE, pack
 from speculant_graph.client.placement import preferred, score
-from speculant_graph.client.rounds import Round
-from speculant_graph.client.sessions import Opening
-from speculant_graph.config import ClientConfig
-from speculant_graph.errors import (
-    DrafterUnavailableError,
-    DraftLimitError,
-    DraftRequestError,
-    SpeculantError,
-    TokenizerMismatchError,
-)
-from speculant_graph.rpc import convert
-from speculant_graph.rpc.channel import MAX_MESSAGE_BYTES
-from speculant_graph.rpc.messages import OpenRequest, StepOptions
+from speculant_graph.client.sessions import Session
+from speculant_graph.errors import DrafterUnavailableError, DraftLimitError
+from speculant_graph.rpc.messages import StepOptions
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, Feedback, SequenceStep
-from support.dict_drafter import DictDrafter, drafted
-
-UNAVAILABLE = DrafterUnavailableError("UNAVAILABLE: gone")
-
-
-@dataclass
-class Network:
-    """A core, its drafters, and what is on the way between them."""
-
-    num_replicas: int = 1
-    now_s: float = 100.0
-    openings: list[Opening] = field(default_factory=list)
-    answers: list[tuple[int, int, bytes]] = field(default_factory=list)
-    reports: list[Report] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    num_probings: int = 0
-
-    def __post_init__(self) -> None:
-        self.drafters = [DictDrafter() for _ in range(self.num_replicas)]
-        self.core = ClientCore(
-            [f"unix:///drafter-{number}" for number in range(self.num_replicas)],
-            ClientConfig(address="unix:///unused", failures_before_pause=3, probe_interval_ms=50.0),
-            options=StepOptions("greedy"),
-            strategy="greedy",
-            opening=OpenRequest(1),
-        )
-        self._streams: dict[int, int] = {}
-        self._sent: dict[tuple[int, int], int] = {}
-
-    def work(self, *, loses: bool = False) -> None:
-        """Do what the core wants; openings and answers stay on the way, and messages may get lost."""
-        for action in self.core.take_actions():
-            match action:
-                case Send(replica, stream, payload):
-                    assert self._streams.setdefault(replica, stream) == stream
-                    self._check(replica, payload)
-                    self.payloads.append(payload)
-                    if not loses:
-                        self.answers.append((replica, stream, self.drafters[replica].answer(payload)))
-                case DropStream(replica, stream):
-                    assert self._streams.pop(replica, stream) == stream
-                case OpenSession(opening):
-                    self.openings.append(opening)
-                case CloseSession(replica, wire_id):
-                    self.drafters[replica].close(wire_id)
-                case StartProbing():
-                    self.num_probings += 1
-                case Report():
-                    self.reports.append(action)
-
-    def _check(self, replica: int, payload: bytes) -> None:
-        """Assert that no message begins behind what was sent before it."""
-        assert len(payload) < MAX_MESSAGE_BYTES / 4
-        draft = pb.StreamDraftRequest.FromString(payload).draft
-        for index, wire_id in enumerate(draft.session_ids):
-            position = draft.positions[index] if draft.positions else 0
-            assert wire_id != 0
-            assert position <= self._sent.get((replica, wire_id), 0)
-            end = position + draft.context_lengths[index]
-            self._sent[replica, wire_id] = max(end, self._sent.get((replica, wire_id), 0))
-
-    def settle_opening(self, number: int, error: SpeculantError | None = None) -> None:
-        opening = self.openings.pop(number % len(self.openings))
-        request = convert.encode_open_request(opening.request)
-        answer = self.drafters[opening.replica].open(request)
-        self.core.opened(opening, error or convert.decode_open_answer(answer), self.now_s)
-
-    def deliver(self, number: int, *, keeps: bool = False) -> None:
-        place = number % len(self.answers)
-        replica, stream, payload = self.answers[place] if keeps else self.answers.pop(place)
-        self.core.answered(replica, stream, payload, self.now_s)
-
-    def begin(self, steps: list[SequenceStep]) -> Round:
-        return self.core.begin(steps, self.now_s, lambda: None)
-
-    def draft(self, steps: list[SequenceStep]) -> list[Draft]:
-        """Run one step on a network without faults."""
-        if self.core.skips():
-            return [Draft()] * len(steps)
-        running = self.begin(steps)
-        self.work()
-        while running.waiting and (self.openings or self.answers):
-            if self.openings:
-                self.settle_opening(0)
-            else:
-                self.deliver(0)
-            self.work()
-        self.now_s += 0.02
-        drafts = self.core.end(running, self.now_s)
-        self.work()
-        return drafts
-
-    def fail(self, steps: list[SequenceStep], times: int = 1) -> None:
-        """Run steps whose streams end at once."""
-        for _ in range(times):
-            running = self.begin(steps)
-            self.work(loses=True)
-            for replica in range(self.num_replicas):
-                self.core.stream_ended(replica, self.core._replicas[replica].stream, UNAVAILABLE, self.now_s)
-            self.now_s += 0.001
-            self.core.end(running, self.now_s)
-            self.now_s += 0.001
-            self.work(loses=True)
-
-
-OPERATIONS = (
-    "begin", "end", "open", "refuse", "answer", "repeat answer", "lose answer", "end stream", "lose session", "finish",
-    "probe", "fail probe", "wait", "other text", "shorter text", "foreign answer", "refuse step",
-)  # fmt: skip
-
-
-def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[int]]:
-    """Play operations; every draft that comes out must belong to the step that asked for it."""
-    core = network.core
-    texts: dict[int, list[int]] = {}
-    running: list[Round] = []
-
-    def end(number: int) -> None:
-        ended = running.pop(number % len(running))
-        for step, draft in zip(ended.steps, core.end(ended, network.now_s), strict=True):
-            assert draft.token_ids in ((), drafted(step.token_ids, step.node_budget))
-            assert bool(draft.draft_id) == bool(draft)
-
-    for name, number in operations:
-        session_id, replica = number % 3, number % network.num_replicas
-        text = texts.setdefault(session_id, [session_id])
-        match name:
-            case "begin":
-                text.extend(range(number % 4))
-                steps = [SequenceStep(key, tuple(texts[key]), 3) for key in list(texts)[: 1 + number % 3]]
-                if not core.skips():
-                    running.append(network.begin(steps))
-            case "end" if running:
-                end(number)
-            case "open" if network.openings:
-                network.settle_opening(number)
-            case "refuse" if network.openings:
-                errors = (UNAVAILABLE, DraftLimitError("full", 0.01), TokenizerMismatchError("other"))
-                network.settle_opening(number, errors[number % 3])
-            case "answer" | "repeat answer" if network.answers:
-                network.deliver(number, keeps=name == "repeat answer")
-            case "lose answer" if network.answers:
-                network.answers.pop(number % len(network.answers))
-            case "end stream":
-                errors = (UNAVAILABLE, DraftLimitError("full", 0.01), DraftRequestError("odd"))
-                core.stream_ended(replica, core._replicas[replica].stream, errors[number % 3], network.now_s)
-            case "lose session":
-                held = network.drafters[replica].sessions
-                if held:
-                    del held[sorted(held)[number % len(held)]]
-            case "finish":
-                core.finish(session_id)
-                del texts[session_id]
-            case "probe" | "fail probe":
-                if replica in core.to_probe():
-                    core.probed(replica, None if name == "probe" else UNAVAILABLE)
-            case "wait":
-                network.now_s += number / 1_000
-            case "other text":
-                texts[session_id] = [7, *text[1:], 7]
-            case "shorter text":
-                texts[session_id] = text[: number % (len(text) + 1)] or [5]
-            case "foreign answer":
-                core.answered(replica, core._replicas[replica].stream, bytes([number % 256] * 3), network.now_s)
-            case "refuse step" if network.answers:
-                where, stream, payload = network.answers.pop()
-                answer = pb.StreamDraftResponse.FromString(payload)
-                answer.error.code = (3, 8, 13, 14)[number % 4]
-                core.answered(where, stream, answer.SerializeToString(), network.now_s)
-        network.work(loses=number % 11 == 10)
-        for session in core._book._sessions.values():
-            assert session.position <= session.num_sent
-    while running:
-        end(0)
-    network.work()
-    return texts
-
-
-@settings(max_examples=200)
-@given(
-    num_replicas=st.integers(1, 3),
-    operations=st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 60)), max_size=60),
-)
-def test_whatever_happens_drafts_fit_their_steps_and_come_again(
-    num_replicas: int, operations: list[tuple[str, int]]
-) -> None:
-    network = Network(num_replicas)
-    texts = play(network, operations)
-    # From here on nothing goes wrong any more.
-    network.now_s += 1.0
-    for replica in network.core.to_probe():
-        network.core.probed(replica, None)
-    for _ in range(2):
-        steps = [SequenceStep(key, text, 3) for key, text in texts.items()] or [SequenceStep(9, [9], 3)]
-        drafts = network.draft(steps)
-        network.now_s += 1.0
-        for replica in network.core.to_probe():
-            network.core.probed(replica, None)
-    assert [draft.token_ids for draft in drafts] == [drafted(step.token_ids, 3) for step in steps]
-    assert network.core.state == "ok"
+from support.dict_drafter import drafted
+from support.network import UNAVAILABLE, Network
 
 
 @pytest.fixture
@@ -282,6 +67,15 @@ def test_what_a_replica_holds_under_a_new_id_is_not_built_on(network: Network) -
         network.work()
     assert network.core.end(running, network.now_s)[0].token_ids == drafted(STEP.token_ids, 4)
     assert first not in network.drafters[0].sessions
+
+
+def test_a_session_that_somebody_else_fed_is_given_up(network: Network) -> None:
+    network.draft([STEP])
+    [held] = network.drafters[0].sessions.values()
+    held += [8, 8]
+    [draft] = network.draft([STEP])
+    assert draft.token_ids == drafted(STEP.token_ids, 4)
+    assert list(network.drafters[0].sessions.values()) == [STEP.token_ids]
 
 
 def test_a_late_answer_is_noted_and_never_taken_for_the_next(network: Network) -> None:
@@ -340,6 +134,17 @@ def test_feedback_travels_only_if_it_is_about_the_latest_draft_of_the_replica(ne
     network.drafters[0].sessions.clear()
     network.draft([STEP])
     assert session.fitting_feedback(Feedback(second.draft_id, [0], np.array([[1]]))) is None
+
+
+@pytest.mark.parametrize("num_tokens", [3, 2 * MAX_TOKENS_PER_MESSAGE])
+def test_feedback_comes_before_the_tokens_that_it_explains(num_tokens: int) -> None:
+    session = Session(wire_id=7, replica=0, is_open=True, draft_id=5)
+    feedback = Feedback(5, [0], np.array([[1, 2]]))
+    step = SequenceStep(1, [1] * num_tokens, 4, feedback=feedback)
+    messages = list(pack([(0, step, session)], StepOptions()))
+    found = [sequence.feedback for message in messages for sequence in message.sequences]
+    assert found[0] is feedback
+    assert found[1:] == [None] * (len(found) - 1)
 
 
 def test_a_sequence_that_can_not_be_sent_costs_only_itself(network: Network) -> None:
@@ -505,8 +310,4 @@ def test_a_closed_core_drafts_no_more(network: Network) -> None:
     network.work()
     assert network.drafters[0].sessions == {}
     assert not network.draft([STEP])[0]
-    assert isinstance(network.core.open(5, network.now_s, noop()), DrafterUnavailableError)
-
-
-def noop() -> Callable[[], None]:
-    return lambda: None
+    assert isinstance(network.core.open(5, network.now_s, lambda: None), DrafterUnavailableError)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import overload
 
 import numpy as np
 
 from speculant_graph.draft.batch import Proposals
 from speculant_graph.rpc.kernels import answer
 from speculant_graph.rpc.messages import SequenceAnswer, SequenceStatus, StepAnswer
-from speculant_graph.types import Draft, StrategyName
+from speculant_graph.types import Draft, Proposal, StrategyName
 
 _OK = SequenceStatus.OK
 _ROOM = 1 << 16
@@ -45,33 +46,56 @@ def read_usual_answer(
     if size < 0:
         return None
     values: list[int] = numbers[:size].tolist()
-    generation, draft_id, server_ns, num_nodes, candidates, support, probabilities = values[: answer.NUM_FIRST]
-    count = len(budgets)
-    first = answer.NUM_FIRST + count  # after the statuses, which are all OK
-    next_positions, lengths = values[first : first + count], values[first + count : first + 2 * count]
-    ended_early = values[first + 2 * count : first + 3 * count]
-    tokens = first + 3 * count
-    bounds = tokens + num_nodes
-    has_proposals = bounds < size
-    if has_proposals:
-        token_ids = np.frombuffer(payload, "<u4", support, candidates)
-        masses = np.frombuffer(payload, "<f4", support, probabilities)
-    sequences = []
-    for place in range(count):
-        length = lengths[place]
-        proposals: Sequence[object] = ()
-        if has_proposals and length:
-            proposals = Proposals(values[bounds : bounds + length + 1], token_ids, masses)
-        draft = Draft(
-            tuple(values[tokens : tokens + length]),
-            _PARENTS[:length],
-            (),
-            proposals,  # type: ignore[arg-type]
-            strategy,
-            ended_early[place] != 0,
-            draft_id,
-        )
-        sequences.append(SequenceAnswer(_OK, next_positions[place], draft, generation))
-        tokens += length
-        bounds += length
-    return StepAnswer(generation, draft_id, tuple(sequences), server_ns)
+    sequences = _Sequences(payload, len(budgets), strategy, values)
+    return StepAnswer(values[answer.GENERATION], values[answer.DRAFT_ID], sequences, values[answer.SERVER_NS])
+
+
+class _Sequences(Sequence[SequenceAnswer]):
+    """What became of the sequences of a batch, made when it is looked at, from what a kernel has read and checked."""
+
+    def __init__(self, payload: bytes, count: int, strategy: StrategyName, values: list[int]) -> None:
+        self._payload = payload
+        self._count = count
+        self._strategy = strategy
+        self._values = values
+        self._made: tuple[SequenceAnswer, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> SequenceAnswer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SequenceAnswer]: ...
+    def __getitem__(self, index: int | slice) -> SequenceAnswer | Sequence[SequenceAnswer]:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[SequenceAnswer]:
+        return iter(self._all())
+
+    def _all(self) -> tuple[SequenceAnswer, ...]:
+        if self._made is None:
+            self._made = tuple(self._make())
+        return self._made
+
+    def _make(self) -> Iterator[SequenceAnswer]:
+        values, count, strategy = self._values, self._count, self._strategy
+        generation, draft_id, _, num_nodes, candidates, support, probabilities = values[: answer.NUM_FIRST]
+        first = answer.NUM_FIRST + count  # after the statuses, which are all OK
+        next_positions, lengths = values[first : first + count], values[first + count : first + 2 * count]
+        ended_early = values[first + 2 * count : first + 3 * count]
+        token = first + 3 * count
+        bound = token + num_nodes
+        has_proposals = bound < len(values)
+        proposals: Sequence[Proposal] = ()
+        if has_proposals:
+            token_ids = np.frombuffer(self._payload, "<u4", support, candidates)
+            masses = np.frombuffer(self._payload, "<f4", support, probabilities)
+        for next_position, length, ended in zip(next_positions, lengths, ended_early, strict=True):
+            if has_proposals:
+                proposals = Proposals(values[bound : bound + length + 1], token_ids, masses) if length else ()
+            tokens = tuple(values[token : token + length])
+            draft = Draft(tokens, _PARENTS[:length], (), proposals, strategy, ended != 0, draft_id)
+            yield SequenceAnswer(_OK, next_position, draft, generation)
+            token += length
+            bound += length

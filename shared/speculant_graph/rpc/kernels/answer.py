@@ -110,7 +110,7 @@ def read_answer(data: Bytes, budgets: Int64Array, vocabulary_size: int, numbers:
         return UNUSUAL
     first = NUM_FIRST + 4 * count
     for index in range(nodes):
-        token_id = read_fixed32(data, fields[6, 0] + 4 * node)
+        token_id = read_fixed32(data, fields[6, 0] + 4 * index)
         if token_id >= vocabulary_size:
             return UNUSUAL
         numbers[first + index] = token_id

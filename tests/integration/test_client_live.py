@@ -1,0 +1,165 @@
+"""Both clients against one real sidecar: many threads, many tasks, deadlines, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+
+import pytest
+
+from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDrafter
+from speculant_graph.config import ClientConfig, DraftConfig
+from speculant_graph.errors import DrafterUnavailableError, TokenizerMismatchError
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import Draft, Fingerprint, SequenceStep
+from support.sidecar import Sidecar
+
+SESSION_IDS = itertools.count(1)
+
+
+def make_client(address: str, **settings: object) -> DrafterClient:
+    given = {"address": address, "deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
+    return DrafterClient(ClientConfig.model_validate(given | settings), tokenizer=None, draft=DraftConfig())
+
+
+def make_async_client(
+    address: str, tokenizer: Fingerprint | None = None, *, strict: bool = False, **settings: object
+) -> AsyncDrafterClient:
+    given = {"address": address, "deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
+    config = ClientConfig.model_validate(given | settings)
+    return AsyncDrafterClient(config, tokenizer=tokenizer, draft=DraftConfig(), strict=strict)
+
+
+def known_tokens(graph: NgramGraph) -> list[int]:
+    return [token for token in range(graph.vocabulary_size) if graph.match([token])]
+
+
+def make_steps(graph: NgramGraph, count: int) -> list[SequenceStep]:
+    known = known_tokens(graph)
+    return [SequenceStep(next(SESSION_IDS), [known[number % len(known)]], 4) for number in range(count)]
+
+
+def test_threads_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    found: dict[int, list[tuple[int, ...]]] = {}
+    steps = make_steps(small_graph, 4)
+    with make_client(shared_sidecar.address) as client:
+
+        def decode(step: SequenceStep) -> None:
+            client.open(step.session_id)
+            text = list(step.token_ids)
+            for _ in range(30):
+                [draft] = client.draft([SequenceStep(step.session_id, list(text), 4)])
+                found.setdefault(step.session_id, []).append(draft.token_ids)
+                text += [*draft.token_ids[:2], step.token_ids[0]]
+            client.finish(step.session_id)
+
+        threads = [threading.Thread(target=decode, args=[step]) for step in steps]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert client.statistics.steps == 120
+        assert client.statistics.failed_steps == 0
+    local = LocalDrafter(small_graph, DraftConfig())
+    for step in steps:
+        text = list(step.token_ids)
+        for token_ids in found[step.session_id]:
+            assert token_ids == local.draft([SequenceStep(step.session_id, text, 4)])[0].token_ids
+            text += [*token_ids[:2], step.token_ids[0]]
+
+
+def test_two_clients_that_count_alike_do_not_meet(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    first, second = make_steps(small_graph, 2)
+    with make_client(shared_sidecar.address) as one, make_client(shared_sidecar.address) as other:
+        for _ in range(3):
+            assert one.draft([SequenceStep(1, first.token_ids, 4)])[0]
+            assert other.draft([SequenceStep(1, second.token_ids, 4)])[0]
+        assert one.statistics.reopened_sessions == other.statistics.reopened_sessions == 0
+
+
+def test_closing_waits_for_nobody_for_long(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    client = make_client(shared_sidecar.address)
+    steps = make_steps(small_graph, 3)
+    assert all(client.draft(steps))
+    client.close()
+    client.close()
+    client.finish(steps[0].session_id)
+    assert client.draft(steps) == [Draft()] * 3
+    client.open(next(SESSION_IDS))
+
+
+def test_many_tasks_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    known = known_tokens(small_graph)
+    local = LocalDrafter(small_graph, DraftConfig())
+
+    async def decode(client: AsyncDrafterClient, session_id: int) -> list[tuple[list[int], Draft]]:
+        await client.open(session_id)
+        text, found = [known[session_id % len(known)]], []
+        for number in range(12):
+            [draft] = await client.draft([SequenceStep(session_id, list(text), 4)])
+            found.append((list(text), draft))
+            text += [*draft.token_ids[:2], known[number % len(known)]]
+        await client.finish(session_id)
+        return found
+
+    async def decode_all() -> list[list[tuple[list[int], Draft]]]:
+        async with make_async_client(shared_sidecar.address, small_graph.metadata.tokenizer, strict=True) as client:
+            found = await asyncio.gather(*(decode(client, next(SESSION_IDS)) for _ in range(16)))
+            assert client.statistics.failed_steps == client.statistics.reopened_sessions == 0
+            assert client.state == "ok"
+        return found
+
+    for number, steps in enumerate(asyncio.run(decode_all())):
+        for text, draft in steps:
+            assert draft.token_ids == local.draft([SequenceStep(number, text, 4)])[0].token_ids
+            assert draft.draft_id > 0
+
+
+def test_a_deadline_or_a_cancelled_step_leaves_the_stream_alive(
+    shared_sidecar: Sidecar, small_graph: NgramGraph
+) -> None:
+    token = known_tokens(small_graph)[0]
+
+    async def run() -> None:
+        async with make_async_client(shared_sidecar.address) as client:
+            text = [token]
+            assert (await client.draft([SequenceStep(1, text, 4)]))[0]
+            stream = client._streams[0]
+            for number in range(6):
+                text.append(token)
+                if number % 2:
+                    client._deadline_s = 0.0
+                    assert not (await client.draft([SequenceStep(1, text, 4)]))[0]
+                    client._deadline_s = 5.0
+                else:
+                    step = asyncio.ensure_future(client.draft([SequenceStep(1, text, 4)]))
+                    await asyncio.sleep(0)
+                    step.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await step
+                text.append(token)
+                assert (await client.draft([SequenceStep(1, text, 4)]))[0]
+            assert client._streams[0] is stream
+            assert client.statistics.late_answers == client.statistics.failed_steps == 6
+
+    asyncio.run(run())
+
+
+def test_what_opening_raises(shared_sidecar: Sidecar) -> None:
+    async def run() -> None:
+        async with make_async_client(shared_sidecar.address, Fingerprint("mine", "cd" * 32, 50)) as client:
+            with pytest.raises(TokenizerMismatchError, match=r"mine .*tests/alphabet"):
+                await client.open(next(SESSION_IDS))
+        async with make_async_client(f"{shared_sidecar.address}.nobody", strict=True) as client:
+            with pytest.raises(DrafterUnavailableError, match="UNAVAILABLE"):
+                await client.open(1)
+        async with make_async_client(f"{shared_sidecar.address}.nobody") as client:
+            await client.open(1)
+            for _ in range(10):
+                assert not (await client.draft([SequenceStep(1, [1], 4)]))[0]
+            assert client.state == "unavailable"
+            assert client.statistics.skipped_steps > 0
+        assert not (await client.draft([SequenceStep(1, [1], 4)]))[0]
+
+    asyncio.run(run())

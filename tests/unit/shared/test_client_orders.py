@@ -1,0 +1,110 @@
+"""The client's core with every order of events that a network can come up with, against an obvious drafter."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculant_graph.client.rounds import Round
+from speculant_graph.errors import DraftLimitError, DraftRequestError, TokenizerMismatchError
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.types import SequenceStep
+from support.dict_drafter import drafted
+from support.network import UNAVAILABLE, Network
+
+OPERATIONS = (
+    *("begin", "open", "answer") * 6, *("end",) * 4, "refuse", "repeat answer", "lose answer", "end stream",
+    "lose session", "finish", "probe", "fail probe", "wait", "other text", "shorter text", "foreign answer",
+    "refuse step",
+)  # fmt: skip
+
+
+def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[int]]:
+    """Play operations; every draft that comes out must belong to the step that asked for it."""
+    core = network.core
+    texts: dict[int, list[int]] = {}
+    running: list[Round] = []
+
+    def end(number: int) -> None:
+        ended = running.pop(number % len(running))
+        for step, draft in zip(ended.steps, core.end(ended, network.now_s), strict=True):
+            assert draft.token_ids in ((), drafted(step.token_ids, step.node_budget))
+            assert bool(draft.draft_id) == bool(draft)
+
+    for name, number in operations:
+        session_id, replica = number % 3, number % network.num_replicas
+        text = texts.setdefault(session_id, [session_id])
+        match name:
+            case "begin":
+                text.extend(range(number % 4))
+                steps = [SequenceStep(key, tuple(texts[key]), 3) for key in list(texts)[: 1 + number % 3]]
+                if not core.skips():
+                    running.append(network.begin(steps))
+            case "end" if running:
+                end(number)
+            case "open" if network.openings:
+                network.settle_opening(number)
+            case "refuse" if network.openings:
+                errors = (UNAVAILABLE, DraftLimitError("full", 0.01), TokenizerMismatchError("other"))
+                network.settle_opening(number, errors[number % 3])
+            case "answer" | "repeat answer" if network.answers:
+                network.deliver(number, keeps=name == "repeat answer")
+            case "lose answer" if network.answers:
+                network.answers.pop(number % len(network.answers))
+            case "end stream":
+                errors = (UNAVAILABLE, DraftLimitError("full", 0.01), DraftRequestError("odd"))
+                core.stream_ended(replica, core._replicas[replica].stream, errors[number % 3], network.now_s)
+            case "lose session":
+                held = network.drafters[replica].sessions
+                if held:
+                    del held[sorted(held)[number % len(held)]]
+            case "finish":
+                core.finish(session_id)
+                del texts[session_id]
+            case "probe" | "fail probe":
+                if replica in core.to_probe():
+                    core.probed(replica, None if name == "probe" else UNAVAILABLE)
+            case "wait":
+                network.now_s += number / 1_000
+            case "other text":
+                texts[session_id] = [*(token + 1 for token in text), 7]
+            case "shorter text":
+                texts[session_id] = text[: number % (len(text) + 1)] or [5]
+            case "foreign answer":
+                core.answered(replica, core._replicas[replica].stream, bytes([number % 256] * 3), network.now_s)
+            case "refuse step" if network.answers:
+                where, stream, payload = network.answers.pop()
+                answer = pb.StreamDraftResponse.FromString(payload)
+                answer.error.code = (3, 8, 13, 14)[number % 4]
+                core.answered(where, stream, answer.SerializeToString(), network.now_s)
+        network.work(loses=number % 11 == 10)
+        for session in core._book._sessions.values():
+            assert session.position <= session.num_sent
+    while running:
+        end(0)
+    network.work()
+    return texts
+
+
+@settings(max_examples=150)
+@given(
+    num_replicas=st.integers(1, 3),
+    operations=st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 60)), min_size=20, max_size=80),
+)
+def test_whatever_happens_drafts_fit_their_steps_and_come_again(
+    num_replicas: int, operations: list[tuple[str, int]]
+) -> None:
+    network = Network(num_replicas)
+    texts = play(network, operations)
+    # From here on nothing goes wrong any more.
+    network.now_s += 1.0
+    for replica in network.core.to_probe():
+        network.core.probed(replica, None)
+    for _ in range(2):
+        steps = [SequenceStep(key, text, 3) for key, text in texts.items()] or [SequenceStep(9, [9], 3)]
+        drafts = network.draft(steps)
+        network.now_s += 1.0
+        for replica in network.core.to_probe():
+            network.core.probed(replica, None)
+    assert [draft.token_ids for draft in drafts] == [drafted(step.token_ids, 3) for step in steps]
+    assert network.core.state == "ok"
