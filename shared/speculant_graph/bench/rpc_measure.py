@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -59,10 +60,11 @@ class Plan:
 class _Batch:
     """Sequences that grow from step to step."""
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._ids = [seed * plan.batch + number + 1 for number in range(plan.batch)]
-        self._start, self._end = 0, PROMPT_TOKENS
+        self._ids = [secrets.randbits(62) + 1 for _ in range(plan.batch)]
+        self._start = self._sent = 0
+        self._end = PROMPT_TOKENS
         self._options = StepOptions(plan.draft.strategy, plan.draft.max_candidates)
 
     @property
@@ -70,7 +72,8 @@ class _Batch:
         return self._ids
 
     def next_request(self) -> StepRequest:
-        self._start, self._end = self._end if self._start else 0, self._end + TOKENS_PER_STEP
+        self._start, self._end = self._sent, self._end + TOKENS_PER_STEP
+        self._sent = self._end
         return StepRequest(
             tuple(
                 SequenceRequest(
@@ -172,7 +175,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 async def _typical_bytes(plan: Plan, config: ClientConfig) -> tuple[bytes, bytes]:
     """Return a request and its answer, of the median size among some steps."""
-    batch = _Batch(plan, seed=10**9)
+    batch = _Batch(plan)
     pairs: list[tuple[bytes, bytes]] = []
     async with _opened_stream(config, batch) as call:
         for step_id in range(_SAMPLES + 1):
@@ -198,7 +201,7 @@ async def _opened_stream(config: ClientConfig, batch: _Batch) -> AsyncIterator[A
 @contextlib.asynccontextmanager
 async def _streaming(plan: Plan, config: ClientConfig) -> AsyncIterator[Contender]:
     """Yield what makes one StreamDraft exchange, from a step's values to checked arrays of its answer."""
-    batch = _Batch(plan, seed=10**6)
+    batch = _Batch(plan)
     budgets = [plan.draft.k] * plan.batch
     step_ids = itertools.count(1)
 
@@ -242,7 +245,7 @@ async def _streaming(plan: Plan, config: ClientConfig) -> AsyncIterator[Contende
 @contextlib.asynccontextmanager
 async def _drafting(plan: Plan, config: ClientConfig) -> AsyncIterator[Contender]:
     """Yield what makes one step through a client of ours."""
-    batch = _Batch(plan, seed=0)
+    batch = _Batch(plan)
     settings: dict[str, Any] = {"tokenizer": None, "draft": plan.draft, "strict": True}
     if plan.client == "asyncio":
         async with AsyncDrafterClient(config, **settings) as client:

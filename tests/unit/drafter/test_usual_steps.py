@@ -1,0 +1,194 @@
+"""Steps that a kernel answers are those that Python answers, whatever the order of steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_drafter.access import EVERYBODY
+from speculant_drafter.counts import ServerCounts
+from speculant_drafter.graphs import GraphRegistry
+from speculant_drafter.sessions import SessionStore
+from speculant_drafter.steps import StepAnswerer
+from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.rpc import convert
+from speculant_graph.rpc.messages import SequenceRequest, StepOptions, StepRequest
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.types import Feedback
+from support.graphs import graph_of
+
+VOCABULARY_SIZE = 12
+CORPUS = [(place * place + place // 3) % VOCABULARY_SIZE for place in range(700)]
+
+
+class Server:
+    """Sessions and steps without sockets."""
+
+    def __init__(self, path: Path, is_compiled: bool, **settings: Any) -> None:
+        config = ServerConfig(graph=path, max_nodes=64, **settings)
+        draft = DraftConfig(k=4)
+        self.counts = ServerCounts()
+        self.graphs = GraphRegistry(config, draft)
+        asyncio.run(self.graphs.load_configured())
+        self.sessions = SessionStore(config, self.counts, __import__("time").monotonic)
+        self.steps = StepAnswerer(config, draft, self.graphs, self.sessions, self.counts)
+        self.num_usual = 0
+        usual = self.steps._usual.answer
+
+        def answer(*arguments: Any, **named: Any) -> bytes | None:
+            answered = usual(*arguments, **named) if is_compiled else None
+            self.num_usual += answered is not None
+            return answered
+
+        self.steps._usual.answer = answer  # type: ignore[method-assign] # to see which way was taken
+
+    def open(self, session_id: int) -> None:
+        self.sessions.open(session_id, self.graphs.get(""))
+
+    def step(self, request: StepRequest) -> pb.StreamDraftResponse:
+        payload = convert.encode_stream_step(9, request)
+        response = pb.StreamDraftResponse.FromString(self.steps.answer_enveloped(payload, EVERYBODY))
+        response.draft.ClearField("server_time")
+        response.draft.ClearField("draft_id")
+        return response
+
+    def close(self) -> None:
+        self.sessions.end_all()
+
+
+@pytest.fixture(scope="module")
+def make_servers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], tuple[Server, Server]]:
+    path = tmp_path_factory.mktemp("graph") / "graph.pkl"
+    graph_of([CORPUS], 4, VOCABULARY_SIZE).save(path)
+    servers = Server(path, True), Server(path, False)
+    return lambda: servers
+
+
+STEPS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "sequences": st.lists(
+                st.tuples(
+                    st.integers(1, 3),  # session
+                    st.lists(st.integers(0, VOCABULARY_SIZE + 1), max_size=5),
+                    st.sampled_from([0, 0, 0, 0, 0, -1, 1, -3]),  # distance from where it stands
+                    st.integers(0, 6),  # budget
+                    st.integers(0, 2**64 - 1),  # seed
+                ),
+                min_size=1,
+                max_size=3,
+                unique_by=lambda sequence: sequence[0],
+            ),
+            "options": st.builds(
+                StepOptions,
+                strategy=st.sampled_from([None, "greedy", "sampling", "sampling", "tree"]),
+                max_candidates=st.integers(0, 3),
+                omit_proposals=st.booleans(),
+                mixing=st.sampled_from([None, None, None, "attention"]),
+            ),
+            "has_budgets": st.booleans(),
+            "has_feedback": st.sampled_from([False, False, False, True]),
+        }
+    ),
+    max_size=8,
+)
+
+
+@given(STEPS)
+def test_any_steps(make_servers: Callable[[], tuple[Server, Server]], steps: list[dict[str, Any]]) -> None:
+    servers = make_servers()
+    answers: list[list[Any]] = [[], []]
+    for server, given_answers in zip(servers, answers, strict=True):
+        for session_id in (1, 2, 3):
+            server.open(session_id)
+        for step in steps:
+            sequences = []
+            for session_id, tokens, distance, budget, seed in step["sequences"]:
+                session = server.sessions.look_at(session_id)
+                position = max((session.position if session else 0) + distance, 0)
+                feedback = Feedback(1, [0], np.array([[1, 2]])) if step["has_feedback"] else None
+                given_budget = budget if step["has_budgets"] else None
+                sequences.append(SequenceRequest(tuple(tokens), session_id, position, given_budget, seed, feedback))
+            given_answers.append(server.step(StepRequest(tuple(sequences), step["options"])))
+        given_answers.append([server.sessions.look_at(number) is None for number in (1, 2, 3)])
+        given_answers.append(server.counts.drafted_nodes)
+        server.close()
+        server.counts.drafted_nodes = 0
+    assert [without_generations(each) for each in answers[0]] == [without_generations(each) for each in answers[1]]
+
+
+def without_generations(answer: Any) -> Any:
+    if isinstance(answer, pb.StreamDraftResponse):
+        answer.draft.ClearField("graph_generation")
+        del answer.draft.sequence_generations[:]
+    return answer
+
+
+def chain_step(session_id: int, position: int, tokens: list[int], strategy: Any = "sampling") -> StepRequest:
+    return StepRequest(
+        (SequenceRequest(tuple(tokens), session_id, position, 5, 7),), StepOptions(strategy=strategy, max_candidates=2)
+    )
+
+
+def test_what_is_usual_is_answered_by_the_kernel(make_servers: Callable[[], tuple[Server, Server]]) -> None:
+    server, _ = make_servers()
+    server.open(2**64 - 5)
+    before = server.num_usual, server.counts.steps
+    position = 0
+    for tokens in (CORPUS[:10], CORPUS[10:12], [], CORPUS[12:600], CORPUS[600:601]):
+        server.step(chain_step(2**64 - 5, position, tokens))
+        position += len(tokens)
+    # The prompt, and tokens for which there is no room yet, go through Python.
+    assert (server.num_usual - before[0], server.counts.steps - before[1]) == (3, 5)
+    session = server.sessions.look_at(2**64 - 5)
+    assert session is not None
+    assert (session.position, session.num_steps) == (601, 5)
+    assert session.num_drafted > 0
+    server.close()
+
+
+def test_other_strategies_and_feedback_take_a_session_from_the_kernel_for_good(
+    make_servers: Callable[[], tuple[Server, Server]],
+) -> None:
+    server, _ = make_servers()
+    for session_id, watch in ((1, "tree"), (2, "feedback")):
+        server.open(session_id)
+        server.step(chain_step(session_id, 0, CORPUS[:10]))
+        server.step(chain_step(session_id, 10, CORPUS[10:12]))
+        before = server.num_usual
+        if watch == "tree":
+            server.step(chain_step(session_id, 12, [], "tree"))
+        else:
+            rows = Feedback(1, [0], np.array([[3]]))
+            server.step(StepRequest((SequenceRequest((), session_id, 12, 5, feedback=rows),), StepOptions("greedy")))
+        server.step(chain_step(session_id, 12, [3]))
+        server.step(chain_step(session_id, 13, [4]))
+        assert server.num_usual == before
+    server.close()
+
+
+def test_two_graphs_take_turns(tmp_path: Path) -> None:
+    for name, modulus in (("one", 5), ("two", 7)):
+        graph_of([[place % modulus for place in range(200)]], 2, VOCABULARY_SIZE).save(tmp_path / f"{name}.pkl")
+    server = Server(tmp_path / "one.pkl", True, graphs={"two": tmp_path / "two.pkl"})
+    for session_id, name in ((1, "one"), (2, "two")):
+        server.sessions.open(session_id, server.graphs.get(name))
+        server.step(chain_step(session_id, 0, [0, 1, 2]))
+    for turn in range(3):
+        for session_id, modulus in ((1, 5), (2, 7)):
+            token = (3 + turn) % modulus
+            draft = server.step(chain_step(session_id, 3 + turn, [token])).draft
+            assert list(draft.draft_tokens) == [(token + 1 + place) % modulus for place in range(5)]
+            assert draft.graph_generation == session_id
+    assert server.num_usual == 6
+    both = StepRequest(tuple(SequenceRequest((), session_id, 6, 2) for session_id in (1, 2)), StepOptions("greedy"))
+    draft = server.step(both).draft
+    assert (draft.graph_generation, list(draft.sequence_generations)) == (0, [1, 2])
+    server.close()
