@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from loguru import logger
 
 from speculant_drafter.server import DrafterServer
 from speculant_graph.client.setup import error_of
@@ -72,6 +73,44 @@ def test_a_client_learns_how_long_a_full_sidecar_wants_to_be_left_alone(tmp_path
         assert 30.0 < error.retry_delay_s <= 60.0
 
     play(tmp_path, scenario, max_sessions=1, busy_s=60.0)
+
+
+def test_whoever_is_not_let_in_is_in_the_log(tmp_path: Path) -> None:
+    access_file = tmp_path / "access.toml"
+    access_file.write_text(f'clients = [{{name = "one", token_sha256 = "{"0" * 64}"}}]', encoding="utf-8")
+    access_file.chmod(0o600)
+    lines: list[str] = []
+    logger.enable("speculant_drafter")
+    logger.add(lines.append, level="DEBUG", format="{extra[request_id]} {message}", filter="speculant_drafter.calls")
+
+    async def scenario(stub: DrafterServiceStub, _: DrafterAdminServiceStub) -> None:
+        mine = (("x-request-id", "mine"),)
+        with pytest.raises(grpc.aio.AioRpcError, match="does not know this client") as caught:
+            await stub.OpenSession(pb.OpenSessionRequest(session_id=1), metadata=mine)
+        assert ("x-request-id", "mine") in tuple(caught.value.trailing_metadata())
+
+    play(tmp_path, scenario, access_file=access_file)
+    assert [line.split(": ")[:2] for line in lines] == [["mine OpenSession", "UNAUTHENTICATED"]]
+
+
+def test_calls_beyond_the_limit_are_refused_with_a_delay(tmp_path: Path) -> None:
+    async def scenario(stub: DrafterServiceStub, _: DrafterAdminServiceStub) -> None:
+        stream = stub.StreamDraft()
+        await stream.write(pb.StreamDraftRequest(step_id=1))
+        assert (await stream.read()).step_id == 1
+        # A connection has no more calls than the limit anyway: this is another one.
+        async with grpc.aio.insecure_channel(
+            f"unix://{tmp_path}/d.sock", [("grpc.use_local_subchannel_pool", 1)]
+        ) as two:
+            with pytest.raises(grpc.aio.AioRpcError, match="calls are running") as caught:
+                await DrafterServiceStub(two).Draft(pb.DraftRequest())
+        failed = caught.value
+        error = error_of(failed.code(), failed.details(), failed.trailing_metadata())
+        assert isinstance(error, DraftLimitError)
+        assert error.retry_delay_s == pytest.approx(0.1)
+        stream.cancel()
+
+    play(tmp_path, scenario, max_concurrent_rpcs=1)
 
 
 def test_details_that_are_none_are_no_delay() -> None:
