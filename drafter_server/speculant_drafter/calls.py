@@ -65,11 +65,7 @@ class CallGate:
         async def answer(payload: bytes, context: Any) -> bytes:
             try:
                 with self._admitted(name, context) as call:
-                    try:
-                        return await method(payload, call)
-                    except Exception as error:
-                        log_failure(name, error)
-                        raise
+                    return await method(payload, call)
             except Exception as error:
                 await _abort(context, error)
 
@@ -81,11 +77,7 @@ class CallGate:
         async def serve(_requests: Any, context: Any) -> None:
             try:
                 with self._admitted(name, context) as call:
-                    try:
-                        await method(call)
-                    except Exception as error:
-                        log_failure(name, error)
-                        raise
+                    await method(call)
             except Exception as error:
                 await _abort(context, error)
 
@@ -93,20 +85,27 @@ class CallGate:
 
     @contextmanager
     def _admitted(self, name: str, context: Any) -> Iterator[Call]:
-        if self._num_running >= self._max_concurrent:
+        metadata = context.invocation_metadata()
+        request_id = request_id_of(metadata)
+        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
+        self._num_running += 1
+        try:
+            with bound_to_messages(request_id, method=name):
+                try:
+                    self._require_room()
+                    yield Call(self._principal(context, metadata), context)
+                except Exception as error:
+                    log_failure(name, error)
+                    raise
+        finally:
+            self._num_running -= 1
+
+    def _require_room(self) -> None:
+        if self._num_running > self._max_concurrent:
             raise DraftLimitError(
                 f"{self._max_concurrent} calls are running; try again in {_BUSY_S} s, or send steps on one stream",
                 _BUSY_S,
             )
-        self._num_running += 1
-        try:
-            metadata = context.invocation_metadata()
-            request_id = request_id_of(metadata)
-            context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
-            with bound_to_messages(request_id, method=name):
-                yield Call(self._principal(context, metadata), context)
-        finally:
-            self._num_running -= 1
 
     def _principal(self, context: Any, metadata: Any) -> Principal:
         if self.policy.is_open:

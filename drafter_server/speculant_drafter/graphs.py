@@ -111,6 +111,17 @@ class GraphRegistry:
             raise DrafterUnavailableError("the drafter is loading its graphs; try again in a moment")
         raise UnknownGraphError("no graph of this name is served; leave the name empty, or ask which there are")
 
+    def default_generation(self) -> int:
+        """Return the default graph's generation, for an answer that no graph gave; 0 if it is not served any more.
+
+        Raises:
+            DrafterUnavailableError: graphs are still being loaded.
+        """
+        try:
+            return self.get("").generation
+        except UnknownGraphError:
+            return 0
+
     async def load_configured(self) -> None:
         """Load the graphs of the settings.
 

@@ -108,7 +108,7 @@ class StepAnswerer:
         statuses, next_positions, sessions = self._take(batch, principal)
         draft_id = next(self._draft_ids)
         drafts, generations = self._drafted(batch, statuses, sessions, principal, draft_id)
-        distinct = {generation for generation in generations if generation} or {self._graphs.get("").generation}
+        distinct = {generation for generation in generations if generation} or {self._graphs.default_generation()}
         generation = distinct.pop() if len(distinct) == 1 else 0
         elapsed_ns = time.perf_counter_ns() - started_ns
         response = convert.encode_step_answer(

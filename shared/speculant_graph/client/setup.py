@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 
 from speculant_graph.client.core import ClientCore
 from speculant_graph.config import ClientConfig, DraftConfig
@@ -26,8 +29,8 @@ PROBE_TIMEOUT_S = 0.1
 """Patience with a probe."""
 OPEN_GRACE_S = 0.05
 """How much longer than a call of OpenSession its outcome is waited for, as it says why."""
-_PUSHBACK_KEY = "grpc-retry-pushback-ms"
-"""gRPC's own name for the delay before the next try of a unary call."""
+_STATUS_DETAILS = "grpc-status-details-bin"
+"""Where gRPC puts the google.rpc.Status of a unary call that failed."""
 
 
 def endpoints_of(config: ClientConfig) -> list[Endpoint]:
@@ -88,6 +91,16 @@ def error_of(code: grpc.StatusCode, details: str | None, trailing_metadata: Iter
     error = from_status(code, details)
     if isinstance(error, DraftLimitError):
         for key, value, *_ in trailing_metadata or ():
-            if key == _PUSHBACK_KEY and str(value).isdecimal():
-                error.retry_delay_s = int(value) / 1e3
+            if key == _STATUS_DETAILS:
+                error.retry_delay_s = _retry_delay_s(value)
     return error
+
+
+def _retry_delay_s(status: bytes) -> float:
+    retry = RetryInfo()
+    try:
+        if any(detail.Unpack(retry) for detail in Status.FromString(status).details):
+            return max(float(retry.retry_delay.ToNanoseconds()) * 1e-9, 0.0)
+    except DecodeError:  # of a proxy's making
+        pass
+    return 0.0

@@ -66,6 +66,7 @@ class LearnedStore:
         # Sequences hold theirs: a tenant never has two memories.
         self._in_use: WeakValueDictionary[str, Memory] = WeakValueDictionary()
         self._latest: OrderedDict[str, Memory] = OrderedDict()
+        self._saved_tables = b""
 
     @property
     def num_tokens(self) -> int:
@@ -138,6 +139,10 @@ class LearnedStore:
 
     def save(self, calibration: Calibration) -> None:
         """Bring everything to disk, the tables included."""
-        if self._log is not None:
-            self._log.save_state(_CALIBRATION, calibration.save())
-            self._log.save()
+        if self._log is None:
+            return
+        tables = calibration.save()
+        # Whoever serves calls this every few seconds, in quiet times too.
+        if tables != self._saved_tables and self._log.save_state(_CALIBRATION, tables):
+            self._saved_tables = tables
+        self._log.save()

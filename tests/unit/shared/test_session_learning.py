@@ -225,3 +225,17 @@ def test_damaged_tables(damage: str) -> None:
     saved = {"cut": whole[:-9], "empty": b""}.get(damage, calibration.save())
     with pytest.raises(ConfigError, match="delete it to start anew"):
         Calibration.load(saved)
+
+
+def test_tables_are_written_only_when_they_changed(tmp_path: Path) -> None:
+    with opened(tmp_path) as log:
+        drafter = drafter_of(graph_of([CORPUS], 4, 100), learned=LearnedStore(1000, log))
+        drafter.save()
+        (state,) = tmp_path.glob("*.state")
+        first = state.stat().st_ino, state.stat().st_mtime_ns
+        drafter.save()
+        assert (state.stat().st_ino, state.stat().st_mtime_ns) == first
+        started(drafter, 1, CORPUS[:8])
+        drafter.accept(1, CORPUS[8:40])
+        drafter.save()
+        assert (state.stat().st_ino, state.stat().st_mtime_ns) != first

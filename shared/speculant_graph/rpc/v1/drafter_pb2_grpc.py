@@ -62,7 +62,8 @@ class DrafterServiceServicer(object):
     """
 
     def Draft(self, request, context):
-        """Drafts for a batch of sequences, stateless or by session.
+        """Takes the tokens of a batch of sequences, stateless or by session, and drafts for them. A request of no sequences
+        is legal: what answers it is alive and has its graphs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,22 +71,24 @@ class DrafterServiceServicer(object):
 
     def StreamDraft(self, request_iterator, context):
         """The same exchange over one long-lived stream: one response per request, in order. A failed step travels in
-        StreamDraftResponse.error and the stream survives it.
+        StreamDraftResponse.error and the stream survives it. Sessions are not bound to a stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenSession(self, request, context):
-        """Opens a session under an id that the client chose. Opening it again with the same arguments is a success and
-        keeps what the session holds.
+        """Opens a session under an id that the client chose. Opening it again, with the same tenant and graph, is a success
+        and changes nothing: it keeps what it holds, its generation, and what it was opened with at first. With another
+        tenant or graph it is INVALID_ARGUMENT. RESOURCE_EXHAUSTED if there is no room and no session is idle.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """Closes a session and frees what it held. Closing an unknown session succeeds.
+        """Closes a session, frees what it held, and learns from it if it was opened so. Closing a session that is unknown,
+        or another tenant's, succeeds and does nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -236,7 +239,9 @@ class DrafterService(object):
 
 
 class DrafterAdminServiceStub(object):
-    """Looking after a running drafter. Served apart from the hot path, never on a public address.
+    """Looking after a running drafter. Served at an address of its own, which must not be public; PERMISSION_DENIED for
+    clients that are no administrators. Besides the statuses above, a graph file that can't be loaded is
+    INVALID_ARGUMENT, and the message says why.
     """
 
     def __init__(self, channel):
@@ -278,7 +283,9 @@ class DrafterAdminServiceStub(object):
 
 
 class DrafterAdminServiceServicer(object):
-    """Looking after a running drafter. Served apart from the hot path, never on a public address.
+    """Looking after a running drafter. Served at an address of its own, which must not be public; PERMISSION_DENIED for
+    clients that are no administrators. Besides the statuses above, a graph file that can't be loaded is
+    INVALID_ARGUMENT, and the message says why.
     """
 
     def ListGraphs(self, request, context):
@@ -289,21 +296,22 @@ class DrafterAdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadGraph(self, request, context):
-        """Loads a graph file under a name.
+        """Loads a graph file under a name that is not taken. Returns when it is in memory and served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReloadGraph(self, request, context):
-        """Replaces a graph by a newer file; open sessions keep the generation they were opened on.
+        """Replaces a graph by a newer file of the same tokenizer; open sessions keep the generation they were opened on.
+        If the file can't be loaded, the old one is served on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadGraph(self, request, context):
-        """Stops serving a graph; its memory is freed when its last session closes.
+        """Serves a graph to no new session. Open ones go on; its memory is freed when the last of them ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -365,7 +373,9 @@ def add_DrafterAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DrafterAdminService(object):
-    """Looking after a running drafter. Served apart from the hot path, never on a public address.
+    """Looking after a running drafter. Served at an address of its own, which must not be public; PERMISSION_DENIED for
+    clients that are no administrators. Besides the statuses above, a graph file that can't be loaded is
+    INVALID_ARGUMENT, and the message says why.
     """
 
     @staticmethod

@@ -1,0 +1,119 @@
+"""A sidecar in this process where something is missing or full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from loguru import logger
+
+from speculant_drafter.server import DrafterServer
+from speculant_graph.client.setup import error_of
+from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.errors import DraftLimitError
+from speculant_graph.rpc.messages import SequenceStatus
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterAdminServiceStub, DrafterServiceStub
+from support.graphs import graph_of
+
+Scenario = Callable[[DrafterServiceStub, DrafterAdminServiceStub], Awaitable[None]]
+
+
+def play(folder: Path, scenario: Scenario, **settings: object) -> None:
+    for name in ("first", "second"):
+        graph_of([[1, 2, 3, 1, 2, 4]], 2, 9).save(folder / f"{name}.pkl")
+    config = ServerConfig.model_validate(
+        {
+            "listen": f"unix://{folder}/d.sock",
+            "admin_listen": f"unix://{folder}/a.sock",
+            "graph": folder / "first.pkl",
+            "graphs": {"second": folder / "second.pkl"},
+            **settings,
+        }
+    )
+
+    async def run() -> None:
+        async with (
+            DrafterServer(config, DraftConfig()) as server,
+            grpc.aio.insecure_channel(server.addresses[0]) as drafts,
+            grpc.aio.insecure_channel(server.admin_addresses[0]) as looks_after,
+        ):
+            await scenario(DrafterServiceStub(drafts), DrafterAdminServiceStub(looks_after))
+
+    asyncio.run(run())
+
+
+def test_without_its_default_graph_it_answers_for_the_others(tmp_path: Path) -> None:
+    async def scenario(stub: DrafterServiceStub, admin: DrafterAdminServiceStub) -> None:
+        await admin.UnloadGraph(pb.UnloadGraphRequest(name="first"))
+        probe = await stub.Draft(pb.DraftRequest())
+        assert probe.graph_generation == 0
+        lost = await stub.Draft(pb.DraftRequest(graph="second", session_ids=[7], context_lengths=[0]))
+        assert list(lost.sequence_statuses) == [SequenceStatus.SESSION_LOST]
+        drafted = await stub.Draft(pb.DraftRequest(graph="second", context_lengths=[1], context_tokens=[1]))
+        assert drafted.graph_generation == 2
+        assert drafted.draft_tokens[0] == 2
+        with pytest.raises(grpc.aio.AioRpcError, match="no graph of this name"):
+            await stub.Draft(pb.DraftRequest(context_lengths=[0]))
+
+    play(tmp_path, scenario)
+
+
+def test_a_client_learns_how_long_a_full_sidecar_wants_to_be_left_alone(tmp_path: Path) -> None:
+    async def scenario(stub: DrafterServiceStub, _: DrafterAdminServiceStub) -> None:
+        await stub.OpenSession(pb.OpenSessionRequest(session_id=1))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.OpenSession(pb.OpenSessionRequest(session_id=2))
+        failed = caught.value
+        error = error_of(failed.code(), failed.details(), failed.trailing_metadata())
+        assert isinstance(error, DraftLimitError)
+        assert 30.0 < error.retry_delay_s <= 60.0
+
+    play(tmp_path, scenario, max_sessions=1, busy_s=60.0)
+
+
+def test_whoever_is_not_let_in_is_in_the_log(tmp_path: Path) -> None:
+    access_file = tmp_path / "access.toml"
+    access_file.write_text(f'clients = [{{name = "one", token_sha256 = "{"0" * 64}"}}]', encoding="utf-8")
+    access_file.chmod(0o600)
+    lines: list[str] = []
+    logger.enable("speculant_drafter")
+    logger.add(lines.append, level="DEBUG", format="{extra[request_id]} {message}", filter="speculant_drafter.calls")
+
+    async def scenario(stub: DrafterServiceStub, _: DrafterAdminServiceStub) -> None:
+        mine = (("x-request-id", "mine"),)
+        with pytest.raises(grpc.aio.AioRpcError, match="does not know this client") as caught:
+            await stub.OpenSession(pb.OpenSessionRequest(session_id=1), metadata=mine)
+        assert ("x-request-id", "mine") in tuple(caught.value.trailing_metadata())
+
+    play(tmp_path, scenario, access_file=access_file)
+    assert [line.split(": ")[:2] for line in lines] == [["mine OpenSession", "UNAUTHENTICATED"]]
+
+
+def test_calls_beyond_the_limit_are_refused_with_a_delay(tmp_path: Path) -> None:
+    async def scenario(stub: DrafterServiceStub, _: DrafterAdminServiceStub) -> None:
+        stream = stub.StreamDraft()
+        await stream.write(pb.StreamDraftRequest(step_id=1))
+        assert (await stream.read()).step_id == 1
+        # A connection has no more calls than the limit anyway: this is another one.
+        async with grpc.aio.insecure_channel(
+            f"unix://{tmp_path}/d.sock", [("grpc.use_local_subchannel_pool", 1)]
+        ) as two:
+            with pytest.raises(grpc.aio.AioRpcError, match="calls are running") as caught:
+                await DrafterServiceStub(two).Draft(pb.DraftRequest())
+        failed = caught.value
+        error = error_of(failed.code(), failed.details(), failed.trailing_metadata())
+        assert isinstance(error, DraftLimitError)
+        assert error.retry_delay_s == pytest.approx(0.1)
+        stream.cancel()
+
+    play(tmp_path, scenario, max_concurrent_rpcs=1)
+
+
+def test_details_that_are_none_are_no_delay() -> None:
+    error = error_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [("grpc-status-details-bin", b"\xff\xff")])
+    assert isinstance(error, DraftLimitError)
+    assert error.retry_delay_s == 0.0
