@@ -108,6 +108,16 @@ class GraphRegistry:
             raise DrafterUnavailableError("the drafter is loading its graphs; try again in a moment")
         raise UnknownGraphError("no graph of this name is served; leave the name empty, or ask which there are")
 
+    @property
+    def default_generation(self) -> int:
+        """Generation of the default graph, 0 if it is not served any more.
+
+        Raises:
+            DrafterUnavailableError: graphs are still being loaded.
+        """
+        served = self._served.get(self.default)
+        return 0 if served is None and self.is_ready else self.get("").generation
+
     async def load_configured(self) -> None:
         """Load the graphs of the settings.
 
