@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -95,6 +96,13 @@ class LiveServer:
         self.open, self.close = wire.open, wire.close
         self._admin = admin
 
+    def metrics(self) -> dict[str, float]:
+        """Return what the metrics endpoint tells, by name and labels: 'ended_sessions_total{reason="idle"}'."""
+        with urllib.request.urlopen(f"http://{self.server.metrics_address}/metrics", timeout=PATIENCE_S) as response:
+            lines = response.read().decode().splitlines()
+        told = [line.removeprefix("speculant_drafter_").rpartition(" ") for line in lines if not line.startswith("#")]
+        return {name: float(value) for name, _, value in told}
+
     @property
     def admin(self) -> DrafterAdminServiceStub:
         """Stub of the admin service."""
@@ -111,7 +119,7 @@ def serving(
     client: ClientConfig | None = None,
     **settings: object,
 ) -> Iterator[LiveServer]:
-    """Serve a graph on a socket in a folder, with an admin service beside it.
+    """Serve a graph on a socket in a folder, with admin service and metrics beside it.
 
     Args:
         graph_path: the default graph.
@@ -125,6 +133,7 @@ def serving(
         {
             "listen": f"unix://{folder}/drafter.sock",
             "admin_listen": f"unix://{folder}/admin.sock",
+            "metrics_listen": "127.0.0.1:0",
             "graph": graph_path,
             **settings,
         }
