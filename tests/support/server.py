@@ -7,7 +7,7 @@ import itertools
 import threading
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,6 +95,13 @@ class LiveServer:
         self.drafter = wire.drafter
         self.open, self.close = wire.open, wire.close
         self._admin = admin
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End it, for once."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            run_in_loop(self.server.stop())
 
     def metrics(self) -> dict[str, float]:
         """Return what the metrics endpoint tells, by name and labels: 'ended_sessions_total{reason="idle"}'."""
@@ -143,17 +150,16 @@ def serving(
         server = DrafterServer(config, DraftConfig.model_validate(draft or {}), *([clock] if clock else []))
         return await server.__aenter__()
 
-    server = run_in_loop(make())
-    try:
-        client = client or ClientConfig()
-        with connect_channel(server.addresses[0], client) as channel:
-            if not server.admin_addresses:
-                yield LiveServer(server, Wire(channel), None)
-                return
-            with connect_channel(server.admin_addresses[0], client) as admin_channel:
-                yield LiveServer(server, Wire(channel), Wire(admin_channel))
-    finally:
-        run_in_loop(server.stop())
+    with ExitStack() as stack:
+        server = run_in_loop(make())
+        wires = [
+            Wire(stack.enter_context(connect_channel(addresses[0], client or ClientConfig()))) if addresses else None
+            for addresses in (server.addresses, server.admin_addresses)
+        ]
+        assert wires[0] is not None
+        running = LiveServer(server, wires[0], wires[1])
+        stack.callback(running.stop)
+        yield running
 
 
 def step_of(

@@ -11,9 +11,19 @@ import grpc
 import pytest
 
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from support.server import LOST, OK, OUT_OF_SYNC, Clock, LiveServer, code_of, graph_file, refusal, retry_delay_s
+from support.server import (
+    LOST,
+    OK,
+    OUT_OF_SYNC,
+    Clock,
+    LiveServer,
+    code_of,
+    graph_file,
+    refusal,
+    retry_delay_s,
+    step_of,
+)
 from support.server import serving as serve
-from support.server import step_of
 
 TEXT = [random.Random(5).randrange(50) for _ in range(400)]
 Serve = Callable[..., LiveServer]
