@@ -17,7 +17,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
-from speculant_graph.rpc.channel import connect_channel
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
     LOST,
@@ -29,6 +28,7 @@ from support.server import (
     LiveServer,
     Wire,
     code_of,
+    connected,
     graph_file,
     refusal,
     run_in_loop,
@@ -261,8 +261,7 @@ def test_nothing_is_served_before_it_is_loaded(tmp_path: Path) -> None:
 
     starting: list[asyncio.Task[None]] = []
     server = run_in_loop(start_slowly())
-    with connect_channel(f"unix://{tmp_path}/drafter.sock") as channel:
-        wire = Wire(channel)
+    with connected(f"unix://{tmp_path}/drafter.sock") as wire:
         assert {wire.health(name) for name in ("", SERVICE, f"{SERVICE}/two", f"{SERVICE}/more")} == {NOT_SERVING}
         for call, request in (
             (wire.drafter.Draft, step_of(0, [1])),
@@ -276,8 +275,8 @@ def test_nothing_is_served_before_it_is_loaded(tmp_path: Path) -> None:
 
 def test_reflection_tells_the_services(serve: Serve) -> None:
     def services(address: str) -> set[str]:
-        with connect_channel(address) as channel:
-            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        with connected(address) as wire:
+            stub = reflection_pb2_grpc.ServerReflectionStub(wire.channel)
             request = reflection_pb2.ServerReflectionRequest(list_services="")
             (answer,) = stub.ServerReflectionInfo(iter([request]))
             return {service.name for service in answer.list_services_response.service}
@@ -324,8 +323,7 @@ def test_steps_never_fail_while_graphs_are_replaced(serve: Serve, tmp_path: Path
 
     def call(number: int) -> list[tuple[int, int]]:
         found = []
-        with connect_channel(server.address) as channel:
-            wire = Wire(channel)
+        with connected(server.address) as wire:
             for turn in range(125):
                 if number % 2:
                     answer = wire.drafter.Draft(step_of(0, [1], 0, 1))

@@ -11,13 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
-from speculant_graph.rpc.channel import connect_channel
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
     PATIENCE_S,
     LiveServer,
-    Wire,
     code_of,
+    connected,
     refusal,
     retry_delay_s,
     serving,
@@ -101,7 +100,7 @@ def test_calls_beyond_the_number_allowed_are_refused_at_once(serve: Serve) -> No
 
     with ExitStack() as stack:
         # Calls of one connection would wait for each other; those of several are refused.
-        wires = [Wire(stack.enter_context(connect_channel(server.address))) for _ in range(3)]
+        wires = [stack.enter_context(connected(server.address)) for _ in range(3)]
         streams = [wire.drafter.StreamDraft(requests()) for wire in wires[:2]]
         for stream in streams:
             assert next(stream).step_id == 1

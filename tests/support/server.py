@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import ClientConfig, DraftConfig, ServerConfig
 from speculant_graph.graph.builder import build_from_token_ids
-from speculant_graph.rpc.channel import connect_channel
+from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterAdminServiceStub, DrafterServiceStub
 from speculant_graph.types import Fingerprint
@@ -59,6 +59,26 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+class _WithMetadata(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):
+    """Sends the same metadata with every call."""
+
+    def __init__(self, metadata: Sequence[tuple[str, str]]) -> None:
+        self._metadata = metadata
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(details._replace(metadata=self._metadata), request)
+
+    intercept_stream_stream = intercept_unary_unary
+
+
+@contextmanager
+def connected(address: str, *metadata: tuple[str, str], **settings: object) -> Iterator[Wire]:
+    """Give the stubs of an address; ``settings`` are fields of ClientConfig."""
+    endpoint = Endpoint.of(address, ClientConfig.model_validate(settings))
+    with endpoint.connect() as channel:
+        yield Wire(grpc.intercept_channel(channel, _WithMetadata((*endpoint.metadata, *metadata))))
 
 
 class Wire:
@@ -123,7 +143,7 @@ def serving(
     folder: Path,
     draft: Mapping[str, object] | None = None,
     clock: Callable[[], float] | None = None,
-    client: ClientConfig | None = None,
+    client: Mapping[str, object] | None = None,
     **settings: object,
 ) -> Iterator[LiveServer]:
     """Serve a graph on a socket in a folder, with admin service and metrics beside it.
@@ -133,7 +153,7 @@ def serving(
         folder: where sockets are.
         draft: fields of DraftConfig.
         clock: time as the sessions see it.
-        client: credentials of the channels.
+        client: fields of ClientConfig, for credentials of the channels.
         settings: fields of ServerConfig.
     """
     config = ServerConfig.model_validate(
@@ -153,7 +173,7 @@ def serving(
     with ExitStack() as stack:
         server = run_in_loop(make())
         wires = [
-            Wire(stack.enter_context(connect_channel(addresses[0], client or ClientConfig()))) if addresses else None
+            stack.enter_context(connected(addresses[0], **(client or {}))) if addresses else None
             for addresses in (server.addresses, server.admin_addresses)
         ]
         assert wires[0] is not None
