@@ -94,6 +94,10 @@ class Wire:
         """Return what the health service says of a name."""
         return self._health.Check(health_pb2.HealthCheckRequest(service=name)).status
 
+    def watch_health(self, name: str) -> Any:
+        """Return the call whose answers tell of changes, for as long as it is not cancelled."""
+        return self._health.Watch(health_pb2.HealthCheckRequest(service=name))
+
     def open(self, session_id: int | None = None, **fields: Any) -> int:
         """Open a session; return its number."""
         session_id = session_id or next(SESSION_IDS)
