@@ -111,6 +111,11 @@ class GraphRegistry:
             raise DrafterUnavailableError("the drafter is loading its graphs; try again in a moment")
         raise UnknownGraphError("no graph of this name is served; leave the name empty, or ask which there are")
 
+    @property
+    def configured_names(self) -> list[str]:
+        """Names of the graphs of the settings, loaded or not."""
+        return [self.default, *self._config.graphs]
+
     def default_generation(self) -> int:
         """Return the default graph's generation, for an answer that no graph gave; 0 if it is not served any more.
 
@@ -261,10 +266,13 @@ class GraphRegistry:
 
     def _inside(self, path: str) -> Path:
         folder = self._folder.resolve()
-        resolved = (folder / path).resolve()
-        if not resolved.is_relative_to(folder) or not resolved.is_file():
-            raise DraftRequestError("no such file in the server's graph folder; name one relative to it")
-        return resolved
+        try:
+            resolved = (folder / path).resolve()
+            if resolved.is_relative_to(folder) and resolved.is_file():
+                return resolved
+        except (OSError, ValueError):  # what no file can be named
+            pass
+        raise DraftRequestError("no such file in the server's graph folder; name one relative to it")
 
 
 def _read_graph(path: Path) -> tuple[NgramGraph, int]:

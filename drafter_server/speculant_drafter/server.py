@@ -61,7 +61,8 @@ class DrafterServer:
         self._service = DrafterService(self._graphs, self._sessions, self._steps, self._counts, self._tracer)
         self._admin = DrafterAdminService(self._graphs, self._sessions, self._counts, self._tracer, self._tell_health)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
-        self._known_names: set[str] = {"", service.SERVICE_NAME}
+        self._known_names = {"", service.SERVICE_NAME, admin.SERVICE_NAME}
+        self._known_names |= {_health_name(name) for name in self._graphs.configured_names}
         self._metrics = MetricsEndpoint(self._counts, self._state, self._problem)
         self._credentials = server_credentials(config)
         self._servers: list[tuple[grpc.aio.Server, Listener]] = []
@@ -159,11 +160,11 @@ class DrafterServer:
 
     async def _tell_health(self) -> None:
         """Say of the service and of every graph whether it is served."""
-        served = {f"{service.SERVICE_NAME}/{graph.name}" for graph in self._graphs}
+        served = {_health_name(graph.name) for graph in self._graphs}
         if self._graphs.is_ready:
             served |= {"", service.SERVICE_NAME, admin.SERVICE_NAME}
         self._known_names |= served
-        for name in self._known_names:
+        for name in tuple(self._known_names):  # another load may add to them meanwhile
             await self._health.set(name, _SERVING if name in served else _NOT_SERVING)
 
     async def _every(self, interval_s: float, chore: Callable[[], Any]) -> None:
@@ -194,6 +195,10 @@ class DrafterServer:
         if self._is_stopping:
             return "the drafter is shutting down"
         return "" if self._graphs.is_ready else "graphs are being loaded"
+
+
+def _health_name(graph: str) -> str:
+    return f"{service.SERVICE_NAME}/{graph}"
 
 
 def run_server(config: ServerConfig, draft: DraftConfig) -> int:

@@ -140,6 +140,7 @@ class StepAnswerer:
         statuses: list[int] = [_OK] * size
         next_positions = [0] * size
         sessions: list[Session | None] = [None] * size
+        num_dropped = self._counts.ended_sessions["memory"]
         for place, session_id in enumerate(batch.session_ids):
             if not session_id:
                 continue
@@ -153,7 +154,15 @@ class StepAnswerer:
                 continue
             sessions[place] = session
             next_positions[place] = session.position
+        if self._counts.ended_sessions["memory"] != num_dropped:
+            self._note_dropped(statuses, next_positions, sessions)
         return statuses, next_positions, sessions
+
+    def _note_dropped(self, statuses: list[int], next_positions: list[int], sessions: list[Session | None]) -> None:
+        """Note the sequences whose sessions made room for others of the same step."""
+        for place, session in enumerate(sessions):
+            if session is not None and self._sessions.look_at(session.session_id) is not session:
+                statuses[place], next_positions[place], sessions[place] = SequenceStatus.SESSION_LOST, 0, None
 
     def _accept(self, session: Session, batch: StepBatch, place: int, feedback: Feedback | None) -> SequenceStatus:
         position = batch.positions[place]

@@ -1,24 +1,32 @@
-"""Sessions of the sidecar: repeats, gaps, contradictions and evictions."""
+"""Sessions of the sidecar: repeats, gaps, contradictions, and who must go when there are too many."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from speculant_drafter.sessions import SessionStore, Taken
-from speculant_graph.errors import DraftRequestError
-from speculant_graph.rpc.messages import SequenceStatus
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from support.server import (
+    LOST,
+    OK,
+    OUT_OF_SYNC,
+    Clock,
+    LiveServer,
+    code_of,
+    graph_file,
+    refusal,
+    retry_delay_s,
+    step_of,
+)
+from support.server import serving as serve
 
-MAX_ORDER = 3
-OK, LOST, OUT_OF_SYNC = SequenceStatus.OK, SequenceStatus.SESSION_LOST, SequenceStatus.OUT_OF_SYNC
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+TEXT = [random.Random(5).randrange(50) for _ in range(400)]
+Serve = Callable[..., LiveServer]
 
 
 @pytest.fixture
@@ -27,96 +35,180 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store(clock: Clock) -> SessionStore:
-    return SessionStore(MAX_ORDER, max_sessions=2, idle_timeout_s=10.0, clock=clock)
+def serving(tmp_path: Path, clock: Clock) -> Iterator[Serve]:
+    graph_file(tmp_path / "small.pkl", TEXT)
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(serve(tmp_path / "small.pkl", tmp_path, clock=clock, **settings))
 
 
-def test_takes_tokens_and_keeps_the_longest_context(store: SessionStore) -> None:
-    assert store.open(7) == 0
-    assert store.take(7, 0, (1, 2)) == Taken(OK, 2, (1, 2), 2)
-    assert store.take(7, 2, (3, 4, 5, 6)) == Taken(OK, 6, (4, 5, 6), 6)
-    assert store.take(7, 6, ()) == Taken(OK, 6, (4, 5, 6), 6)
-    assert store.position(7) == 6
-    assert store.open(7) == 6
+def told(server: LiveServer, session_id: int, position: int, tokens: list[int], budget: int = 0) -> tuple[int, int]:
+    """Send a step; return its status and the position expected next."""
+    answer = server.drafter.Draft(step_of(session_id, tokens, position, budget))
+    (status,), (next_position,) = answer.sequence_statuses, answer.next_positions
+    return status, next_position
 
 
-def test_a_gap_is_out_of_sync_and_takes_nothing(store: SessionStore) -> None:
-    store.open(7)
-    store.take(7, 0, (1, 2))
-    assert store.take(7, 3, (4,)) == Taken(OUT_OF_SYNC, 2)
-    assert store.take(7, 2, (3, 4)).next_position == 4
+def ended(server: LiveServer) -> dict[str, int]:
+    """Return how many sessions ended, by reason."""
+    found = {}
+    for name, value in server.metrics().items():
+        if name.startswith("ended_sessions_total{") and value:
+            found[name.split('"')[1]] = int(value)
+    return found
 
 
-def test_unknown_and_closed_sessions_are_lost(store: SessionStore) -> None:
-    assert store.take(7, 0, (1,)).status is LOST
-    store.open(7)
-    store.close(7)
-    store.close(7)
-    assert store.take(7, 0, (1,)).status is LOST
+def test_takes_tokens_and_says_where_it_stands(serving: Serve) -> None:
+    server = serving()
+    opened = server.drafter.OpenSession(pb.OpenSessionRequest(session_id=7))
+    assert (opened.next_position, opened.graph_generation) == (0, 1)
+    assert (opened.vocabulary_size, opened.max_order, opened.tokenizer_name) == (50, 4, "tests/alphabet")
+    assert opened.tokenizer_sha256 == b"\xab" * 32
+    assert told(server, 7, 0, [1, 2]) == (OK, 2)
+    assert told(server, 7, 2, [3, 4, 5, 6]) == (OK, 6)
+    assert told(server, 7, 6, []) == (OK, 6)
+    assert server.drafter.OpenSession(pb.OpenSessionRequest(session_id=7)).next_position == 6
+    assert ended(server) == {}
 
 
-def test_a_contradiction_drops_the_session(store: SessionStore) -> None:
-    store.open(7)
-    store.take(7, 0, (1, 2, 3))
-    assert store.take(7, 1, (2, 9, 4)).status is LOST
-    assert store.open(7) == 0
+def test_a_gap_is_out_of_sync_and_takes_nothing(serving: Serve) -> None:
+    server = serving()
+    server.open(7)
+    told(server, 7, 0, [1, 2])
+    assert told(server, 7, 3, [4]) == (OUT_OF_SYNC, 2)
+    assert told(server, 7, (1 << 64) - 1, [4]) == (OUT_OF_SYNC, 2)
+    assert told(server, 7, 2, [3, 4]) == (OK, 4)
 
 
-def test_a_late_repeat_is_answered_from_what_is_known(store: SessionStore) -> None:
-    store.open(7)
-    store.take(7, 0, (1, 2, 3, 4, 5, 6))
-    assert store.take(7, 0, (1, 2, 3, 4)) == Taken(OK, 6, (2, 3, 4), 4)
-    assert store.take(7, 3, (4, 5)) == Taken(OUT_OF_SYNC, 6)
-    assert store.position(7) == 6
+def test_unknown_and_closed_sessions_are_lost(serving: Serve) -> None:
+    server = serving()
+    assert told(server, 7, 0, [1]) == (LOST, 0)
+    server.open(7)
+    server.close(7)
+    server.close(7)
+    assert told(server, 7, 0, [1]) == (LOST, 0)
+    assert ended(server) == {"closed": 1}
 
 
-def test_the_longest_idle_goes_first(store: SessionStore) -> None:
-    store.open(1)
-    store.open(2)
-    store.take(1, 0, (5,))
-    store.open(3)
-    assert len(store) == 2
-    assert store.take(2, 0, (5,)).status is LOST
-    assert store.take(1, 1, (5,)).status is OK
+def test_a_contradiction_drops_the_session(serving: Serve) -> None:
+    server = serving()
+    server.open(7)
+    told(server, 7, 0, [1, 2, 3])
+    assert told(server, 7, 1, [2, 9, 4]) == (LOST, 0)
+    assert ended(server) == {"diverged": 1}
+    assert server.drafter.OpenSession(pb.OpenSessionRequest(session_id=7)).next_position == 0
 
 
-def test_idle_sessions_are_lost(store: SessionStore, clock: Clock) -> None:
-    store.open(1)
-    store.open(2, idle_timeout_s=1.0)
-    clock.now_s = 2.0
-    assert store.take(2, 0, ()).status is LOST
-    assert store.take(1, 0, ()).status is OK
-    clock.now_s = 12.5
-    store.open(3)
-    assert len(store) == 1
+def test_a_step_that_comes_late_again_takes_nothing(serving: Serve) -> None:
+    server = serving()
+    server.open(7)
+    told(server, 7, 0, [1, 2, 3, 4, 5, 6])
+    assert told(server, 7, 0, [1, 2, 3, 4]) == (OUT_OF_SYNC, 6)
+    assert told(server, 7, 3, [4, 5]) == (OUT_OF_SYNC, 6)
+    assert told(server, 7, 3, [4, 5, 6]) == (OK, 6)
 
 
-def test_ids_are_not_shared_between_tenants(store: SessionStore) -> None:
-    store.open(1, "a")
-    with pytest.raises(DraftRequestError, match="choose another"):
-        store.open(1, "b")
-    store.close(1, "b")
-    assert store.take(1, 0, (4,)).status is OK
+def test_a_session_twice_in_one_step_is_refused(serving: Serve) -> None:
+    server = serving()
+    server.open(7)
+    request = pb.DraftRequest(session_ids=[7, 7], context_lengths=[1, 1], context_tokens=[1, 1])
+    assert code_of(server.drafter.Draft, request) is grpc.StatusCode.INVALID_ARGUMENT
+    assert told(server, 7, 0, [1]) == (OK, 1)
 
 
-@given(
-    token_ids=st.lists(st.integers(0, 3), max_size=30).map(tuple),
-    steps=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12),
-)
-def test_any_repeats_give_the_context_of_an_undisturbed_session(
-    token_ids: tuple[int, ...], steps: list[tuple[int, int]]
-) -> None:
-    store = SessionStore(MAX_ORDER, max_sessions=1, idle_timeout_s=1.0, clock=lambda: 0.0)
-    store.open(1)
-    position = 0
-    for one, other in steps:
-        start, end = sorted((min(one, len(token_ids)), min(other, len(token_ids))))
-        taken = store.take(1, start, token_ids[start:end])
-        if start > position:
-            assert taken == Taken(OUT_OF_SYNC, position)
-            continue
-        if end >= position:
-            position = end
-            assert taken.status is OK
-        if taken.status is OK:
-            assert taken == Taken(OK, position, token_ids[max(end - MAX_ORDER, 0) : end], end)
+def test_the_longest_idle_goes_first_and_busy_ones_never(serving: Serve, clock: Clock) -> None:
+    server = serving(max_sessions=2, busy_s=3.0)
+    server.open(1)
+    clock.now_s += 1.0
+    server.open(2)
+    clock.now_s += 1.0
+    told(server, 1, 0, [5])
+    error = refusal(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=3))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert retry_delay_s(error) == pytest.approx(2.0)  # until session 2 has been idle for three seconds
+    clock.now_s += 2.0
+    server.open(3)
+    assert told(server, 2, 0, [5]) == (LOST, 0)
+    assert told(server, 1, 1, [5]) == (OK, 2)
+    assert ended(server) == {"limit": 1}
+
+
+def test_idle_sessions_are_lost(serving: Serve, clock: Clock) -> None:
+    server = serving(idle_timeout_s=10.0)
+    server.open(1)
+    for session_id, seconds in ((2, 1), (3, 1_000)):
+        request = pb.OpenSessionRequest(session_id=session_id)
+        request.idle_timeout.FromSeconds(seconds)
+        server.drafter.OpenSession(request)
+    clock.now_s += 2.0
+    assert told(server, 2, 0, []) == (LOST, 0)
+    assert told(server, 1, 0, []) == (OK, 0)
+    clock.now_s += 8.5
+    assert told(server, 3, 0, []) == (LOST, 0), "nobody gets longer than the server's own"
+    assert told(server, 1, 0, []) == (OK, 0)
+    assert ended(server) == {"idle": 2}
+
+
+def test_ids_are_not_shared_between_tenants(serving: Serve) -> None:
+    server = serving()
+    server.open(1, tenant="a")
+    taken = pb.OpenSessionRequest(session_id=1, tenant="b")
+    error = refusal(server.drafter.OpenSession, taken)
+    assert (error.code(), "choose another" in error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    server.close(1, "b")
+    assert told(server, 1, 0, [4]) == (OK, 1)
+
+
+def test_memory_for_sessions_has_a_limit(serving: Serve, clock: Clock) -> None:
+    server = serving(max_session_memory=1_000_000, busy_s=1.0)
+    opened = [server.open() for _ in range(8)]
+    for session_id in opened[:5]:  # 4096 tokens of the session take 28 bytes each, and more
+        clock.now_s += 0.1
+        assert told(server, session_id, 0, TEXT * 10) == (OK, 4_000)
+    assert server.metrics()["session_bytes"] <= 1_000_000
+    # Now all are busy, but for those that hold nearly nothing: they go first, and that is not enough.
+    clock.now_s += 0.6
+    error = refusal(server.drafter.Draft, step_of(opened[5], TEXT * 100))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert 0.0 < (retry_delay_s(error) or 0.0) <= 1.0
+    assert told(server, opened[5], 0, [1]) == (LOST, 0)
+    clock.now_s += 1.0
+    server.open(opened[5])
+    assert told(server, opened[5], 0, TEXT * 25) == (OK, 10_000)
+    assert told(server, opened[0], 0, [1]) == (LOST, 0)
+    assert told(server, opened[4], 4_000, [1]) == (OK, 4_001)
+    assert server.metrics()["session_bytes"] <= 1_000_000
+    assert set(ended(server)) == {"memory"}
+
+
+def test_a_sequence_that_makes_room_for_another_of_its_batch_is_lost_alone(serving: Serve) -> None:
+    server = serving(max_session_memory=1_000_000, busy_s=0.0)
+    first, second = server.open(), server.open()
+    answer = server.drafter.Draft(
+        pb.DraftRequest(
+            session_ids=[first, second],
+            context_lengths=[20_000, 20_000],
+            context_tokens=TEXT * 100,
+            node_budgets=[4, 4],
+        )
+    )
+    assert list(answer.sequence_statuses) == [LOST, OK]
+    assert list(answer.next_positions) == [0, 20_000]
+    assert answer.draft_lengths[0] == 0
+
+
+def test_closed_sessions_give_their_memory_back(serving: Serve) -> None:
+    server = serving()
+    for _ in range(3):
+        session_id = server.open()
+        told(server, session_id, 0, TEXT)
+        assert server.metrics()["session_bytes"] > 0
+        server.close(session_id)
+        assert server.metrics()["session_bytes"] == 0
+
+
+def test_sessions_are_lost_one_by_one_also_where_the_default_graph_has_gone(serving: Serve) -> None:
+    server = serving()
+    kept = server.open()
+    server.admin.UnloadGraph(pb.UnloadGraphRequest(name="small"))
+    assert told(server, kept, 0, TEXT[:3], 2) == (OK, 3)
+    assert told(server, 999_999, 0, TEXT[:3], 2) == (LOST, 0)

@@ -1,0 +1,247 @@
+"""Who may use the sidecar: tokens and certificates on real connections, and whose sessions and graphs are whose."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from support.server import (
+    LOST,
+    OK,
+    LiveServer,
+    Wire,
+    code_of,
+    connected,
+    graph_file,
+    refusal,
+    run_in_loop,
+    serving,
+    step_of,
+)
+
+DENIED, UNKNOWN_CLIENT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
+NOT_FOUND, UNAVAILABLE = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE
+
+
+def client_entry(name: str, token: str, more: str = "") -> str:
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    return f'[[clients]]\nname = "{name}"\ntoken_sha256 = "{digest}"\n{more}\n'
+
+
+CLIENTS = (
+    client_entry("search", "one", 'graphs = ["two"]')
+    + client_entry("chat", "two", 'tenants = ["chat", "chat-test"]')
+    + client_entry("operator", "three", 'admin = true\ntenants = "*"')
+)
+
+
+def write_access(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
+class Clients:
+    """A server with an access file, and a channel for each client."""
+
+    def __init__(self, server: LiveServer, stack: ExitStack) -> None:
+        self.server = server
+        self._stack = stack
+        self.search, self.chat = self.wire("one"), self.wire("two")
+
+    def wire(self, token: str | None, *, admin: bool = False) -> Wire:
+        """Return the stubs of whoever has a token."""
+        address = self.server.server.admin_addresses[0] if admin else self.server.address
+        return self._stack.enter_context(connected(address, token=token))
+
+
+@pytest.fixture
+def clients(tmp_path: Path) -> Iterator[Clients]:
+    graph_file(tmp_path / "two.pkl", [1, 2, 2] * 8)
+    graph_file(tmp_path / "three.pkl", [1, 3, 3] * 8)
+    access_file = write_access(tmp_path / "access.toml", CLIENTS)
+    settings = {"access_file": access_file, "graphs": {"three": tmp_path / "three.pkl"}}
+    with serving(tmp_path / "two.pkl", tmp_path, **settings) as server, ExitStack() as stack:
+        yield Clients(server, stack)
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "ONE", "one2"])
+def test_who_is_not_known_may_do_nothing_but_ask_for_health(clients: Clients, token: str | None) -> None:
+    stranger = clients.wire(token)
+    for call, request in (
+        (stranger.drafter.Draft, step_of(0, [1])),
+        (stranger.drafter.OpenSession, pb.OpenSessionRequest(session_id=1)),
+        (stranger.drafter.CloseSession, pb.CloseSessionRequest(session_id=1)),
+        (lambda each: list(stranger.drafter.StreamDraft(each)), iter([pb.StreamDraftRequest()])),
+        (clients.wire(token, admin=True).admin.ListGraphs, pb.ListGraphsRequest()),
+    ):
+        assert code_of(call, request) is UNKNOWN_CLIENT
+    assert stranger.health() == 1
+
+
+def test_tokens_travel_over_unix_sockets(clients: Clients) -> None:
+    (answer,) = clients.search.drafter.StreamDraft(iter([pb.StreamDraftRequest(step_id=3, draft=step_of(0, [1]))]))
+    assert answer.draft.draft_tokens[0] == 2
+    assert clients.chat.drafter.Draft(step_of(0, [1], graph="three")).draft_tokens[0] == 3
+
+
+def test_a_tenant_is_the_clients_own_or_refused(clients: Clients) -> None:
+    search, chat = clients.search, clients.chat
+    search.open(1)
+    search.open(2, tenant="search")
+    for wire, tenant in ((search, "chat"), (chat, "search"), (chat, ""), (chat, "nobody")):
+        request = pb.OpenSessionRequest(session_id=3, tenant=tenant)
+        assert code_of(wire.drafter.OpenSession, request) is DENIED
+        assert code_of(wire.drafter.CloseSession, pb.CloseSessionRequest(session_id=1, tenant=tenant)) is DENIED
+    chat.open(3, tenant="chat-test")
+    clients.wire("three").open(4, tenant="whoever")
+
+
+def test_the_session_of_another_is_as_unknown_as_none(clients: Clients) -> None:
+    search, chat = clients.search, clients.chat
+    session_id = search.open()
+    search.drafter.Draft(step_of(session_id, [1]))
+    answer = chat.drafter.Draft(step_of(session_id, [1], 1))
+    nobodys = chat.drafter.Draft(step_of(999_999, [1], 1))
+    assert list(answer.sequence_statuses) == list(nobodys.sequence_statuses) == [LOST]
+    assert list(answer.next_positions) == list(nobodys.next_positions) == [0]
+    chat.close(session_id, "chat")
+    # A step that contradicts what the owner sent would end a session; a stranger's does not.
+    chat.drafter.Draft(step_of(session_id, [9], 0))
+    answer = search.drafter.Draft(step_of(session_id, [2], 1))
+    assert (list(answer.sequence_statuses), list(answer.next_positions)) == ([OK], [2])
+
+
+def test_a_graph_that_is_not_the_clients_is_as_unknown_as_none(clients: Clients) -> None:
+    details = set()
+    for call, request in (
+        (clients.search.drafter.Draft, step_of(0, [1], graph="three")),
+        (clients.search.drafter.OpenSession, pb.OpenSessionRequest(session_id=1, graph="three")),
+    ):
+        error = refusal(call, request)
+        assert error.code() is NOT_FOUND
+        assert "three" not in error.details()
+        details.add(error.details())
+    assert len(details) == 1
+
+
+def test_only_administrators_look_after_graphs(clients: Clients) -> None:
+    requests = {
+        "ListGraphs": pb.ListGraphsRequest(),
+        "LoadGraph": pb.LoadGraphRequest(name="more", path="three.pkl"),
+        "ReloadGraph": pb.ReloadGraphRequest(name="two"),
+        "UnloadGraph": pb.UnloadGraphRequest(name="three"),
+        "SaveLearnedState": pb.SaveLearnedStateRequest(),
+        "GetStatistics": pb.GetStatisticsRequest(),
+    }
+    for token, is_admin in (("one", False), ("two", False), ("three", True)):
+        admin = clients.wire(token, admin=True).admin
+        for method, request in requests.items():
+            if is_admin:
+                getattr(admin, method)(request)
+            else:
+                assert code_of(getattr(admin, method), request) is DENIED
+
+
+def test_the_access_file_is_read_again_and_a_wrong_one_is_not_believed(clients: Clients, tmp_path: Path) -> None:
+    session_id = clients.search.open()
+    write_access(tmp_path / "access.toml", "nonsense")
+    run_in_loop(clients.server.server.reload())
+    clients.search.drafter.Draft(step_of(session_id, [1]))
+    write_access(tmp_path / "access.toml", client_entry("search", "new") + client_entry("chat", "two"))
+    run_in_loop(clients.server.server.reload())
+    assert code_of(clients.search.drafter.Draft, step_of(session_id, [2], 1)) is UNKNOWN_CLIENT
+    answer = clients.wire("new").drafter.Draft(step_of(session_id, [2], 1))
+    assert (list(answer.sequence_statuses), list(answer.next_positions)) == ([OK], [2])
+
+
+class Certificates:
+    """Files of an authority, a server and a client."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        authority = trustme.CA()
+        self.ca = folder / "ca.pem"
+        authority.cert_pem.write_to_path(str(self.ca))
+        self.server = self._pair(folder, "server", authority.issue_cert("localhost", "127.0.0.1"))
+        self.client = self._pair(folder, "client", authority.issue_cert("search.internal", common_name="search"))
+
+    @staticmethod
+    def _pair(folder: Path, name: str, certificate: trustme.LeafCert) -> dict[str, Path]:
+        paths = {"tls_certificate": folder / f"{name}.pem", "tls_key": folder / f"{name}.key"}
+        certificate.cert_chain_pems[0].write_to_path(str(paths["tls_certificate"]))
+        certificate.private_key_pem.write_to_path(str(paths["tls_key"]))
+        return paths
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificates, Certificates]:
+    """Those that are trusted, and a stranger's."""
+    folder = tmp_path_factory.mktemp("tls")
+    return Certificates(folder / "ours"), Certificates(folder / "theirs")
+
+
+def test_encrypted_connections(
+    graph_path: Path, tmp_path: Path, certificates: tuple[Certificates, Certificates]
+) -> None:
+    ours, theirs = certificates
+    settings = {"listen": f"127.0.0.1:0,unix://{tmp_path}/drafter.sock", **ours.server}
+    with serving(graph_path, tmp_path, client={"tls_ca": ours.ca}, **settings) as server:
+        server.drafter.Draft(step_of(0, [1]))
+        tcp, unix = server.server.addresses
+        with connected(unix, tls_ca=ours.ca) as wire:
+            wire.drafter.Draft(step_of(0, [1]))  # nobody else can listen to a Unix socket
+        with connected(tcp, tls_ca=ours.ca, **ours.client) as wire:
+            wire.drafter.Draft(step_of(0, [1]))  # a certificate that is not asked for does no harm
+        wrong: list[dict[str, Any]] = [
+            {"tls_ca": theirs.ca},
+            {"tls": True},
+            {"tls_ca": ours.ca, "tls_server_name": "elsewhere.internal"},
+            {},
+        ]
+        for client in wrong:
+            with connected(tcp, **client) as wire:
+                assert code_of(wire.drafter.Draft, step_of(0, [1])) is UNAVAILABLE
+        server.drafter.Draft(step_of(0, [1]))
+
+
+def test_certificates_of_clients(
+    graph_path: Path, tmp_path: Path, certificates: tuple[Certificates, Certificates]
+) -> None:
+    ours, theirs = certificates
+    access = write_access(
+        tmp_path / "access.toml",
+        '[[clients]]\nname = "search"\ncertificate_name = "search.internal"\n' + client_entry("chat", "two"),
+    )
+    settings = {"listen": "127.0.0.1:0", "tls_client_ca": ours.ca, "access_file": access, **ours.server}
+    right = {"tls_ca": ours.ca, **ours.client}
+    with serving(graph_path, tmp_path, client=right, **settings) as server:
+        server.open(1, tenant="search")
+        assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=2, tenant="chat")) is DENIED
+        with connected(server.address, **right, token="two") as wire:
+            wire.open(2, tenant="chat")  # the token says who it is
+        with connected(server.address, **right, token="wrong") as wire:
+            assert code_of(wire.drafter.Draft, step_of(0, [1])) is UNKNOWN_CLIENT
+        for client in ({"tls_ca": ours.ca}, {"tls_ca": ours.ca, **theirs.client}):
+            with connected(server.address, **client) as wire:
+                assert code_of(wire.drafter.Draft, step_of(0, [1])) is UNAVAILABLE
+
+
+def test_plain_clients_of_encrypted_servers_and_the_other_way_round(
+    graph_path: Path, tmp_path: Path, certificates: tuple[Certificates, Certificates]
+) -> None:
+    ours, _ = certificates
+    with (
+        serving(graph_path, tmp_path, listen="127.0.0.1:0") as server,
+        connected(server.address, tls_ca=ours.ca) as wire,
+    ):
+        assert code_of(wire.drafter.Draft, step_of(0, [1])) is UNAVAILABLE
+        server.drafter.Draft(step_of(0, [1]))

@@ -1,0 +1,350 @@
+"""Several graphs, and those who look after them: loaded, replaced, let go, and told of."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from speculant_drafter.server import DrafterServer
+from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.errors import ConfigError, TokenizerMismatchError
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from support.server import (
+    LOST,
+    NOT_SERVING,
+    OK,
+    PATIENCE_S,
+    SERVICE,
+    SERVING,
+    LiveServer,
+    Wire,
+    code_of,
+    connected,
+    graph_file,
+    refusal,
+    run_in_loop,
+    serving,
+    step_of,
+)
+
+INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+MISMATCH = grpc.StatusCode.FAILED_PRECONDITION
+ADMIN = "speculant_graph.rpc.v1.DrafterAdminService"
+Serve = Callable[..., LiveServer]
+
+
+def successor_file(path: Path, successor: int, sha256: str = "ab" * 32) -> Path:
+    """Write a graph in which token 1 is always followed by one other."""
+    return graph_file(path, [1, successor, successor, successor] * 8, sha256=sha256)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    successor_file(tmp_path / "two.pkl", 2)
+    successor_file(tmp_path / "three.pkl", 3)
+    successor_file(tmp_path / "four.pkl", 4, "cd" * 32)
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(serving(tmp_path / "two.pkl", tmp_path, **settings))
+
+
+def drafted(server: LiveServer, graph: str = "", session_id: int = 0, position: int = 0) -> tuple[int, int]:
+    """Return the token drafted after token 1, and the generation that answered."""
+    answer = server.drafter.Draft(step_of(session_id, [1], position, 1, graph=graph))
+    assert list(answer.sequence_statuses) == [OK]
+    return answer.draft_tokens[0], answer.graph_generation
+
+
+def test_graphs_are_found_by_name(serve: Serve, tmp_path: Path) -> None:
+    server = serve(graphs={"third": tmp_path / "three.pkl", "other": tmp_path / "four.pkl"})
+    assert [drafted(server, name)[0] for name in ("", "two", "third", "other")] == [2, 2, 3, 4]
+    for call, request in (
+        (server.drafter.Draft, step_of(0, [1], graph="fourth")),
+        (server.drafter.OpenSession, pb.OpenSessionRequest(session_id=1, graph="fourth")),
+        (server.admin.ReloadGraph, pb.ReloadGraphRequest(name="fourth")),
+        (server.admin.UnloadGraph, pb.UnloadGraphRequest(name="fourth")),
+    ):
+        assert code_of(call, request) is NOT_FOUND
+    assert server.wire.health(f"{SERVICE}/third") == SERVING
+
+
+@pytest.mark.parametrize("strategy", [pb.STRATEGY_GREEDY, pb.STRATEGY_SAMPLING, pb.STRATEGY_TREE])
+def test_one_step_may_be_of_several_graphs(serve: Serve, tmp_path: Path, strategy: pb.Strategy) -> None:
+    server = serve(graphs={"third": tmp_path / "three.pkl"})
+    sessions = [server.open(graph=graph) for graph in ("third", "two", "third")]
+    answer = server.drafter.Draft(
+        pb.DraftRequest(
+            session_ids=[sessions[0], 0, sessions[1], 999, sessions[2]],
+            context_lengths=[1] * 5,
+            context_tokens=[1] * 5,
+            node_budgets=[1] * 5,
+            options=pb.StrategyOptions(strategy=strategy),
+        )
+    )
+    assert list(answer.draft_tokens) == [3, 2, 2, 3]
+    assert list(answer.draft_lengths) == [1, 1, 1, 0, 1]
+    assert list(answer.sequence_statuses) == [OK, OK, OK, LOST, OK]
+    assert (answer.graph_generation, list(answer.sequence_generations)) == (0, [2, 1, 1, 0, 2])
+    assert list(answer.candidate_tokens) == ([3, 2, 2, 3] if strategy == pb.STRATEGY_SAMPLING else [])
+
+
+def test_a_tokenizer_is_compared_with_that_of_the_graph(serve: Serve, tmp_path: Path) -> None:
+    server = serve(graphs={"other": tmp_path / "four.pkl"})
+    ours, theirs = bytes.fromhex("ab" * 32), bytes.fromhex("cd" * 32)
+    for graph, right, wrong in (("", ours, theirs), ("other", theirs, ours)):
+        server.open(graph=graph, tokenizer_sha256=right)
+        refused = pb.OpenSessionRequest(session_id=9, graph=graph, tokenizer_sha256=wrong)
+        assert code_of(server.drafter.OpenSession, refused) is MISMATCH
+    short = pb.OpenSessionRequest(session_id=9, tokenizer_sha256=b"\xab")
+    assert code_of(server.drafter.OpenSession, short) is INVALID
+
+
+def test_a_graph_is_loaded_reloaded_and_unloaded(serve: Serve, tmp_path: Path) -> None:
+    server = serve()
+    assert code_of(server.wire.health, f"{SERVICE}/more") is NOT_FOUND
+    loaded = server.admin.LoadGraph(pb.LoadGraphRequest(name="more", path="three.pkl")).graph
+    assert (loaded.name, loaded.generation, loaded.corpus_tokens, loaded.max_order) == ("more", 2, 32, 4)
+    assert (loaded.vocabulary_size, loaded.tokenizer_name) == (50, "tests/alphabet")
+    assert loaded.file_bytes == (tmp_path / "three.pkl").stat().st_size
+    assert server.wire.health(f"{SERVICE}/more") == SERVING
+    assert code_of(server.admin.LoadGraph, pb.LoadGraphRequest(name="more", path="two.pkl")) is INVALID
+
+    before = server.open(graph="more")
+    assert drafted(server, session_id=before) == (3, 2)
+    successor_file(tmp_path / "three.pkl", 5)
+    assert drafted(server, "more") == (3, 2), "a file that is replaced is not read until it is asked for"
+    assert server.admin.ReloadGraph(pb.ReloadGraphRequest(name="more")).graph.generation == 3
+    after = server.open(graph="more")
+    assert drafted(server, "more") == drafted(server, session_id=after) == (5, 3)
+    assert drafted(server, session_id=before, position=1) == (3, 2), "open sessions keep what they have"
+    assert server.admin.ReloadGraph(pb.ReloadGraphRequest(name="more", path="two.pkl")).graph.generation == 4
+    assert drafted(server, "more") == (2, 4)
+
+    server.admin.UnloadGraph(pb.UnloadGraphRequest(name="more"))
+    assert server.wire.health(f"{SERVICE}/more") == NOT_SERVING
+    assert code_of(server.drafter.Draft, step_of(0, [1], graph="more")) is NOT_FOUND
+    assert drafted(server, session_id=after, position=1) == (5, 3)
+    assert [graph.name for graph in server.admin.ListGraphs(pb.ListGraphsRequest()).graphs] == ["two"]
+    assert server.wire.health() == server.wire.health(f"{SERVICE}/two") == SERVING
+    server.admin.LoadGraph(pb.LoadGraphRequest(name="more", path="two.pkl"))
+    assert server.wire.health(f"{SERVICE}/more") == SERVING
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside.pkl", "/etc/passwd", "", ".", "missing.pkl", "link.pkl", "folder", "a\0b", "x" * 5_000]
+)
+def test_only_files_of_the_graph_folder_are_loaded(serve: Serve, tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "graphs"
+    (folder / "folder").mkdir(parents=True)
+    successor_file(tmp_path / "outside.pkl", 3)
+    (folder / "link.pkl").symlink_to(tmp_path / "outside.pkl")
+    server = serve(graph_folder=folder)
+    error = refusal(server.admin.LoadGraph, pb.LoadGraphRequest(name="more", path=path))
+    assert (error.code(), "relative to it" in error.details()) == (INVALID, True), error
+    assert str(tmp_path) not in error.details()
+    if path:
+        assert code_of(server.admin.ReloadGraph, pb.ReloadGraphRequest(name="two", path=path)) is INVALID
+    assert drafted(server) == (2, 1)
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a" * 65, "ä", "a b", "..", "a\n"])
+def test_names_are_plain(serve: Serve, name: str) -> None:
+    assert code_of(serve().admin.LoadGraph, pb.LoadGraphRequest(name=name, path="three.pkl")) is INVALID
+
+
+def test_what_is_no_graph_or_of_another_tokenizer_leaves_the_old_one(serve: Serve, tmp_path: Path) -> None:
+    server = serve()
+    session_id = server.open()
+    damaged = bytearray((tmp_path / "three.pkl").read_bytes())
+    damaged[300] ^= 1  # what is described there no longer has the checksum that is noted
+    (tmp_path / "damaged.pkl").write_bytes(damaged)
+    (tmp_path / "empty.pkl").touch()
+    for path, code in (("damaged.pkl", INVALID), ("empty.pkl", INVALID), ("four.pkl", MISMATCH)):
+        error = refusal(server.admin.ReloadGraph, pb.ReloadGraphRequest(name="two", path=path))
+        assert (error.code(), path in error.details()) == (code, True), error
+    assert drafted(server) == drafted(server, session_id=session_id) == (2, 1)
+    # By another name it is welcome, and by the same one when the old one has gone.
+    server.admin.LoadGraph(pb.LoadGraphRequest(name="other", path="four.pkl"))
+    assert drafted(server, "other")[0] == 4
+    server.admin.UnloadGraph(pb.UnloadGraphRequest(name="two"))
+    server.admin.LoadGraph(pb.LoadGraphRequest(name="two", path="four.pkl"))
+    assert drafted(server)[0] == 4
+
+
+def test_graphs_of_different_tokenizers_keep_what_they_learned_apart(serve: Serve, tmp_path: Path) -> None:
+    settings = {
+        "graphs": {"other": tmp_path / "four.pkl"},
+        "learned": tmp_path / "learned",
+        "draft": {"strategy": "tree"},
+    }
+    server = serve(**settings)
+    texts = {"": [7, 8, 9, 10] * 5, "other": [7, 20, 21, 22] * 5}
+    for graph, text in texts.items():
+        session_id = server.open(graph=graph, learn=True)
+        server.drafter.Draft(step_of(session_id, [6]))
+        server.drafter.Draft(step_of(session_id, text, 1))
+        server.close(session_id)
+    assert server.admin.GetStatistics(pb.GetStatisticsRequest()).learned_tokens > 0
+    saved = server.admin.SaveLearnedState(pb.SaveLearnedStateRequest()).saved_bytes
+    assert saved == sum(path.stat().st_size for path in (tmp_path / "learned").rglob("*.log"))
+    assert server.admin.SaveLearnedState(pb.SaveLearnedStateRequest(tenant="nobody")).saved_bytes == 0
+    assert sorted(path.name for path in (tmp_path / "learned").iterdir()) == ["other", "two"]
+    server.stop()
+
+    again = serve(**settings)
+    for graph, context, following in (("", [9, 10, 7], 8), ("other", [21, 22, 7], 20)):
+        session_id = again.open(graph=graph)
+        answer = again.drafter.Draft(step_of(session_id, context, 0, 1))
+        assert list(answer.draft_tokens) == [following]
+    # What was learned by this name is of another tokenizer.
+    again.admin.UnloadGraph(pb.UnloadGraphRequest(name="two"))
+    error = refusal(again.admin.LoadGraph, pb.LoadGraphRequest(name="two", path="four.pkl"))
+    assert (error.code(), "choose another name" in error.details()) == (MISMATCH, True)
+
+
+def test_a_changed_tokenizer_is_refused_at_the_start_where_text_of_the_old_one_was_learned(
+    tmp_path: Path, serve: Serve
+) -> None:
+    server = serve(learned=tmp_path / "learned")
+    session_id = server.open(learn=True)
+    for position, token in enumerate([7, 8, 9]):
+        server.drafter.Draft(step_of(session_id, [token], position))
+    server.stop()
+    successor_file(tmp_path / "two.pkl", 2, "cd" * 32)
+    with pytest.raises(TokenizerMismatchError, match="name another folder"):
+        serve(learned=tmp_path / "learned")
+
+
+def test_names_must_differ(tmp_path: Path) -> None:
+    config = ServerConfig(graph=tmp_path / "two.pkl", graphs={"two": tmp_path / "three.pkl"})
+    with pytest.raises(ConfigError, match="rename the one in server"):
+        DrafterServer(config, DraftConfig())
+
+
+def test_nothing_is_served_before_it_is_loaded(tmp_path: Path) -> None:
+    successor_file(tmp_path / "two.pkl", 2)
+    config = ServerConfig.model_validate(
+        {
+            "listen": f"unix://{tmp_path}/drafter.sock",
+            "graph": tmp_path / "two.pkl",
+            "graphs": {"more": tmp_path / "three.pkl"},
+        }
+    )
+    goes_on = asyncio.Event()
+
+    async def start_slowly() -> DrafterServer:
+        server = DrafterServer(config, DraftConfig())
+        load = server._graphs.load_configured
+
+        async def load_slowly() -> None:
+            await goes_on.wait()
+            await load()
+
+        server._graphs.load_configured = load_slowly  # type: ignore[method-assign]
+        starting.append(asyncio.create_task(server.start()))
+        while not server.addresses:
+            await asyncio.sleep(0.005)
+        return server
+
+    async def finish(server: DrafterServer) -> None:
+        goes_on.set()
+        await starting[0]
+        await server.stop()
+
+    starting: list[asyncio.Task[None]] = []
+    server = run_in_loop(start_slowly())
+    with connected(f"unix://{tmp_path}/drafter.sock") as wire:
+        assert {wire.health(name) for name in ("", SERVICE, f"{SERVICE}/two", f"{SERVICE}/more")} == {NOT_SERVING}
+        for call, request in (
+            (wire.drafter.Draft, step_of(0, [1])),
+            (wire.drafter.Draft, step_of(77, [1])),
+            (wire.drafter.OpenSession, pb.OpenSessionRequest(session_id=1)),
+        ):
+            assert code_of(call, request) is grpc.StatusCode.UNAVAILABLE
+        successor_file(tmp_path / "three.pkl", 3)
+        run_in_loop(finish(server))
+
+
+def test_reflection_tells_the_services(serve: Serve) -> None:
+    def services(address: str) -> set[str]:
+        with connected(address) as wire:
+            stub = reflection_pb2_grpc.ServerReflectionStub(wire.channel)
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            (answer,) = stub.ServerReflectionInfo(iter([request]))
+            return {service.name for service in answer.list_services_response.service}
+
+    server = serve()
+    both = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert services(server.address) == {SERVICE} | both
+    assert services(server.server.admin_addresses[0]) == {ADMIN} | both
+    assert code_of(Wire(server.wire.channel).admin.ListGraphs, pb.ListGraphsRequest()).name == "UNIMPLEMENTED"
+
+
+def test_reflection_can_be_turned_off(serve: Serve) -> None:
+    server = serve(reflection=False)
+    stub = reflection_pb2_grpc.ServerReflectionStub(server.wire.channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    assert code_of(lambda each: list(stub.ServerReflectionInfo(each)), iter([request])).name == "UNIMPLEMENTED"
+
+
+def test_graphs_and_counters_are_told(serve: Serve, tmp_path: Path) -> None:
+    server = serve(graphs={"third": tmp_path / "three.pkl"})
+    sessions = [server.open(graph="third") for _ in range(3)]
+    server.close(sessions[0])
+    drafted(server)
+    code_of(server.drafter.Draft, step_of(0, [1], graph="nowhere"))
+    graphs = server.admin.ListGraphs(pb.ListGraphsRequest()).graphs
+    assert [(graph.name, graph.generation, graph.open_sessions) for graph in graphs] == [("two", 1, 0), ("third", 2, 2)]
+    told = server.admin.GetStatistics(pb.GetStatisticsRequest())
+    assert (told.steps, told.sequences, told.drafted_nodes, told.failed_steps) == (1, 1, 1, 1)
+    assert (told.open_sessions, told.empty_drafts) == (2, 0)
+    assert told.uptime.ToNanoseconds() > 0
+
+
+def test_steps_never_fail_while_graphs_are_replaced(serve: Serve, tmp_path: Path) -> None:
+    server = serve()
+    successor_of = {1: 2}  # by generation
+    is_done = threading.Event()
+
+    def replace() -> None:
+        for successor in itertools.cycle((3, 2)):
+            if is_done.is_set():
+                return
+            successor_file(tmp_path / "two.pkl", successor)
+            successor_of[server.admin.ReloadGraph(pb.ReloadGraphRequest(name="two")).graph.generation] = successor
+
+    def call(number: int) -> list[tuple[int, int]]:
+        found = []
+        with connected(server.address) as wire:
+            for turn in range(125):
+                if number % 2:
+                    answer = wire.drafter.Draft(step_of(0, [1], 0, 1))
+                else:
+                    if turn % 25 == 0:
+                        session_id, generations = wire.open(), set()
+                    answer = wire.drafter.Draft(step_of(session_id, [1], turn % 25, 1))
+                    generations.add(answer.graph_generation)
+                    assert len(generations) == 1
+                assert list(answer.sequence_statuses) == [OK]
+                found.append((answer.graph_generation, answer.draft_tokens[0]))
+        return found
+
+    with ThreadPoolExecutor(9) as pool:
+        replacing = pool.submit(replace)
+        calls = [pool.submit(call, number) for number in range(8)]
+        try:
+            found = [each for one in calls for each in one.result(PATIENCE_S)]
+        finally:
+            is_done.set()
+        replacing.result(PATIENCE_S)
+    assert len(found) == 1_000
+    assert all(token == successor_of[generation] for generation, token in found)
+    assert len({generation for generation, _ in found}) > 3

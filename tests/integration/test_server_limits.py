@@ -1,0 +1,148 @@
+"""Limits of the sidecar: over each of them a request is refused, with a delay or a reason to send less."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from support.server import (
+    PATIENCE_S,
+    LiveServer,
+    code_of,
+    connected,
+    refusal,
+    retry_delay_s,
+    serving,
+    step_of,
+)
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+Serve = Callable[..., LiveServer]
+
+
+@pytest.fixture
+def serve(graph_path: Path, tmp_path: Path) -> Iterator[Serve]:
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(serving(graph_path, tmp_path, **settings))
+
+
+def of_sequences(count: int, **fields: Any) -> pb.DraftRequest:
+    return pb.DraftRequest(context_lengths=[1] * count, context_tokens=[1] * count, **fields)
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed", "refused", "said"),
+    [
+        ({"max_sequences": 3}, of_sequences(3), of_sequences(4), "send at most 3"),
+        ({"max_tokens": 5}, step_of(0, [1] * 5), step_of(0, [1] * 6), "send at most 5, in parts"),
+        ({"max_nodes": 4}, step_of(0, [1], budget=4), step_of(0, [1], budget=5), "ask for at most 4"),
+        (
+            {"max_message_bytes": 1_024},
+            step_of(0, [1], budget=8, strategy=pb.STRATEGY_GREEDY),
+            step_of(0, [1], budget=400, strategy=pb.STRATEGY_SAMPLING),
+            "send fewer sequences",
+        ),
+    ],
+)
+def test_a_step_over_a_limit_is_told_to_be_smaller(
+    serve: Serve, settings: dict[str, int], allowed: pb.DraftRequest, refused: pb.DraftRequest, said: str
+) -> None:
+    server = serve(**settings)
+    server.drafter.Draft(allowed)
+    error = refusal(server.drafter.Draft, refused)
+    assert (error.code(), said in error.details()) == (EXHAUSTED, True), error.details()
+    assert retry_delay_s(error) == 0.0, "to wait does not help"
+    requests = [pb.StreamDraftRequest(step_id=number, draft=draft) for number, draft in enumerate([refused, allowed])]
+    first, second = server.drafter.StreamDraft(iter(requests))
+    assert (first.error.code, first.error.message) == (EXHAUSTED.value[0], error.details())
+    assert first.error.HasField("retry_delay")
+    assert first.error.retry_delay.ToNanoseconds() == 0
+    assert second.WhichOneof("outcome") == "draft"
+
+
+def test_a_step_that_is_silent_on_budgets_stays_within_the_limit(serve: Serve) -> None:
+    server = serve(max_nodes=2, draft={"k": 8})
+    answer = server.drafter.Draft(pb.DraftRequest(context_lengths=[1], context_tokens=[1]))
+    assert answer.draft_lengths[0] <= 2
+
+
+def test_an_answer_that_is_too_large_costs_the_session_nothing_but_this_draft(serve: Serve) -> None:
+    server = serve(max_message_bytes=1_024)
+    session_id = server.open()
+    assert code_of(server.drafter.Draft, step_of(session_id, [1, 2], 0, 300, pb.STRATEGY_TREE)) is EXHAUSTED
+    answer = server.drafter.Draft(step_of(session_id, [1, 2], 0, 4, pb.STRATEGY_TREE))
+    assert (list(answer.sequence_statuses), list(answer.next_positions)) == ([1], [2])
+
+
+def test_messages_have_a_largest_size(serve: Serve) -> None:
+    server = serve(max_message_bytes=2_048)
+    fits, does_not = step_of(0, [1] * 400), step_of(0, [1] * 600)
+    assert fits.ByteSize() < 2_048 < does_not.ByteSize()
+    server.drafter.Draft(fits)
+    assert code_of(server.drafter.Draft, does_not) is EXHAUSTED
+    server.drafter.Draft(fits)
+
+
+def test_calls_beyond_the_number_allowed_are_refused_at_once(serve: Serve) -> None:
+    server = serve(max_concurrent_rpcs=2)
+    goes_on = threading.Event()
+
+    def requests() -> Iterator[pb.StreamDraftRequest]:
+        yield pb.StreamDraftRequest(step_id=1)
+        goes_on.wait(PATIENCE_S)
+
+    with ExitStack() as stack:
+        # Calls of one connection would wait for each other; those of several are refused.
+        wires = [stack.enter_context(connected(server.address)) for _ in range(3)]
+        streams = [wire.drafter.StreamDraft(requests()) for wire in wires[:2]]
+        for stream in streams:
+            assert next(stream).step_id == 1
+        error = refusal(wires[2].drafter.Draft, step_of(0, [1]))
+        assert error.code() is EXHAUSTED
+        assert (retry_delay_s(error) or 0.0) > 0.0
+        assert "2 calls are running" in error.details()
+        assert wires[2].health() == 1, "a probe is let in"
+        goes_on.set()
+        for stream in streams:
+            assert list(stream) == []
+        wires[2].drafter.Draft(step_of(0, [1]))
+
+
+def test_sessions_have_a_largest_number_also_on_a_stream(serve: Serve) -> None:
+    server = serve(max_sessions=1, busy_s=30.0)
+    server.open()
+    error = refusal(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=10_001))
+    assert error.code() is EXHAUSTED
+    assert 29.0 < (retry_delay_s(error) or 0.0) <= 30.0
+
+
+def test_memory_of_sessions_is_told_on_a_stream_with_a_delay(serve: Serve) -> None:
+    server = serve(max_session_memory=1_000_000, busy_s=30.0)
+    sessions = [server.open() for _ in range(4)]
+    requests = [
+        pb.StreamDraftRequest(step_id=session_id, draft=step_of(session_id, [1, 2] * 6_000)) for session_id in sessions
+    ]
+    answers = list(server.drafter.StreamDraft(iter(requests)))
+    assert [answer.error.code for answer in answers] == [0, 0, EXHAUSTED.value[0], EXHAUSTED.value[0]]
+    assert 29.0 < answers[2].error.retry_delay.ToNanoseconds() / 1e9 <= 30.0
+
+
+def test_a_cost_curve_has_a_largest_number_of_points(serve: Serve) -> None:
+    server = serve()
+    request = pb.OpenSessionRequest(session_id=5)
+    request.verify_cost.tokens.extend(range(1, 300))
+    request.verify_cost.relative_costs.extend([1.0] * 299)
+    assert code_of(server.drafter.OpenSession, request) is EXHAUSTED
+    for relative in ([float("nan")], [0.0], [-1.0], [1.0, 2.0], []):
+        request.verify_cost.Clear()
+        request.verify_cost.tokens.append(1)
+        request.verify_cost.relative_costs.extend(relative)
+        assert code_of(server.drafter.OpenSession, request) is grpc.StatusCode.INVALID_ARGUMENT
+    assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest()) is grpc.StatusCode.INVALID_ARGUMENT
