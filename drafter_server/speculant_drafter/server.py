@@ -103,6 +103,7 @@ class DrafterServer:
             )
         if self._config.metrics_listen:
             self.metrics_address = await self._metrics.start(self._config.metrics_listen)
+        await asyncio.to_thread(self._steps.warm_up)
         await self._graphs.load_configured()
         await self._tell_health()
         self._chores = [

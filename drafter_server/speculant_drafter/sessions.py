@@ -31,6 +31,9 @@ from speculant_graph.rpc.kernels.sessions import (
 from speculant_graph.rpc.messages import SequenceStatus
 
 
+_LONGEST_NS = 1 << 62
+
+
 class Session:
     """An open session. Its numbers are a row of the table that kernels work on."""
 
@@ -67,14 +70,14 @@ class Session:
         return int(self._table.rows[self._row, POSITION])
 
     @property
-    def last_used_s(self) -> float:
+    def last_used_ns(self) -> int:
         """Time of the last step."""
-        return float(self._table.rows[self._row, LAST_USED]) * 1e-9
+        return int(self._table.rows[self._row, LAST_USED])
 
     @property
-    def idle_timeout_s(self) -> float:
+    def idle_timeout_ns(self) -> int:
         """It is lost after so long without a step."""
-        return float(self._table.rows[self._row, IDLE_TIMEOUT]) * 1e-9
+        return int(self._table.rows[self._row, IDLE_TIMEOUT])
 
     @property
     def num_steps(self) -> int:
@@ -86,9 +89,9 @@ class Session:
         """Nodes drafted."""
         return int(self._table.rows[self._row, DRAFTED])
 
-    def use(self, now_s: float) -> None:
+    def use(self, now_ns: int) -> None:
         """Note that it is used."""
-        self._table.rows[self._row, LAST_USED] = round(now_s * 1e9)
+        self._table.rows[self._row, LAST_USED] = now_ns
 
     def note_taken(self, num_tokens: int) -> None:
         """Note tokens that were taken."""
@@ -188,8 +191,8 @@ class SessionStore:
         timeout_s = min(idle_timeout_s or self._config.idle_timeout_s, self._config.idle_timeout_s)
         row = session.row
         row[GRAPH], row[TENANT] = graph.generation, self.tenant_number(tenant)
-        row[IDLE_TIMEOUT] = round(timeout_s * 1e9)
-        session.use(self._clock())
+        row[IDLE_TIMEOUT] = min(round(timeout_s * 1e9), _LONGEST_NS)
+        session.use(self._now_ns())
         self._sessions[session_id] = session
         self._counts.opened_sessions += 1
         self.account(session)
@@ -200,11 +203,11 @@ class SessionStore:
         session = self._sessions.get(session_id)
         if session is None:
             return None
-        now_s = self._clock()
-        if now_s - session.last_used_s > session.idle_timeout_s:
+        now_ns = self._now_ns()
+        if now_ns - session.last_used_ns > session.idle_timeout_ns:
             self.end(session, "idle")
             return None
-        session.use(now_s)
+        session.use(now_ns)
         return session
 
     def tenant_number(self, tenant: str) -> int:
@@ -250,8 +253,8 @@ class SessionStore:
 
     def sweep(self) -> None:
         """End the sessions that are idle for too long."""
-        now_s = self._clock()
-        for session in [each for each in self._sessions.values() if now_s - each.last_used_s > each.idle_timeout_s]:
+        now_ns = self._now_ns()
+        for session in [each for each in self._sessions.values() if now_ns - each.last_used_ns > each.idle_timeout_ns]:
             self.end(session, "idle")
 
     def end_all(self, reason: SessionEnd = "closed") -> None:
@@ -259,12 +262,16 @@ class SessionStore:
         for session in list(self._sessions.values()):
             self.end(session, reason)
 
+    def _now_ns(self) -> int:
+        return round(self._clock() * 1e9)
+
     def _drop_longest_idle(self, reason: SessionEnd, complaint: str, spared: Session | None = None) -> None:
         candidates = (session for session in self._sessions.values() if session is not spared)
-        longest = min(candidates, key=lambda session: session.last_used_s, default=None)
-        idle_s = 0.0 if longest is None else self._clock() - longest.last_used_s
-        if longest is None or idle_s < self._config.busy_s:
-            delay_s = max(self._config.busy_s - idle_s, 0.001)
+        longest = min(candidates, key=lambda session: session.last_used_ns, default=None)
+        busy_ns = round(self._config.busy_s * 1e9)
+        idle_ns = 0 if longest is None else self._now_ns() - longest.last_used_ns
+        if longest is None or idle_ns < busy_ns:
+            delay_s = max((busy_ns - idle_ns) * 1e-9, 0.001)
             raise DraftLimitError(f"{complaint}, or try again in {delay_s:.3g} s", delay_s)
         self.end(longest, reason)
 

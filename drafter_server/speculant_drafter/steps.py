@@ -89,6 +89,10 @@ class StepAnswerer:
             self._counts.fail_step(to_status(error)[0].name)
             raise
 
+    def warm_up(self) -> None:
+        """Compile or load kernels, so that no step waits for them."""
+        self._usual.warm_up()
+
     def forget(self, graph: ServedGraph) -> None:
         """Let go of a graph that no session uses any more."""
         self._usual.forget(graph)

@@ -73,6 +73,10 @@ class UsualSteps:
         counts.empty_drafts += empty
         return self._out[:size].tobytes()
 
+    def warm_up(self) -> None:
+        """Compile or load the kernel, so that no step waits for it."""
+        self._run(b"", is_enveloped=True)
+
     def forget(self, graph: ServedGraph) -> None:
         """Let go of a graph that is not used any more."""
         if self._graph is graph:
