@@ -8,7 +8,7 @@ PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
 PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check lint types layers protos protos-check fmt train constraints clean
+.PHONY: help setup demo test test-slow test-faults check lint types layers protos protos-check fmt train constraints clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,10 +27,13 @@ demo: $(STAMP) ## corpus, graph, sidecar, model: the same text plainly and soone
 	$(BIN)/speculant demo
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not faults and not gpu"
 
 test-slow: $(STAMP) ## run the tests that take longer
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-faults: $(STAMP) ## run the tests that kill, flood and fuzz real processes
+	$(BIN)/python -m pytest -m "faults and not slow and not gpu"
 
 check: lint types layers protos-check ## lint, strict types, import contracts, fresh generated code
 

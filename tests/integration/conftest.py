@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def run_sidecar(graph_path: Path, tmp_path: Path) -> Iterator[Callable[..., Side
     """Start sidecars at one address, and end what is left of them."""
     started: list[Sidecar] = []
 
-    def run(**settings: object) -> Sidecar:
+    def run(**settings: Any) -> Sidecar:
         started.append(start_sidecar(graph_path, tmp_path / "drafter.sock", **settings))
         return started[-1]
 
@@ -54,5 +55,3 @@ def run_sidecar(graph_path: Path, tmp_path: Path) -> Iterator[Callable[..., Side
     for sidecar in started:
         if sidecar.process.poll() is None:
             sidecar.kill()
-        elif sidecar.process.stderr is not None:
-            sidecar.process.stderr.close()

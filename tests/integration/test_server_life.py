@@ -144,6 +144,12 @@ def test_the_socket_of_a_killed_server_is_replaced(serve: Serve, tmp_path: Path)
     serve().drafter.Draft(step_of(0, [1]))
 
 
+def test_sockets_and_their_folder_are_private(serve: Serve, tmp_path: Path) -> None:
+    serve(listen=f"unix://{tmp_path}/new folder/drafter.sock").drafter.Draft(step_of(0, [1]))
+    assert (tmp_path / "new folder").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "new folder" / "drafter.sock").stat().st_mode & 0o077 == 0
+
+
 def test_what_is_no_socket_is_left_alone(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "drafter.sock").write_text("mine", encoding="utf-8")
     with pytest.raises(ConfigError, match="is not a socket"):

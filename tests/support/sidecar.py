@@ -7,26 +7,32 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from speculant_graph.config import ServerConfig
+from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.rpc.channel import connect_channel
 
-READY_TIMEOUT_S = 30.0
-"""Patience with a start; imports are slow on a busy machine."""
+READY_TIMEOUT_S = 120.0
+"""Patience with a start; imports are slow on a busy machine, and the first one compiles."""
 
 _PROGRAM = """
 import sys
 from speculant_drafter.server import run_server
 from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.errors import SpeculantError
 from speculant_graph.log import log_to_stderr
-log_to_stderr()
-config = ServerConfig.model_validate_json(sys.argv[1])
-sys.exit(run_server(config, DraftConfig()))
+config, draft = ServerConfig.model_validate_json(sys.argv[1]), DraftConfig.model_validate_json(sys.argv[2])
+log_to_stderr(*sys.argv[3:])
+try:
+    sys.exit(run_server(config, draft))
+except SpeculantError as error:
+    sys.exit(str(error))
 """
 
 
@@ -36,6 +42,12 @@ class Sidecar:
 
     process: subprocess.Popen[str]
     address: str
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        """What it has written to standard error."""
+        return self.log_path.read_text(encoding="utf-8")
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -54,37 +66,57 @@ class Sidecar:
 
     def wait(self) -> int:
         """Wait for its end; return its exit status."""
-        status = self.process.wait(timeout=READY_TIMEOUT_S)
-        if self.process.stderr is not None:
-            self.process.stderr.close()
-        return status
+        return self.process.wait(timeout=READY_TIMEOUT_S)
 
 
-def launch(graph_path: Path, socket_path: Path, **settings: object) -> Sidecar:
-    """Start a sidecar without waiting for it; ``settings`` are fields of ServerConfig."""
+def launch(
+    graph_path: Path,
+    socket_path: Path,
+    draft: Mapping[str, object] | None = None,
+    log: Sequence[str] = (),
+    **settings: object,
+) -> Sidecar:
+    """Start a sidecar without waiting for it.
+
+    Args:
+        graph_path: the default graph.
+        socket_path: where it listens.
+        draft: fields of DraftConfig.
+        log: level and format of its log.
+        settings: fields of ServerConfig.
+    """
     address = f"unix://{socket_path}"
     config = ServerConfig.model_validate({"listen": address, "graph": graph_path, **settings})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, config.model_dump_json()], env=environment, stderr=subprocess.PIPE, text=True
-    )
-    return Sidecar(process, address)
+    arguments = [config.model_dump_json(), DraftConfig.model_validate(draft or {}).model_dump_json(), *log]
+    log_path = socket_path.with_suffix(".log")
+    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log_path.open("w", encoding="utf-8") as log_file:  # a pipe would fill up
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *arguments], env=environment, stderr=log_file, text=True
+        )
+    return Sidecar(process, address, log_path)
 
 
-def start_sidecar(graph_path: Path, socket_path: Path, **settings: object) -> Sidecar:
-    """Start a sidecar and wait until its health check says that it serves."""
+def start_sidecar(graph_path: Path, socket_path: Path, **settings: Any) -> Sidecar:
+    """Start a sidecar as :func:`launch` does, and wait until its health check says that it serves."""
     sidecar = launch(graph_path, socket_path, **settings)
+    wait_until_ready(sidecar)
+    return sidecar
+
+
+def wait_until_ready(sidecar: Sidecar) -> None:
+    """Wait until the health check of a sidecar says that it serves."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     with connect_channel(sidecar.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while time.monotonic() < deadline_s:
             if sidecar.process.poll() is not None:
-                _, log = sidecar.process.communicate()
-                raise AssertionError(f"the sidecar ended with status {sidecar.process.returncode}: {log}")
+                raise AssertionError(f"the sidecar ended with status {sidecar.process.returncode}: {sidecar.log}")
             try:
                 answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return sidecar
+                    return
             except grpc.RpcError:
                 pass
             time.sleep(0.02)
