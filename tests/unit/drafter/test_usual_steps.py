@@ -105,7 +105,11 @@ STEPS = st.lists(
 def test_any_steps(make_servers: Callable[[], tuple[Server, Server]], steps: list[dict[str, Any]]) -> None:
     servers = make_servers()
     answers: list[list[Any]] = [[], []]
+    compiled, plain = (server.graphs.get("").drafter.calibration.arrays for server in servers)
+    for array, learned in zip(plain, compiled, strict=True):
+        array[:] = learned  # trees are drafted by what was learned before
     for server, given_answers in zip(servers, answers, strict=True):
+        server.counts.drafted_nodes = 0
         for session_id in (1, 2, 3):
             server.open(session_id)
         for step in steps:
@@ -120,7 +124,6 @@ def test_any_steps(make_servers: Callable[[], tuple[Server, Server]], steps: lis
         given_answers.append([server.sessions.look_at(number) is None for number in (1, 2, 3)])
         given_answers.append(server.counts.drafted_nodes)
         server.close()
-        server.counts.drafted_nodes = 0
     assert [without_generations(each) for each in answers[0]] == [without_generations(each) for each in answers[1]]
 
 
