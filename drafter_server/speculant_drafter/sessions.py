@@ -30,7 +30,6 @@ from speculant_graph.rpc.kernels.sessions import (
 )
 from speculant_graph.rpc.messages import SequenceStatus
 
-
 _LONGEST_NS = 1 << 62
 
 
@@ -104,6 +103,10 @@ class Session:
         row[DRAFT_ID] = signed(draft_id)
         row[STEPS] += 1
         row[DRAFTED] += num_nodes
+
+    def take_from_kernel(self) -> None:
+        """Keep kernels off it: what it holds may move. Undone by :meth:`let_kernel_go_on`, if nothing fails before."""
+        self._table.rows[self._row, IS_PLAIN] = 0
 
     def let_kernel_go_on(self) -> None:
         """Find out whether a kernel may serve it from here."""

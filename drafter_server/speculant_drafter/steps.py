@@ -176,6 +176,7 @@ class StepAnswerer:
         if status is not _OK:
             return status
         drafter = session.graph.drafter
+        session.take_from_kernel()
         # Rows of a draft that is not the latest can't be placed, and those of a step sent again were taken.
         if feedback is not None and position == session.position:
             session.is_watched = True

@@ -121,21 +121,22 @@ def run(arguments: Sequence[str]) -> int:
 def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("graph", f"{figures['graph_tokens']:,} tokens"),
-        ("a step", f"{figures['k']} tokens by {figures['strategy']}; median / 99th percentile"),
+        ("a step", f"{figures['k']} tokens by {figures['strategy']}"),
+        ("figures", "median / 99th percentile"),
     ]
     for result in figures["results"]:
         encrypted = ", encrypted" if result["tls"] else ""
         rows += [
-            (f"{result['transport']}{encrypted}, {result['client']}, batch of {result['batch']}: StreamDraft",
-             f"{result['p50_us']:,.0f} / {result['p99_us']:,.0f} µs"),
-            (f"  gRPC echo of {result['request_bytes']:,} + {result['reply_bytes']:,} bytes; StreamDraft over it",
+            (f"{result['transport']}{encrypted}, {result['client']}, batch of {result['batch']}", ""),
+            ("  StreamDraft", f"{result['p50_us']:,.0f} / {result['p99_us']:,.0f} µs"),
+            (f"  gRPC echo, {result['request_bytes']:,} + {result['reply_bytes']:,} bytes; above over it",
              f"{result['echo_p50_us']:,.0f} / {result['echo_p99_us']:,.0f} µs; ×{result['echo_ratio']:.2f}"),
-            ("  the whole step of our client; over the echo",
+            ("  whole step of our client; over the echo",
              f"{result['client_p50_us']:,.0f} / {result['client_p99_us']:,.0f} µs; ×{result['client_echo_ratio']:.2f}"),
-            ("  raw socket echo, unencrypted", f"{result['socket_p50_us']:,.0f} µs"),
-            ("  one after another without pause: StreamDraft; our client",
-             f"{result['rpc_per_s']:,.0f}; {result['client_rpc_per_s']:,.0f} a second"),
-            ("  processor time at both ends: StreamDraft; our client; echo",
+            ("  raw socket echo, not encrypted", f"{result['socket_p50_us']:,.0f} µs"),
+            ("  a second, without pause: StreamDraft; client",
+             f"{result['rpc_per_s']:,.0f}; {result['client_rpc_per_s']:,.0f}"),
+            ("  processor time: StreamDraft; client; echo",
              f"{result['cpu_us_per_rpc']:,.0f}; {result['client_cpu_us_per_rpc']:,.0f}; "
              f"{result['echo_cpu_us_per_rpc']:,.0f} µs"),
         ]  # fmt: skip
