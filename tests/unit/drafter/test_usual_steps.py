@@ -192,10 +192,8 @@ def test_a_step_that_fails_half_way_leaves_nothing_behind(make_servers: Callable
         sequences = SequenceRequest(tuple(CORPUS[10:600]), 1, 10, 5), SequenceRequest((), 2, 10, 5, feedback=bad)
         assert session.offered_id > 0
         assert server.step(StepRequest(sequences, StepOptions("greedy"))).HasField("error")
-        answers.append(
-            [server.step(chain_step(1, 600, CORPUS[600:603])), server.step(chain_step(1, 603, CORPUS[603:606]))]
-        )
-        answers[-1].append(server.graphs.get("").drafter.agrees(1, 0, np.array(CORPUS[:606]))])
+        after: list[Any] = [server.step(chain_step(1, start, CORPUS[start : start + 3])) for start in (600, 603)]
+        answers.append([*after, server.graphs.get("").drafter.agrees(1, 0, np.array(CORPUS[:606]))])
         server.close()
     assert [without_generations(each) for each in answers[0]] == [without_generations(each) for each in answers[1]]
     assert answers[0][-1]
