@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -348,3 +349,21 @@ def test_steps_never_fail_while_graphs_are_replaced(serve: Serve, tmp_path: Path
     assert len(found) == 1_000
     assert all(token == successor_of[generation] for generation, token in found)
     assert len({generation for generation, _ in found}) > 3
+
+
+def test_a_graph_leaves_memory_with_its_last_session(serve: Serve, tmp_path: Path) -> None:
+    def is_mapped(name: str) -> bool:
+        gc.collect()
+        return str(tmp_path / name) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    server = serve()
+    server.admin.LoadGraph(pb.LoadGraphRequest(name="more", path="three.pkl"))
+    session_id = server.open(graph="more", learn=True)
+    drafted(server, session_id=session_id)
+    server.admin.UnloadGraph(pb.UnloadGraphRequest(name="more"))
+    assert is_mapped("three.pkl")
+    server.close(session_id)
+    assert not is_mapped("three.pkl")
+    successor_file(tmp_path / "two.pkl", 5)
+    server.admin.ReloadGraph(pb.ReloadGraphRequest())
+    assert not is_mapped("two.pkl (deleted)")

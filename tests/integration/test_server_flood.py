@@ -1,0 +1,377 @@
+"""A sidecar under floods: mutated messages, broken connections, slow ones, and sessions that nobody closes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from support.server import OK, SERVICE, Wire, connected, graph_file, serving, step_of
+from support.sidecar import Sidecar, launch, wait_until_ready
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+
+ADMIN = "speculant_graph.rpc.v1.DrafterAdminService"
+TEXT = [random.Random(2).randrange(50) for _ in range(3_000)]
+REFUSALS = {
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "FAILED_PRECONDITION",
+    "RESOURCE_EXHAUSTED",
+    "UNIMPLEMENTED",
+}
+PYTHON_TEXT = re.compile(r"Traceback|\.py\b|site-packages|object at 0x|\b[A-Za-z]+(Error|Exception)\b|<class|\bNone\b")
+
+
+def resident_bytes_of(pid: int) -> int:
+    """Return the memory that a process takes."""
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGESIZE")
+
+
+class Process:
+    """What the operating system knows of a sidecar."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self.sidecar = sidecar
+        self._folder = Path(f"/proc/{sidecar.process.pid}")
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory it takes."""
+        return resident_bytes_of(self.sidecar.process.pid)
+
+    @property
+    def num_descriptors(self) -> int:
+        """Files and sockets it has open."""
+        return len(list((self._folder / "fd").iterdir()))
+
+    def settled(self, is_so: Callable[[], bool]) -> bool:
+        """Wait for a state that comes with time."""
+        deadline_s = time.monotonic() + 30.0
+        while not is_so() and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        return is_so()
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    sidecar = launch(
+        graph_file(tmp_path / "graph.pkl", TEXT),
+        tmp_path / "drafter.sock",
+        {"strategy": "tree"},
+        admin_listen=f"unix://{tmp_path}/admin.sock",
+        graph_folder=tmp_path,
+        max_sessions=300,
+        max_session_memory=20_000_000,
+        busy_s=0.0,
+        idle_timeout_s=3.0,
+    )
+    try:
+        wait_until_ready(sidecar)
+        yield Process(sidecar)
+        assert sidecar.stop() == 0
+    finally:
+        sidecar.process.kill()
+        sidecar.wait()
+
+
+class Mutants:
+    """Messages that were right once."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def number(self, bits: int = 32) -> int:
+        """Return a number that is likely to be near an end of something."""
+        edges = [0, 1, 2, 7, 50, 255, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+        return self._random.choice([*edges, self._random.randrange(300)]) % (1 << bits)
+
+    def numbers(self, size: int, bits: int = 32) -> list[int]:
+        """Return as many of them, or nearly so many."""
+        size = max(0, size + self._random.choice([0, 0, 0, 0, 0, 1, -1]))
+        return [self.number(bits) for _ in range(size)]
+
+    def step(self) -> bytes:
+        """Return a DraftRequest of any values, in arrays that fit together more often than not."""
+        choose, size = self._random.choice, self._random.choice([0, 1, 1, 2, 5, 40])
+        lengths = [choose([0, 1, 3, 30]) for _ in range(size)]
+        rows = [choose([0, 0, 1, 3]) for _ in range(size)]
+        width = choose([0, 1, 4])
+        request = pb.DraftRequest(
+            graph=choose([""] * 9 + ["graph", "x", "\0"]),
+            session_ids=[choose([0, 0, self._random.randrange(1, 9)]) for _ in range(size)],
+            positions=[choose([0, 0, 1, self.number(64)]) for _ in range(size)],
+            context_lengths=lengths,
+            context_tokens=[choose([1, 2, self.number()]) for _ in range(sum(lengths))],
+            node_budgets=[choose([0, 3, 20, 1_024]) for _ in range(size)],
+            seeds=self.numbers(size, 64) if self._random.random() < 0.5 else [],
+        )
+        if self._random.random() < 0.3:
+            request.feedback_draft_ids.extend(self.numbers(size, 64))
+            request.feedback_row_counts.extend(rows)
+            request.feedback_nodes.extend(self.numbers(sum(rows)))
+            request.feedback_width = width
+            request.feedback_tokens.extend(self.numbers(sum(rows) * width))
+        if self._random.random() < 0.7:
+            options = request.options
+            options.strategy = self._random.choice([*range(8)] * 2 + [8])
+            for name in ("max_depth", "max_branches", "max_candidates", "beam_width"):
+                if self._random.random() < 0.3:
+                    setattr(options, name, self.number())
+            if self._random.random() < 0.2:
+                options.min_path_probability = choose([0.1, 1.0, -1.0, 1e30, float("nan"), float("inf")])
+            options.mixing = choose([0, 0, 0, 0, 1, 2, 3])
+            options.omit_proposals = self._random.random() < 0.5
+        return self.bytes(request.SerializeToString())
+
+    def opening(self) -> bytes:
+        """Return an OpenSessionRequest."""
+        choose = self._random.choice
+        request = pb.OpenSessionRequest(
+            session_id=choose([self._random.randrange(9), self.number(64)]),
+            graph=choose(["", "graph", "x"]),
+            tokenizer_sha256=choose([b"", b"\xab" * 32, b"\xcd" * 32, b"short"]),
+            learn=choose([True, False]),
+            tenant=choose(["", "a", "ä\0/..", "x" * 3_000]),
+        )
+        if self._random.random() < 0.3:
+            request.idle_timeout.seconds = choose([0, 1, -1, 1 << 62])
+            request.idle_timeout.nanos = choose([0, -1, 999_999_999, (1 << 31) - 1])
+        if self._random.random() < 0.4:
+            request.verify_cost.tokens.extend(choose([[1], [1, 2, 4], [0], [1, 1 << 31], [2, 1], list(range(1, 300))]))
+            request.verify_cost.relative_costs.extend(
+                choose([[1.0], [1.0, 1.1, 9.0], [float("inf")], [1e-40], [1e38, 1e38, 1e38], [float("nan")]])
+            )
+        return self.bytes(request.SerializeToString())
+
+    def named(self, message_class: Any) -> bytes:
+        """Return a message with a name and a path."""
+        choose = self._random.choice
+        fields = {field.name for field in message_class.DESCRIPTOR.fields}
+        values = {
+            "name": choose(["", "graph", "more", "x" * 70, "a/b", "\0"]),
+            "path": choose(["", "graph.pkl", "/etc/passwd", "../x", "drafter.sock", "\0", "x" * 5_000, "."]),
+            "tenant": choose(["", "a", "ä\0/..", "x" * 3_000]),
+        }
+        request = message_class(**{name: value for name, value in values.items() if name in fields})
+        return self.bytes(request.SerializeToString())
+
+    def bytes(self, payload: bytes) -> bytes:
+        """Damage half of the messages where they are only bytes."""
+        mutated, generator = bytearray(payload), self._random
+        while generator.random() < 0.2:
+            place = generator.randrange(len(mutated) + 1)
+            match generator.randrange(5):
+                case 0 if mutated:
+                    mutated[place % len(mutated)] ^= 1 << generator.randrange(8)
+                case 1:
+                    del mutated[place:]
+                case 2:
+                    mutated[place:place] = generator.randbytes(generator.randrange(1, 9))
+                case 3:
+                    end = generator.randrange(place, len(mutated) + 1)
+                    mutated[place:place] = mutated[place:end]
+                case _:
+                    del mutated[place : place + generator.randrange(1, 9)]
+        return bytes(mutated)
+
+
+def sent(channel: grpc.Channel, path: str, payloads: list[bytes], seen: Counter[str]) -> None:
+    """Send messages to a unary method, some at a time, and look at what comes back."""
+    call = channel.unary_unary(path)
+    for start in range(0, len(payloads), 16):
+        for future in [call.future(payload, timeout=60.0) for payload in payloads[start : start + 16]]:
+            code = future.code()
+            note(path, code.name, "" if code is grpc.StatusCode.OK else future.details(), seen)
+
+
+def streamed(channel: grpc.Channel, payloads: list[bytes], seen: Counter[str]) -> None:
+    """Send steps on streams, which end where a message is none."""
+    call = channel.stream_stream(f"/{SERVICE}/StreamDraft")
+    for start in range(0, len(payloads), 20):
+        answers = call(iter(payloads[start : start + 20]), timeout=60.0)
+        with contextlib.suppress(grpc.RpcError):
+            for answer in answers:
+                error = pb.StreamDraftResponse.FromString(answer).error
+                code = next(code for code in grpc.StatusCode if code.value[0] == error.code)
+                note("StreamDraft", code.name, error.message, seen)
+        note("StreamDraft", answers.code().name, answers.details() or "", seen)
+
+
+def note(method: str, code: str, details: str, seen: Counter[str]) -> None:
+    seen[code] += 1
+    assert code == "OK" or code in REFUSALS, (method, code, details)
+    assert not PYTHON_TEXT.search(details), (method, details)
+    assert "\n" not in details
+
+
+def test_mutated_messages_are_answered_or_refused(process: Process, tmp_path: Path) -> None:
+    seen: Counter[str] = Counter()
+
+    def flood(wire: Wire, seed: int, amount: int) -> None:
+        mutants = Mutants(seed)
+        for _ in range(10):
+            openings = [mutants.opening() for _ in range(amount // 10)]
+            sent(wire.channel, f"/{SERVICE}/OpenSession", openings, seen)
+            sent(wire.channel, f"/{SERVICE}/Draft", [mutants.step() for _ in range(amount // 2)], seen)
+            steps = [
+                mutants.bytes(pb.StreamDraftRequest(step_id=number).SerializeToString() + b"\x12" + framed(step))
+                for number, step in enumerate(mutants.step() for _ in range(amount // 4))
+            ]
+            streamed(wire.channel, steps, seen)
+            closings = [mutants.named(pb.CloseSessionRequest) for _ in range(amount // 20)]
+            sent(wire.channel, f"/{SERVICE}/CloseSession", closings, seen)
+
+    def settle(admin: Wire) -> None:
+        """Wait until the sessions that were opened are gone, and return what else changes."""
+        statistics = lambda: admin.admin.GetStatistics(pb.GetStatisticsRequest())  # noqa: E731
+        assert process.settled(lambda: statistics().open_sessions == 0)
+        time.sleep(1.0)
+
+    with connected(process.sidecar.address) as wire, connected(f"unix://{tmp_path}/admin.sock") as admin:
+        flood(wire, 1, 600)
+        settle(admin)
+        before_bytes, before_descriptors = process.resident_bytes, process.num_descriptors
+        flood(wire, 2, 1_000)
+        settle(admin)
+        assert process.resident_bytes < 1.1 * before_bytes
+        assert process.num_descriptors <= before_descriptors
+        mutants = Mutants(3)
+        for name in ("ListGraphs", "LoadGraph", "ReloadGraph", "UnloadGraph", "SaveLearnedState", "GetStatistics"):
+            payloads = [mutants.named(getattr(pb, f"{name}Request")) for _ in range(200)]
+            sent(admin.channel, f"/{ADMIN}/{name}", payloads, seen)
+        with contextlib.suppress(grpc.RpcError):
+            admin.admin.LoadGraph(pb.LoadGraphRequest(name="graph", path="graph.pkl"))
+        assert list(wire.drafter.Draft(step_of(0, TEXT[:3])).sequence_statuses) == [OK]
+        assert wire.health() == 1
+    assert sum(seen.values()) > 10_000
+    assert min(seen["OK"], seen["INVALID_ARGUMENT"]) > 1_000
+    assert "Traceback" not in process.sidecar.log
+
+
+def framed(payload: bytes) -> bytes:
+    """Return bytes behind their length, as protobuf has them."""
+    length, size = bytearray(), len(payload)
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes([*length, size]) + payload
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+
+def malformed(generator: random.Random) -> bytes:
+    """Return what no client of ours would begin a connection with."""
+    frame = bytes(
+        [0, generator.randrange(256), generator.randrange(256), generator.randrange(12)]
+    ) + generator.randbytes(generator.randrange(0, 300))
+    return generator.choice(
+        [
+            b"",
+            generator.randbytes(generator.randrange(1, 2_000)),
+            PREFACE[: generator.randrange(1, len(PREFACE))],
+            PREFACE + SETTINGS[: generator.randrange(len(SETTINGS))],
+            PREFACE + SETTINGS + frame,
+            PREFACE + SETTINGS + frame[: generator.randrange(len(frame))],
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + generator.randbytes(500),
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        ]
+    )
+
+
+def test_malformed_connections_do_no_harm(process: Process, tmp_path: Path) -> None:
+    generator = random.Random(4)
+    path = str(tmp_path / "drafter.sock")
+
+    def connect(number: int) -> None:
+        for _ in range(number):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(5.0)
+                connection.connect(path)
+                with contextlib.suppress(OSError):
+                    connection.sendall(malformed(generator))
+                    if generator.random() < 0.2:
+                        connection.shutdown(socket.SHUT_WR)
+                    if generator.random() < 0.2:
+                        connection.recv(1 << 12)
+
+    with connected(process.sidecar.address) as wire:
+        session_id = wire.open()
+        wire.drafter.Draft(step_of(session_id, TEXT[:5]))
+        connect(100)
+        time.sleep(1.0)
+        before_bytes, before_descriptors = process.resident_bytes, process.num_descriptors
+        for turn in range(5):
+            connect(100)
+            answer = wire.drafter.Draft(step_of(session_id, [TEXT[5 + turn]], 5 + turn))
+            assert list(answer.sequence_statuses) == [OK]
+        assert process.settled(lambda: process.num_descriptors <= before_descriptors)
+        assert process.resident_bytes < 1.1 * before_bytes
+
+
+def test_half_open_connections_are_sent_away_and_others_served_meanwhile(process: Process, tmp_path: Path) -> None:
+    with connected(process.sidecar.address) as wire, contextlib.ExitStack() as stack:
+        wire.drafter.Draft(step_of(0, TEXT[:5]))
+        before_descriptors = process.num_descriptors
+        silent = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(200)]
+        for number, connection in enumerate(silent):
+            connection.settimeout(60.0)
+            connection.connect(str(tmp_path / "drafter.sock"))
+            connection.sendall(PREFACE[: number % len(PREFACE)])
+        assert process.settled(lambda: process.num_descriptors >= before_descriptors + 200)
+        for _ in range(50):
+            wire.drafter.Draft(step_of(0, TEXT[:5]))
+        with connected(process.sidecar.address) as newcomer:
+            newcomer.drafter.Draft(step_of(0, TEXT[:5]))
+        for connection in silent:
+            while connection.recv(1 << 12):  # until it is closed from there
+                pass
+        assert process.settled(lambda: process.num_descriptors <= before_descriptors)
+        wire.drafter.Draft(step_of(0, TEXT[:5]))
+
+
+def test_sessions_that_nobody_closes_stay_within_their_memory(tmp_path: Path) -> None:
+    """Ten thousand, of which the longest idle go."""
+    limit = 20_000_000
+    graph = graph_file(tmp_path / "graph.pkl", TEXT)
+    with serving(graph, tmp_path, max_session_memory=limit, max_sessions=700, busy_s=0.0) as server:
+        kept: list[int] = []
+        resident_bytes = []
+        for turn in range(10):
+            requests = []
+            for _ in range(1_000):
+                session_id = server.open()
+                kept.append(session_id)
+                requests.append(
+                    pb.StreamDraftRequest(step_id=session_id, draft=step_of(session_id, TEXT[: turn % 5 * 600 + 20]))
+                )
+                if len(requests) == 10:
+                    for answer in server.drafter.StreamDraft(iter(requests)):
+                        assert list(answer.draft.sequence_statuses) == [OK]
+                    requests = []
+            told = server.metrics()
+            assert 0 < told["session_bytes"] <= limit
+            assert told['open_sessions{graph="graph"}'] <= 700
+            resident_bytes.append(resident_bytes_of(os.getpid()))
+        assert resident_bytes[-1] < resident_bytes[4] + limit // 2, "the second half takes no more than the first"
+        assert told["opened_sessions_total"] == 10_000
+        ended = told['ended_sessions_total{reason="memory"}'] + told['ended_sessions_total{reason="limit"}']
+        assert ended == 10_000 - told['open_sessions{graph="graph"}']
+        # The longest idle went first: those that are left are the latest.
+        alive = [server.open(session_id) and session_id for session_id in kept[-5:]]
+        statuses = [server.drafter.Draft(step_of(each, [], 2_420)).sequence_statuses[0] for each in alive]
+        assert statuses == [OK] * 5

@@ -1,0 +1,281 @@
+"""Sidecars as processes: signals, sudden ends, several workers, and what they write about it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from speculant_graph.draft.learned_log import LearnedLog
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.types import Fingerprint
+from support.server import LOST, OK, Wire, code_of, connected, graph_file, refusal, step_of
+from support.sidecar import READY_TIMEOUT_S, Sidecar, launch, wait_until_ready
+from support.workers import environment
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+Run = Callable[..., Sidecar]
+
+
+def until(is_so: Callable[[], bool], what: str = "") -> None:
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.02)
+
+
+def taught(wire: Wire, text: list[int], tenant: str = "") -> int:
+    """Open a session that learns, take a text in it, and leave it open."""
+    session_id = wire.open(tenant=tenant, learn=True)
+    for start, end in ((0, 1), (1, len(text))):
+        answer = wire.drafter.Draft(step_of(session_id, text[start:end], start))
+        assert list(answer.sequence_statuses) == [OK]
+    return session_id
+
+
+def following(wire: Wire, context: list[int], tenant: str = "") -> list[int]:
+    """Return the token drafted after a context that only learned text knows."""
+    session_id = wire.open(tenant=tenant)
+    answer = wire.drafter.Draft(step_of(session_id, context, 0, 1, pb.STRATEGY_TREE))
+    wire.close(session_id, tenant)
+    return list(answer.draft_tokens)
+
+
+def test_sigterm_keeps_what_open_sessions_taught_and_ends_with_status_0(run_sidecar: Run, tmp_path: Path) -> None:
+    settings = {"learned": tmp_path / "learned", "draft": {"strategy": "tree"}, "grace_s": 60.0}
+    sidecar = run_sidecar(**settings)
+    with connected(sidecar.address) as wire:
+        taught(wire, [3, 9, 14, 22, 31] * 3)
+        answers = wire.drafter.StreamDraft(iter_slowly())
+        assert next(answers).step_id == 0
+        sidecar.signal(signal.SIGTERM)
+        with pytest.raises(grpc.RpcError) as failure:
+            list(answers)
+        assert failure.value.code() is UNAVAILABLE
+        assert sidecar.wait() == 0
+        assert not Path(sidecar.address.removeprefix("unix://")).exists()
+        assert code_of(wire.drafter.Draft, step_of(0, [1])) is UNAVAILABLE
+    with connected(run_sidecar(**settings).address) as wire:
+        assert following(wire, [9, 14, 22]) == [31]
+
+
+def iter_slowly() -> Iterator[pb.StreamDraftRequest]:
+    yield pb.StreamDraftRequest(step_id=0, draft=step_of(0, [1]))
+    time.sleep(5.0)  # a client that keeps its stream open, and says nothing
+
+
+def test_ctrl_c_ends_it_too_and_while_it_starts(graph_path: Path, tmp_path: Path, run_sidecar: Run) -> None:
+    sidecar = run_sidecar()
+    sidecar.signal(signal.SIGINT)
+    assert sidecar.wait() == 0
+    starting = launch(graph_path, tmp_path / "drafter.sock")
+    until(lambda: (tmp_path / "drafter.sock").exists() or starting.process.poll() is not None)
+    starting.signal(signal.SIGTERM)
+    assert starting.wait() == 0, starting.log
+    assert not (tmp_path / "drafter.sock").exists()
+
+
+def test_sighup_reads_graph_and_access_file_again(tmp_path: Path) -> None:
+    def write_access(token: str) -> None:
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        (tmp_path / "new.toml").write_text(f'[[clients]]\nname = "one"\ntoken_sha256 = "{digest}"\n', encoding="utf-8")
+        (tmp_path / "new.toml").chmod(0o600)
+        (tmp_path / "new.toml").replace(tmp_path / "access.toml")
+
+    graph_file(tmp_path / "graph.pkl", [1, 2, 2] * 8)
+    write_access("old")
+    sidecar = launch(tmp_path / "graph.pkl", tmp_path / "drafter.sock", access_file=tmp_path / "access.toml")
+    try:
+        wait_until_ready(sidecar)
+        with (
+            connected(sidecar.address, token="old") as old,
+            connected(sidecar.address, token="new") as new,
+        ):
+            session_id = old.open()
+            assert old.drafter.Draft(step_of(session_id, [1], 0, 1)).draft_tokens[0] == 2
+            assert code_of(new.drafter.Draft, step_of(0, [1])) is grpc.StatusCode.UNAUTHENTICATED
+            graph_file(tmp_path / "graph.pkl", [1, 3, 3] * 8)
+            write_access("new")
+            sidecar.signal(signal.SIGHUP)
+            until(lambda: "generation 2" in sidecar.log, sidecar.log)
+            answer = new.drafter.Draft(step_of(0, [1], 0, 1))
+            assert (list(answer.draft_tokens), answer.graph_generation) == ([3], 2)
+            answer = new.drafter.Draft(step_of(session_id, [1], 1, 1))
+            assert (list(answer.draft_tokens), answer.graph_generation) == ([2], 1)
+            assert code_of(old.drafter.Draft, step_of(0, [1])) is grpc.StatusCode.UNAUTHENTICATED
+            (tmp_path / "new.pkl").write_bytes(b"nothing")
+            (tmp_path / "new.pkl").replace(tmp_path / "graph.pkl")  # a mapped file must never be written to
+            (tmp_path / "access.toml").write_text("nothing", encoding="utf-8")
+            sidecar.signal(signal.SIGHUP)
+            until(lambda: "graph graph is not reloaded" in sidecar.log, sidecar.log)
+            assert "the access file is not read again" in sidecar.log
+            assert list(new.drafter.Draft(step_of(0, [1], 0, 1)).draft_tokens) == [3]
+        assert sidecar.stop() == 0
+    finally:
+        sidecar.process.kill()
+        sidecar.wait()
+
+
+def test_json_messages_carry_the_request_id(run_sidecar: Run) -> None:
+    sidecar = run_sidecar(log=("DEBUG", "json"))
+    with connected(sidecar.address, ("x-request-id", "trace-77")) as wire:
+        refusal(wire.drafter.Draft, step_of(0, [1], graph="nowhere"))
+    assert sidecar.stop() == 0
+    lines = [json.loads(line) for line in sidecar.log.splitlines()]
+    assert all({"time", "level", "message", "logger"} <= line.keys() for line in lines)
+    (line,) = [line for line in lines if line.get("request_id")]
+    assert (line["request_id"], line["method"], line["level"]) == ("trace-77", "Draft", "DEBUG")
+    assert "NOT_FOUND" in line["message"]
+
+
+def test_a_second_server_is_refused_and_a_killed_ones_socket_is_replaced(
+    run_sidecar: Run, graph_path: Path, tmp_path: Path
+) -> None:
+    first = run_sidecar()
+    second = launch(graph_path, tmp_path / "drafter.sock")
+    assert second.wait() == 1
+    assert "another server answers" in second.log
+    with connected(first.address) as wire:
+        wire.drafter.Draft(step_of(0, [1]))
+    first.kill()
+    assert (tmp_path / "drafter.sock").exists()
+    with connected(run_sidecar().address) as wire:
+        wire.drafter.Draft(step_of(0, [1]))
+
+
+def test_a_learning_server_that_is_killed_loses_open_sessions_alone(tmp_path: Path) -> None:
+    """What was closed before the latest interval is there, and the log is whole, whenever the end comes."""
+    vocabulary_size = 1_000_000
+    graph = graph_file(tmp_path / "graph.pkl", [1, 2, 2] * 8, vocabulary_size)
+    generator = random.Random(11)
+    numbers = itertools.count(3)
+    learned = tmp_path / "learned"
+    settings = {"learned": learned, "draft": {"strategy": "tree"}, "save_interval_s": 0.05}
+    texts: list[list[int]] = []
+    for turn in range(5):
+        sidecar = launch(graph, tmp_path / "drafter.sock", **settings)
+        try:
+            wait_until_ready(sidecar)
+            with connected(sidecar.address) as wire:
+                for number, text in enumerate(texts):  # those of all turns before
+                    assert following(wire, text[:3], "a") == [text[3]], (turn, number)
+                told_at_s: list[tuple[float, list[int]]] = []
+                ends_at_s = time.monotonic() + generator.uniform(0.2, 0.6)
+                while time.monotonic() < ends_at_s:
+                    text = list(itertools.islice(numbers, 12))  # its own tokens, so that it can be told apart
+                    wire.close(taught(wire, text, "a"), "a")
+                    told_at_s.append((time.monotonic(), text))
+                taught(wire, list(itertools.islice(numbers, 12)), "a")  # and one is open
+                sidecar.kill()
+                texts += [text for at_s, text in told_at_s if at_s < ends_at_s - 0.15][-4:]
+        finally:
+            sidecar.process.kill()
+            sidecar.wait()
+        with LearnedLog(
+            learned / "graph",
+            max_tokens=1_000_000,
+            identity=Fingerprint("tests/alphabet", "ab" * 32, vocabulary_size),
+            sync_s=3600,
+        ) as log:
+            kept = [document.tolist() for document in log.load("a")]
+        assert all(any(text[1:] == document[-11:] for document in kept) for text in texts), turn
+    assert len(texts) > 5
+
+
+WORKERS = """
+import sys
+from speculant_drafter.cli import run
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
+"""
+
+
+@contextlib.contextmanager
+def workers(graph: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Two workers, as the command line starts them."""
+    program = folder / "program.py"
+    program.write_text(WORKERS, encoding="utf-8")
+    with (folder / "log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                str(program),
+                *("--server.graph", str(graph)),
+                *("--server.listen", f"unix://{folder}/drafter.sock"),
+                *("--server.learned", str(folder / "learned")),
+                *("--server.workers", "2"),
+            ],
+            env=environment(),
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_workers_serve_one_graph_each_at_its_own_socket_and_come_back(graph_path: Path, tmp_path: Path) -> None:
+    def is_serving(wire: Wire) -> bool:
+        try:
+            return wire.health() == 1
+        except grpc.RpcError:
+            return False
+
+    log = tmp_path / "log"
+    with (
+        workers(graph_path, tmp_path) as supervisor,
+        connected(f"unix://{tmp_path}/drafter-0.sock") as first,
+        connected(f"unix://{tmp_path}/drafter-1.sock") as second,
+    ):
+        until(lambda: is_serving(first) and is_serving(second), log.read_text(encoding="utf-8"))
+        assert not (tmp_path / "drafter.sock").exists()
+        session_id = first.open()
+        first.drafter.Draft(step_of(session_id, [1]))
+        answer = second.drafter.Draft(step_of(session_id, [1], 1))
+        assert list(answer.sequence_statuses) == [LOST], "a session belongs to one of them"
+
+        children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text(encoding="utf-8").split()
+        victim = next(
+            int(pid)
+            for pid in children
+            if re.search(rf"{re.escape(str(tmp_path))}/drafter-1\.sock", sockets_of(int(pid)))
+        )
+        os.kill(victim, signal.SIGKILL)
+        answer = first.drafter.Draft(step_of(session_id, [1], 1))
+        assert list(answer.sequence_statuses) == [OK], "the other one goes on"
+        until(lambda: "was ended by SIGKILL" in log.read_text(encoding="utf-8"))
+        until(lambda: is_serving(second), log.read_text(encoding="utf-8"))
+        second.drafter.Draft(step_of(0, [1]))
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(READY_TIMEOUT_S) == 0, log.read_text(encoding="utf-8")
+        assert not list(tmp_path.glob("*.sock"))
+
+
+def sockets_of(pid: int) -> str:
+    """Return the paths of the Unix sockets that a process has."""
+    links = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(entry))
+    numbers = {link[8:-1] for link in links if link.startswith("socket:[")}
+    table = Path(f"/proc/{pid}/net/unix").read_text(encoding="utf-8").splitlines()[1:]
+    return "\n".join(line.split()[-1] for line in table if line.split()[6] in numbers)
