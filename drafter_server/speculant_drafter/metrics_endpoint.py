@@ -47,7 +47,7 @@ class MetricsEndpoint:
         self._read_problem = read_problem
         self._timeout_s = timeout_s
         self._server: asyncio.Server | None = None
-        self._exchanges: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._exchanges: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # the oldest first
 
     async def start(self, address: str) -> str:
         """Listen; return the address with the port that was given for port 0.
@@ -76,18 +76,25 @@ class MetricsEndpoint:
         if self._server is None:
             return
         self._server.close()
-        for exchange in self._exchanges:
-            exchange.cancel()
-        await asyncio.gather(*self._exchanges, return_exceptions=True)
+        exchanges = list(self._exchanges)
+        while self._exchanges:
+            self._drop_oldest()
+        await asyncio.gather(*exchanges, return_exceptions=True)
         await self._server.wait_closed()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # The task is ours: asyncio's own would report the exchanges that are cancelled as errors.
         exchange = asyncio.create_task(self._exchange(reader, writer))
-        self._exchanges[exchange] = None
-        exchange.add_done_callback(self._exchanges.pop)
+        self._exchanges[exchange] = writer
+        exchange.add_done_callback(lambda done: self._exchanges.pop(done, None))
         if len(self._exchanges) > _MAX_CONNECTIONS:
-            next(iter(self._exchanges)).cancel()
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        exchange = next(iter(self._exchanges))
+        # Of many that came at once the task has not begun, and would end without a look at its connection.
+        self._exchanges.pop(exchange).transport.abort()
+        exchange.cancel()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -35,7 +35,7 @@ class AdminSettings(CommandSettings):
     address: str = ""
     """Admin addresses, separated by commas: server.admin_listen, of several workers each one's."""
     tenant: str = ""
-    """Save only this tenant's learned text."""
+    """Of 'save': count only this tenant's bytes; all that was learned is saved."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Patience with each sidecar; loading reads the whole file."""
     json_output: bool = False

@@ -204,6 +204,33 @@ def test_a_connection_that_drips_is_dropped() -> None:
     serve(talk, timeout_s=0.1)
 
 
+def test_connections_that_come_at_once_give_way_as_well() -> None:
+    async def scenario() -> None:
+        endpoint = MetricsEndpoint(ServerCounts(), ServerState, str, timeout_s=PATIENCE_S * 10)
+        address = await endpoint.start("127.0.0.1:0")
+        # The loop stands still meanwhile, and finds all of them at its next turn.
+        idle = [socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) for _ in range(40)]
+        try:
+            for connection in idle[:8]:
+                connection.setblocking(False)
+                assert await asyncio.wait_for(closed(connection), PATIENCE_S)
+            await endpoint.close()
+            for connection in idle[8:]:
+                connection.setblocking(False)
+                assert await asyncio.wait_for(closed(connection), PATIENCE_S)
+        finally:
+            for connection in idle:
+                connection.close()
+
+    async def closed(connection: socket.socket) -> bool:
+        try:
+            return await asyncio.get_running_loop().sock_recv(connection, 1) == b""
+        except ConnectionResetError:
+            return True
+
+    asyncio.run(scenario())
+
+
 def test_many_idle_connections_keep_nobody_out_and_do_not_hold_up_the_end() -> None:
     def talk(port: int) -> None:
         idle = [socket.create_connection(("127.0.0.1", port), PATIENCE_S) for _ in range(60)]

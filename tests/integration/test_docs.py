@@ -1,0 +1,218 @@
+"""The pages for those who run the sidecar and for authors of clients: what they name exists, what they show works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from pydantic import ByteSize, TypeAdapter
+
+from speculant_drafter.access import AccessPolicy
+from speculant_drafter.counts import ServerCounts, ServerState
+from speculant_drafter.credentials import server_credentials
+from speculant_drafter.metrics import render_metrics
+from speculant_drafter.server import DrafterServer
+from speculant_graph.config import (
+    ClientConfig,
+    DraftConfig,
+    GenerationConfig,
+    GraphConfig,
+    ServerConfig,
+    VerifierConfig,
+)
+from speculant_graph.rpc.status import STATUS_OF_ERROR
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from support.graphs import graph_of
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "ARCHITECTURE.md", "deploy/README.md", "docs/clients.md", "docs/sidecar.md")
+CLIENTS, SIDECAR = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("clients", "sidecar"))
+SECTIONS = {
+    "client": ClientConfig,
+    "draft": DraftConfig,
+    "generation": GenerationConfig,
+    "graph": GraphConfig,
+    "server": ServerConfig,
+    "verifier": VerifierConfig,
+}
+FOREIGN = {"RetryInfo", "TokenizerMismatchError", "Fingerprint"}
+TEXT = [5, 6, 7, 8, 9, 5, 6, 7, 10, 5, 6, 7, 8, 9, 11] * 3
+VOCABULARY_SIZE = 4_096
+"""That of the tokenizer with which the pages' examples were made."""
+
+
+def blocks(page: str, language: str = "") -> list[str]:
+    parts = re.split(r"^```(.*)\n", page, flags=re.MULTILINE)  # text, language, block, "", text, ...
+    return [body for kind, body in zip(parts[1::4], parts[2::4], strict=True) if kind == language]
+
+
+def section(page: str, heading: str) -> str:
+    return page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def rows(table: str) -> list[list[str]]:
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    return [row for row in cells if set(row[0]) - set("- ")][1:]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_settings_that_are_named_exist(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(rf"`(?:--)?({'|'.join(SECTIONS)})\.(?!(?:py|pkl|nx|pem|key)\b)([a-z_-]+)", text)
+    named += re.findall(r"SPECULANT_([A-Z]+)__([A-Z_]+)", text)
+    for kind, setting in named:
+        known = SECTIONS[kind.lower()].model_fields
+        assert setting.lower().replace("-", "_") in known, f"{name}: {kind}.{setting}"
+    assert named or name in ("ARCHITECTURE.md", "deploy/README.md")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert ((ROOT / name).parent / target).is_file(), f"{name}: {target}"
+
+
+def test_the_table_of_metrics_is_complete() -> None:
+    rendered = re.findall(
+        r"^# HELP (speculant_drafter_\w+)", render_metrics(ServerCounts(), ServerState()).decode(), re.M
+    )
+    described = [row[0].strip("`") for row in rows(section(SIDECAR, "Watching")) if "speculant_drafter" in row[0]]
+    assert sorted(described) == sorted(rendered)
+
+
+def test_the_table_of_limits_has_the_defaults() -> None:
+    table = rows(section(SIDECAR, "Limits"))
+    for name, default, _ in table:
+        value = getattr(ServerConfig(), name.strip("`").removeprefix("server."))
+        assert TypeAdapter(ByteSize).validate_python(default) == value, name
+    limits = {f"server.{name}" for name in ServerConfig.model_fields if name.startswith("max_")}
+    assert limits <= {name.strip("`") for name, *_ in table}
+
+
+def test_the_table_of_errors_has_every_status() -> None:
+    table = "\n".join(" ".join(row) for row in rows(section(CLIENTS, "Errors")))
+    assert {code.name for code in STATUS_OF_ERROR.values()} <= set(re.findall(r"\b[A-Z_]+\b", table))
+    statuses = set(pb.SequenceStatus.keys()) - {"SEQUENCE_STATUS_UNSPECIFIED", "SEQUENCE_STATUS_OK"}
+    assert statuses <= set(re.findall(r"\bSEQUENCE_STATUS_\w+", table))
+    assert all(len(row) == 5 and row[0] and row[4] for row in rows(section(CLIENTS, "Errors")))
+
+
+def test_elements_of_the_wire_that_are_named_exist() -> None:
+    file = pb.DESCRIPTOR
+    methods = {method.name for service in file.services_by_name.values() for method in service.methods}
+    large = set(file.message_types_by_name) | set(file.services_by_name) | methods | FOREIGN
+    fields = {field.name for message in file.message_types_by_name.values() for field in message.fields}
+    values = {value for kind in file.enum_types_by_name.values() for value in kind.values_by_name}
+    for name in re.findall(r"`([A-Z][a-z]+[A-Za-z]*)`", CLIENTS):
+        assert name in large, name
+    for name in re.findall(r"`([a-z]+_[a-z0-9_]+)`", CLIENTS):
+        assert name in fields, name
+    for name in re.findall(r"`([A-Z]+_[A-Z_]+)`", CLIENTS):
+        assert name in values, name
+
+
+def test_the_access_file_is_one(tmp_path: Path) -> None:
+    (example,) = blocks(SIDECAR, "toml")
+    path = tmp_path / "access.toml"
+    path.write_text(example.replace("…", "ab" * 32), encoding="utf-8")
+    path.chmod(0o600)
+    assert not AccessPolicy.load(path).is_open
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_certificates_can_be_served_with(tmp_path: Path) -> None:
+    (commands,) = [block for block in blocks(SIDECAR) if block.startswith("openssl req")]
+    subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True, capture_output=True)
+    config = ServerConfig(
+        tls_certificate=tmp_path / "server.pem", tls_key=tmp_path / "server.key", tls_client_ca=tmp_path / "ca.pem"
+    )
+    assert server_credentials(config) is not None
+
+
+def served(folder: Path, scenario: Callable[[str], Awaitable[None]]) -> None:
+    graph_of([TEXT], 3, VOCABULARY_SIZE).save(folder / "graph.pkl")
+    config = ServerConfig(listen=f"unix://{folder}/d.sock", graph=folder / "graph.pkl")
+
+    async def run() -> None:
+        async with DrafterServer(config, DraftConfig()) as server:
+            await scenario(server.addresses[0])
+
+    asyncio.run(run())
+
+
+def test_the_small_client_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = blocks(CLIENTS, "python")
+    assert program.count("timeout=0.") == 2
+    program = re.sub(r"timeout=0\.\d+", "timeout=30", program)  # a busy machine is no error
+
+    def run() -> str:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(program, "docs/clients.md", "exec"), {"__name__": "__main__"})
+        return printed.getvalue()
+
+    async def scenario(address: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["client.py", address, *map(str, TEXT)])
+        tokens, steps = map(int, re.findall(r"\d+", await asyncio.to_thread(run)))
+        assert tokens == len(TEXT) - 2
+        assert steps <= tokens // 2
+
+    served(tmp_path, scenario)
+
+
+def exchanges() -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Yield what the page sends by hand: method, requests and the answers that it shows."""
+    for block in blocks(section(CLIENTS, "By hand")):
+        for method, requests, answers in re.findall(r"^\$ call (\w+) '(.*?)'\n(.*?)(?=^\$|\Z)", block, re.M | re.S):
+            yield method, list(objects(requests)), list(objects(answers))
+
+
+def objects(text: str) -> Iterator[Any]:
+    while text := text.strip():
+        value, end = json.JSONDecoder().raw_decode(text)
+        yield value
+        text = text[end:]
+
+
+def outline(answer: Message) -> dict[str, Any]:
+    """Return what of an answer does not depend on graph and clock."""
+    kept = ("stepId", "draft", "error", "sequenceStatuses", "nextPositions", "vocabularySize")
+    known = json_format.MessageToDict(answer)
+    known["draft"] = {name: value for name, value in known.get("draft", {}).items() if name in kept}
+    return {name: value for name, value in known.items() if name in kept}
+
+
+def test_the_exchange_by_hand_is_what_the_page_shows(tmp_path: Path) -> None:
+    service = pb.DESCRIPTOR.services_by_name["DrafterService"]
+    shown = list(exchanges())
+    assert [method for method, _, _ in shown].count("Draft") == 4
+
+    async def scenario(address: str) -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            for name, requests, answers in shown:
+                method = service.methods_by_name[name]
+                ask, answer_class = (getattr(pb, kind.name) for kind in (method.input_type, method.output_type))
+                path = f"/{service.full_name}/{name}"
+                sent = [json_format.ParseDict(request, ask()).SerializeToString() for request in requests]
+                if method.client_streaming:
+                    got = [answer async for answer in channel.stream_stream(path)(iter(sent))]
+                else:
+                    got = [await channel.unary_unary(path)(message) for message in sent]
+                expected = [json_format.ParseDict(answer, answer_class()) for answer in answers]
+                assert [outline(answer_class.FromString(each)) for each in got] == list(map(outline, expected))
+
+    served(tmp_path, scenario)
