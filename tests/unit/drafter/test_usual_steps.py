@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_drafter.access import EVERYBODY
@@ -18,6 +18,7 @@ from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.sessions import SessionStore
 from speculant_drafter.steps import StepAnswerer
 from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.errors import DraftRequestError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import SequenceRequest, StepOptions, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -53,8 +54,15 @@ class Server:
         self.sessions.open(session_id, self.graphs.get(""))
 
     def step(self, request: StepRequest) -> pb.StreamDraftResponse:
-        payload = convert.encode_stream_step(9, request)
-        response = pb.StreamDraftResponse.FromString(self.steps.answer_enveloped(payload, EVERYBODY))
+        response = self.send(convert.encode_stream_step(9, request))
+        assert response is not None
+        return response
+
+    def send(self, payload: bytes) -> pb.StreamDraftResponse | None:
+        try:
+            response = pb.StreamDraftResponse.FromString(self.steps.answer_enveloped(payload, EVERYBODY))
+        except DraftRequestError:
+            return None
         if response.HasField("draft"):  # clearing a field of a draft that is not there would make one
             response.draft.ClearField("server_time")
             response.draft.ClearField("draft_id")
@@ -139,6 +147,43 @@ def chain_step(session_id: int, position: int, tokens: list[int], strategy: Any 
     return StepRequest(
         (SequenceRequest(tuple(tokens), session_id, position, 5, 7),), StepOptions(strategy=strategy, max_candidates=2)
     )
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, VOCABULARY_SIZE), max_size=4),
+            st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3),
+        ),
+        max_size=5,
+    )
+)
+def test_mutated_messages(
+    make_servers: Callable[[], tuple[Server, Server]], steps: list[tuple[list[int], list[tuple[int, int]]]]
+) -> None:
+    servers = make_servers()
+    for server in servers:
+        for session_id in (1, 2):
+            server.open(session_id)
+            server.step(chain_step(session_id, 0, CORPUS[:10]))
+    try:
+        for tokens, mutations in steps:
+            sessions = [servers[0].sessions.look_at(session_id) for session_id in (1, 2)]
+            sequences = [
+                SequenceRequest(tuple(tokens), number, session.position, 3, number)
+                for number, session in enumerate(sessions, start=1)
+                if session is not None
+            ]
+            request = StepRequest(tuple(sequences), StepOptions("sampling", 2))
+            payload = bytearray(convert.encode_stream_step(9, request))
+            for place, value in mutations:
+                payload[place % len(payload)] = value
+            answers = [without_generations(server.send(bytes(payload))) for server in servers]
+            assert answers[0] == answers[1]
+    finally:
+        for server in servers:
+            server.close()
 
 
 def test_what_is_usual_is_answered_by_the_kernel(make_servers: Callable[[], tuple[Server, Server]]) -> None:
