@@ -54,7 +54,10 @@ class DrafterServer:
         self._config = config
         self._counts = ServerCounts()
         self._tracer = open_tracer(config.tracing)
-        self._gate = CallGate(AccessPolicy.load(config.access_file), config.max_concurrent_rpcs)
+        policy = AccessPolicy.load(config.access_file)
+        self._gate = CallGate(policy, config.max_concurrent_rpcs)
+        # Of its own, so that a server that is full can still be looked after.
+        self._admin_gate = CallGate(policy, config.max_concurrent_rpcs)
         self._graphs = GraphRegistry(config, draft)
         self._sessions = SessionStore(config, self._counts, clock, self._session_ended)
         self._steps = StepAnswerer(config, draft, self._graphs, self._sessions, self._counts)
@@ -99,7 +102,7 @@ class DrafterServer:
         )
         if self._config.admin_listen:
             self.admin_addresses = await self._listen(
-                self._config.admin_listen, [self._admin.handler(self._gate)], admin.SERVICE_NAME
+                self._config.admin_listen, [self._admin.handler(self._admin_gate)], admin.SERVICE_NAME
             )
         if self._config.metrics_listen:
             self.metrics_address = await self._metrics.start(self._config.metrics_listen)
@@ -131,7 +134,7 @@ class DrafterServer:
     async def reload(self) -> None:
         """Read the access file and all graphs again; what is wrong is logged and stays as it was."""
         try:
-            self._gate.policy = AccessPolicy.load(self._config.access_file)
+            self._gate.policy = self._admin_gate.policy = AccessPolicy.load(self._config.access_file)
         except ConfigError as error:
             logger.error("the access file is not read again: {}", error)
         await self._graphs.reload_all()
@@ -254,4 +257,7 @@ async def _reload_when_asked(server: DrafterServer, asked: asyncio.Event) -> Non
     while True:
         await asked.wait()
         asked.clear()
-        await server.reload()
+        try:
+            await server.reload()
+        except Exception:  # the next signal must still be heard
+            logger.exception("reading again failed")

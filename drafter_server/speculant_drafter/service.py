@@ -120,7 +120,7 @@ class DrafterService:
         # A tenant's text may have to be read from disk, which no step should wait for.
         memory = await self._graphs.load_memory(served, tenant)
         served = self._steps.graph_for(asked.graph, call.principal)  # it may have been replaced meanwhile
-        is_new = self._sessions.look_at(asked.session_id) is None
+        before = self._sessions.look_at(asked.session_id)
         session = self._sessions.open(
             asked.session_id,
             served,
@@ -130,7 +130,7 @@ class DrafterService:
             cost=asked.cost,
         )
         del memory
-        if is_new:
+        if session is not before:
             self.spans[session.session_id] = self._tracer.begin_session(
                 call.context.invocation_metadata(), session.graph.name
             )

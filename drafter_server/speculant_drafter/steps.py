@@ -148,8 +148,11 @@ class StepAnswerer:
         for place, session_id in enumerate(batch.session_ids):
             if not session_id:
                 continue
-            session = self._sessions.find(session_id)
-            if session is None or not _owns(principal, session):
+            # Looked at first: a stranger's step must not keep a session from being idle.
+            found = self._sessions.look_at(session_id)
+            is_own = found is not None and _owns(principal, found)
+            session = self._sessions.find(session_id) if is_own else None
+            if session is None:
                 statuses[place] = SequenceStatus.SESSION_LOST
                 continue
             feedback = None if batch.feedback is None else batch.feedback[place]

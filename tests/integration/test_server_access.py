@@ -16,6 +16,7 @@ from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
     LOST,
     OK,
+    Clock,
     LiveServer,
     Wire,
     code_of,
@@ -52,8 +53,9 @@ def write_access(path: Path, text: str) -> Path:
 class Clients:
     """A server with an access file, and a channel for each client."""
 
-    def __init__(self, server: LiveServer, stack: ExitStack) -> None:
+    def __init__(self, server: LiveServer, stack: ExitStack, clock: Clock) -> None:
         self.server = server
+        self.clock = clock
         self._stack = stack
         self.search, self.chat = self.wire("one"), self.wire("two")
 
@@ -69,8 +71,9 @@ def clients(tmp_path: Path) -> Iterator[Clients]:
     graph_file(tmp_path / "three.pkl", [1, 3, 3] * 8)
     access_file = write_access(tmp_path / "access.toml", CLIENTS)
     settings = {"access_file": access_file, "graphs": {"three": tmp_path / "three.pkl"}}
-    with serving(tmp_path / "two.pkl", tmp_path, **settings) as server, ExitStack() as stack:
-        yield Clients(server, stack)
+    clock = Clock()
+    with serving(tmp_path / "two.pkl", tmp_path, clock=clock, **settings) as server, ExitStack() as stack:
+        yield Clients(server, stack, clock)
 
 
 @pytest.mark.parametrize("token", [None, "wrong", "ONE", "one2"])
@@ -118,6 +121,14 @@ def test_the_session_of_another_is_as_unknown_as_none(clients: Clients) -> None:
     chat.drafter.Draft(step_of(session_id, [9], 0))
     answer = search.drafter.Draft(step_of(session_id, [2], 1))
     assert (list(answer.sequence_statuses), list(answer.next_positions)) == ([OK], [2])
+
+
+def test_the_steps_of_a_stranger_keep_no_session_alive(clients: Clients) -> None:
+    session_id = clients.search.open()
+    for _ in range(3):
+        clients.clock.now_s += 250.0
+        clients.chat.drafter.Draft(step_of(session_id, [1]))
+    assert list(clients.search.drafter.Draft(step_of(session_id, [1])).sequence_statuses) == [LOST]
 
 
 def test_a_graph_that_is_not_the_clients_is_as_unknown_as_none(clients: Clients) -> None:

@@ -109,6 +109,7 @@ def test_calls_beyond_the_number_allowed_are_refused_at_once(serve: Serve) -> No
         assert (retry_delay_s(error) or 0.0) > 0.0
         assert "2 calls are running" in error.details()
         assert wires[2].health() == 1, "a probe is let in"
+        server.admin.ListGraphs(pb.ListGraphsRequest())
         goes_on.set()
         for stream in streams:
             assert list(stream) == []

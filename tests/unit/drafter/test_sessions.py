@@ -148,6 +148,32 @@ def test_idle_sessions_are_lost(serving: Serve, clock: Clock) -> None:
     assert ended(server) == {"idle": 2}
 
 
+def test_every_session_has_a_span_also_one_that_was_idle_for_too_long(serving: Serve, clock: Clock) -> None:
+    begun: list[str] = []
+    ended: list[str] = []
+
+    class Span:
+        def end(self, *, steps: int, tokens: int, drafted_nodes: int, reason: str) -> None:
+            ended.append(f"{reason} {steps} {tokens}")
+
+    class Tracer:
+        def begin_session(self, metadata: object, graph: str) -> Span:
+            begun.append(graph)
+            return Span()
+
+    server = serving(idle_timeout_s=10.0)
+    server.server._service._tracer = Tracer()  # type: ignore[assignment]
+    for _ in range(2):
+        server.open(7)
+        server.open(7)
+        told(server, 7, 0, [1, 2])
+        clock.now_s += 11.0
+    server.open(7)
+    server.close(7)
+    assert begun == ["small"] * 3
+    assert ended == ["idle 1 2", "idle 1 2", "closed 0 0"]
+
+
 def test_ids_are_not_shared_between_tenants(serving: Serve) -> None:
     server = serving()
     server.open(1, tenant="a")
