@@ -95,6 +95,8 @@ class DrafterAdminService:
         return pb.ReloadGraphResponse(graph=_info(served))
 
     async def _unload(self, request: pb.UnloadGraphRequest) -> pb.UnloadGraphResponse:
+        if not request.name:
+            raise DraftRequestError("no graph is named; name the one to unload")
         await self._graphs.unload(request.name)
         await self._on_change()
         return pb.UnloadGraphResponse()

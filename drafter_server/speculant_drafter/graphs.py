@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loguru import logger
@@ -238,7 +238,7 @@ class GraphRegistry:
             path=path,
             file_bytes=file_bytes,
             drafter=drafter,
-            tokenizer=tokenizer,
+            tokenizer=replace(tokenizer, name=_public_name(tokenizer.name)),
             max_order=graph.max_order,
             corpus_tokens=graph.metadata.num_tokens,
             trie_arrays=(graph.trie.words, graph.trie.table),
@@ -300,6 +300,11 @@ def _bytes_in(log: LearnedLog, tenant: str) -> int:
 def _name_of(path: Path) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".")[:64]
     return name or "default"
+
+
+def _public_name(tokenizer: str) -> str:
+    """Return a tokenizer's name without the folder of this machine that it was read from."""
+    return Path(tokenizer).name if Path(tokenizer).is_absolute() else tokenizer
 
 
 def _require_name(name: str) -> None:

@@ -192,7 +192,8 @@ class DrafterServer:
             span.end(steps=session.num_steps, tokens=session.position, drafted_nodes=session.num_drafted, reason=reason)
 
     def _state(self) -> ServerState:
-        graphs = [GraphState(graph.name, graph.generation, graph.num_sessions) for graph in self._graphs]
+        num_sessions = self._sessions.num_by_graph()
+        graphs = [GraphState(graph.name, graph.generation, num_sessions[graph.name]) for graph in self._graphs]
         return ServerState(graphs, self._sessions.num_bytes, self._graphs.learned_tokens)
 
     def _problem(self) -> str:

@@ -6,6 +6,7 @@ What a session holds is kept by the drafter of its graph. Knows neither gRPC nor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from speculant_drafter.counts import ServerCounts, SessionEnd
@@ -36,7 +37,18 @@ _LONGEST_NS = 1 << 62
 class Session:
     """An open session. Its numbers are a row of the table that kernels work on."""
 
-    __slots__ = ("_row", "_table", "graph", "handles", "is_watched", "num_bytes", "offered_id", "session_id", "tenant")
+    __slots__ = (
+        "_row",
+        "_table",
+        "graph",
+        "handles",
+        "is_in_prompt",
+        "is_watched",
+        "num_bytes",
+        "offered_id",
+        "session_id",
+        "tenant",
+    )
 
     def __init__(self, session_id: int, graph: ServedGraph, tenant: str, table: SessionRows, row: int) -> None:
         """Make a session of a row that was taken for it."""
@@ -54,6 +66,8 @@ class Session:
         """Its latest draft that the graph's drafter knows of, so that feedback on it can be placed."""
         self.is_watched = False
         """Whether feedback comes on its drafts, so that the drafter must know of them all."""
+        self.is_in_prompt = True
+        """Whether no draft was asked for yet: a prompt may come in several steps."""
         self.handles: Handles | None = None
         """What of it a kernel may change, if it is plain."""
 
@@ -110,7 +124,11 @@ class Session:
 
     def let_kernel_go_on(self) -> None:
         """Find out whether a kernel may serve it from here."""
-        known = None if self.is_watched else self.graph.drafter.plain_handles(self.session_id, self.handles)
+        known = (
+            None
+            if self.is_watched or self.is_in_prompt
+            else self.graph.drafter.plain_handles(self.session_id, self.handles)
+        )
         table, row = self._table, self._row
         if known is not None and known is not self.handles:
             table.handles[row] = known.values
@@ -212,6 +230,13 @@ class SessionStore:
             return None
         session.use(now_ns)
         return session
+
+    def num_by_graph(self) -> Counter[str]:
+        """Return how many sessions there are by the name of their graph, of all its generations."""
+        numbers: Counter[str] = Counter()
+        for graph in self._graphs.values():
+            numbers[graph.name] += graph.num_sessions
+        return numbers
 
     def tenant_number(self, tenant: str) -> int:
         """Return the number that stands for a tenant in the table."""

@@ -186,7 +186,7 @@ class StepAnswerer:
             if feedback.draft_id == session.offered_id:
                 drafter.recycle(session.session_id, feedback.nodes, feedback.rows)
         if tokens.size:
-            drafter.accept(session.session_id, tokens)
+            drafter.accept(session.session_id, tokens, is_prompt=session.is_in_prompt)
             session.note_taken(tokens.size)
             if drafter.num_bytes(session.session_id) != session.num_bytes:
                 self._sessions.account(session)
@@ -224,6 +224,7 @@ class StepAnswerer:
                 session = sessions[place]
                 if session is not None:
                     session.note_draft(draft_id, length)
+                    session.is_in_prompt &= not budgets[place]
                     session.let_kernel_go_on()
             parts.append((graph, places, drafted))
         if stateless:

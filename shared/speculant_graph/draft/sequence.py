@@ -146,13 +146,16 @@ class DraftedSequence:
     def _make_handles(self) -> Handles:
         return Handles(self._moving, self._enabled, self.state, self.costs)
 
-    def take(self, drafter: Handles, tokens: Int64Array, *, learns: bool) -> None:
-        """Add accepted tokens, shape ``[n]``; the first call brings the prompt, from which nothing is learned."""
+    def take(self, drafter: Handles, tokens: Int64Array, *, learns: bool, is_prompt: bool = False) -> None:
+        """Add accepted tokens, shape ``[n]``.
+
+        The first call brings the prompt, as does every one that says so; from a prompt nothing is learned.
+        """
         if not tokens.size:
             return
-        is_prompt = not self.history.arrays.bounds[0]
+        is_prompt |= not self.history.arrays.bounds[0]
         if is_prompt:
-            self._num_prompt_tokens = tokens.size
+            self._num_prompt_tokens = len(self.history) + tokens.size
         if self.costs.size or self._storage is not None:
             self._compare(tokens.tolist())
         self.history.reserve(tokens.size)

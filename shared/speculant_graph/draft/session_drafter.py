@@ -99,11 +99,16 @@ class SessionDrafter:
             costs = _NO_COSTS if cost is None or not self.config.cost_aware else cost.table(MAX_NODES + 1)
             self._sequences[session_id] = DraftedSequence(self.graph, self.config, memory, learns=learn, costs=costs)
 
-    def accept(self, session_id: int, token_ids: Sequence[TokenId] | Int64Array) -> None:
+    def accept(self, session_id: int, token_ids: Sequence[TokenId] | Int64Array, *, is_prompt: bool = False) -> None:
         """Add tokens to a sequence: at first the prompt, then, step by step, what was accepted.
 
         What follows the prompt teaches how far the sources can be trusted. Ids that are not in the vocabulary equal
         nothing and are never drafted.
+
+        Args:
+            session_id: the sequence.
+            token_ids: the tokens.
+            is_prompt: whether they are still of the prompt; those of the first call are.
 
         Raises:
             DraftRequestError: there is no such sequence, or these are no token ids.
@@ -112,7 +117,7 @@ class SessionDrafter:
             sequence = self._find(session_id)
             tokens = _as_array(token_ids)
             learns = self.config.strategy in CALIBRATED or sequence.is_calibrated
-            sequence.take(self._handles, tokens, learns=learns)
+            sequence.take(self._handles, tokens, learns=learns, is_prompt=is_prompt)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]] | Int64Array) -> None:
         """Learn the target's most probable tokens at positions of the latest draft, before :meth:`accept`.

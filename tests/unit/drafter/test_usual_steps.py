@@ -266,3 +266,17 @@ def test_two_graphs_take_turns(tmp_path: Path) -> None:
     draft = server.step(both).draft
     assert (draft.graph_generation, list(draft.sequence_generations)) == (0, [1, 2])
     server.close()
+
+
+def test_a_prompt_in_parts_is_not_learned(tmp_path: Path) -> None:
+    path = tmp_path / "graph.pkl"
+    graph_of([CORPUS], 4, VOCABULARY_SIZE).save(path)
+    learned = []
+    for parts in ([(0, 40, 5)], [(0, 20, 0), (20, 40, 5)], [(0, 20, 5), (20, 40, 5)]):
+        server = Server(path, True)
+        server.sessions.open(1, server.graphs.get(""), learn=True)
+        for start, end, budget in [*parts, (40, 50, 5)]:
+            server.step(StepRequest((SequenceRequest(tuple(CORPUS[start:end]), 1, start, budget),)))
+        server.close()
+        learned.append(server.graphs.learned_tokens)
+    assert learned[0] == learned[1] < learned[2]
