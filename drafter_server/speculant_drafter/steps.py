@@ -136,10 +136,11 @@ class StepAnswerer:
         if status is not _OK:
             return status
         drafter = session.graph.drafter
-        # Rows of a draft that is not the latest can't be placed, and those of a step sent again were taken.
-        if feedback is not None and feedback.draft_id == session.draft_id and position == session.position:
-            drafter.recycle(session.session_id, feedback.nodes, feedback.rows)
         if tokens.size:
+            # Rows of a draft that is not the latest can't be placed, and those of a step sent again were taken. Without
+            # a token none was verified; such rows would only pile up.
+            if feedback is not None and feedback.draft_id == session.draft_id and position == session.position:
+                drafter.recycle(session.session_id, feedback.nodes, feedback.rows)
             drafter.accept(session.session_id, tokens)
             session.position += tokens.size
             if drafter.num_bytes(session.session_id) != session.num_bytes:
