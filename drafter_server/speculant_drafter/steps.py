@@ -180,12 +180,13 @@ class StepAnswerer:
             return status
         drafter = session.graph.drafter
         session.take_from_kernel()
-        # Rows of a draft that is not the latest can't be placed, and those of a step sent again were taken.
-        if feedback is not None and position == session.position:
-            session.is_watched = True
-            if feedback.draft_id == session.offered_id:
-                drafter.recycle(session.session_id, feedback.nodes, feedback.rows)
         if tokens.size:
+            # Rows of a draft that is not the latest can't be placed, and those of a step sent again were taken. Without
+            # a token none was verified; such rows would only pile up.
+            if feedback is not None and position == session.position:
+                session.is_watched = True
+                if feedback.draft_id == session.offered_id:
+                    drafter.recycle(session.session_id, feedback.nodes, feedback.rows)
             drafter.accept(session.session_id, tokens, is_prompt=session.is_in_prompt)
             session.note_taken(tokens.size)
             if drafter.num_bytes(session.session_id) != session.num_bytes:

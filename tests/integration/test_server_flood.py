@@ -375,3 +375,36 @@ def test_sessions_that_nobody_closes_stay_within_their_memory(tmp_path: Path) ->
         alive = [server.open(session_id) and session_id for session_id in kept[-5:]]
         statuses = [server.drafter.Draft(step_of(each, [], 2_420)).sequence_statuses[0] for each in alive]
         assert statuses == [OK] * 5
+
+
+def test_what_sessions_hold_is_what_is_told(tmp_path: Path) -> None:
+    """Neither the distributions of latest drafts nor rows of feedback take memory that no limit knows of."""
+    generator = random.Random(1)
+    tokens = [generator.randrange(300) for _ in range(100_000)]
+    graph = graph_file(tmp_path / "graph.pkl", tokens, 300, max_order=2)
+    with serving(graph, tmp_path) as server:
+
+        def open_and_draft(number: int) -> None:
+            for _ in range(number):
+                answer = server.drafter.Draft(step_of(server.open(), [1], 0, 400, pb.STRATEGY_SAMPLING))
+            assert len(answer.candidate_tokens) > 80_000
+
+        def tell_rows(number: int) -> None:
+            session_id = server.open()
+            answer = server.drafter.Draft(step_of(session_id, [1], 0, 500, pb.STRATEGY_TREE))
+            for _ in range(number):
+                size = answer.draft_lengths[0] + 1
+                request = step_of(session_id, [], 1, 500, pb.STRATEGY_TREE)
+                request.feedback_draft_ids.append(answer.draft_id)
+                request.feedback_row_counts.append(size)
+                request.feedback_nodes.extend(range(size))
+                request.feedback_width = 64
+                request.feedback_tokens.extend([5] * (size * 64))
+                answer = server.drafter.Draft(request)
+
+        open_and_draft(20)
+        tell_rows(5)
+        before = resident_bytes_of(os.getpid()) - server.metrics()["session_bytes"]
+        open_and_draft(200)
+        tell_rows(1_000)
+        assert resident_bytes_of(os.getpid()) - server.metrics()["session_bytes"] < before + 15_000_000

@@ -351,6 +351,25 @@ def test_steps_never_fail_while_graphs_are_replaced(serve: Serve, tmp_path: Path
     assert len({generation for generation, _ in found}) > 3
 
 
+def test_changes_that_come_at_once_are_made_one_by_one(serve: Serve) -> None:
+    server = serve()
+    names = [f"more-{number}" for number in range(8)]
+
+    def change(name: str) -> None:
+        server.admin.LoadGraph(pb.LoadGraphRequest(name=name, path="three.pkl"))
+        server.admin.ReloadGraph(pb.ReloadGraphRequest(name=name))
+        if name in names[:4]:
+            server.admin.UnloadGraph(pb.UnloadGraphRequest(name=name))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(change, names))
+    graphs = server.admin.ListGraphs(pb.ListGraphsRequest()).graphs
+    assert {graph.name for graph in graphs} == {"two", *names[4:]}
+    assert len({graph.generation for graph in graphs}) == 5
+    statuses = [server.wire.health(f"{SERVICE}/{name}") for name in names]
+    assert statuses == [NOT_SERVING] * 4 + [SERVING] * 4
+
+
 def test_a_graph_leaves_memory_with_its_last_session(serve: Serve, tmp_path: Path) -> None:
     def is_mapped(name: str) -> bool:
         gc.collect()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import socket
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -49,7 +51,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[pb.StreamDraftRequest | None] = queue.SimpleQueue()
-        self._ids = iter(range(1_000))
+        self._ids = itertools.count()
 
     def send(self) -> None:
         """Send a step."""
@@ -86,6 +88,37 @@ def test_a_stop_ends_streams_and_keeps_what_open_sessions_taught(serve: Serve, t
     again = serve(**settings)
     session_id = again.open()
     assert list(again.drafter.Draft(step_of(session_id, [7, 11, 13], 0, 1)).draft_tokens) == [17]
+
+
+def test_a_stop_ends_busy_streams_between_two_steps(serve: Serve) -> None:
+    server = serve(grace_s=30.0)
+    is_busy = threading.Barrier(7)
+
+    def ping_pong() -> tuple[grpc.StatusCode, bool]:
+        """Send each step when the one before is answered; return the end, and whether all were."""
+        num_answers = 0
+        with connected(server.address) as wire:
+            requests = Requests()
+            stream = wire.drafter.StreamDraft(iter(requests))
+            requests.send()
+            try:
+                for answer in stream:
+                    assert answer.step_id == num_answers
+                    num_answers += 1
+                    if num_answers == 20:
+                        is_busy.wait(PATIENCE_S)
+                    requests.send()
+            except grpc.RpcError as error:
+                return error.code(), num_answers >= 20
+            finally:
+                requests.end()
+        raise AssertionError("the stream ended well")
+
+    with ThreadPoolExecutor(6) as pool:
+        streams = [pool.submit(ping_pong) for _ in range(6)]
+        is_busy.wait(PATIENCE_S)
+        server.stop()
+        assert [stream.result(PATIENCE_S) for stream in streams] == [(UNAVAILABLE, True)] * 6
 
 
 def test_a_stop_tells_health_before_the_last_call_is_done(serve: Serve) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any, overload
 
@@ -90,6 +90,10 @@ class DraftBatch(Sequence[Draft]):
         bounds = list(accumulate(_as_list(self.candidate_counts[nodes]), initial=first))
         tokens, parents = _as_list(self.token_ids[nodes]), _as_list(self.parents[nodes])
         return self._draft(place, tokens, parents, _as_list(self.path_probabilities[nodes]), bounds)
+
+    def without_proposals(self) -> DraftBatch:
+        """Return the same drafts without their distributions, which are by far the largest of them."""
+        return replace(self, candidate_counts=(), candidate_token_ids=_NONE, candidate_probabilities=_NONE)
 
     def drafts(self) -> list[Draft]:
         """Return all drafts."""

@@ -188,8 +188,9 @@ class SessionDrafter:
             states = np.array([sequence.state for sequence in sequences], np.int64).reshape(-1, 2)
             positions = [len(sequence.history) for sequence in sequences]
             batch = self._strategies.chains(states, budgets, seeds, positions, strategy, options, max_support)
+            noted = batch.without_proposals()  # sequences keep it until something is accepted
             for place, sequence in enumerate(sequences):
-                sequence.offer(batch, place)
+                sequence.offer(noted, place)
             return batch
 
     def draft_contexts(

@@ -68,6 +68,11 @@ class Server:
             response.draft.ClearField("draft_id")
         return response
 
+    def position(self, session_id: int) -> int:
+        session = self.sessions.look_at(session_id)
+        assert session is not None
+        return session.position
+
     def close(self) -> None:
         self.sessions.end_all()
 
@@ -216,9 +221,10 @@ def test_other_strategies_and_feedback_take_a_session_from_the_kernel_for_good(
             server.step(chain_step(session_id, 12, [], "tree"))
         else:
             rows = Feedback(1, [0], np.array([[3]]))
-            server.step(StepRequest((SequenceRequest((), session_id, 12, 5, feedback=rows),), StepOptions("greedy")))
-        server.step(chain_step(session_id, 12, [3]))
-        server.step(chain_step(session_id, 13, [4]))
+            server.step(StepRequest((SequenceRequest((2,), session_id, 12, 5, feedback=rows),), StepOptions("greedy")))
+        position = server.position(session_id)
+        server.step(chain_step(session_id, position, [3]))
+        server.step(chain_step(session_id, position + 1, [4]))
         assert server.num_usual == before
     server.close()
 
@@ -234,7 +240,7 @@ def test_a_step_that_fails_half_way_leaves_nothing_behind(make_servers: Callable
         assert session is not None
         bad = Feedback(session.offered_id, [99], np.array([[1]]))
         # The first sequence grows out of its room before the second one fails.
-        sequences = SequenceRequest(tuple(CORPUS[10:600]), 1, 10, 5), SequenceRequest((), 2, 10, 5, feedback=bad)
+        sequences = SequenceRequest(tuple(CORPUS[10:600]), 1, 10, 5), SequenceRequest((3,), 2, 10, 5, feedback=bad)
         assert session.offered_id > 0
         assert server.step(StepRequest(sequences, StepOptions("greedy"))).HasField("error")
         after: list[Any] = [server.step(chain_step(1, start, CORPUS[start : start + 3])) for start in (600, 603)]
