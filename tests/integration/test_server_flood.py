@@ -11,12 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from support.mutants import PREFACE, Mutants, framed, malformed
 from support.server import OK, SERVICE, Wire, connected, graph_file, serving, step_of
 from support.sidecar import Sidecar, launch, wait_until_ready
 
@@ -85,107 +85,6 @@ def process(tmp_path: Path) -> Iterator[Process]:
     finally:
         sidecar.process.kill()
         sidecar.wait()
-
-
-class Mutants:
-    """Messages that were right once."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def number(self, bits: int = 32) -> int:
-        """Return a number that is likely to be near an end of something."""
-        edges = [0, 1, 2, 7, 50, 255, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
-        return self._random.choice([*edges, self._random.randrange(300)]) % (1 << bits)
-
-    def numbers(self, size: int, bits: int = 32) -> list[int]:
-        """Return as many of them, or nearly so many."""
-        size = max(0, size + self._random.choice([0, 0, 0, 0, 0, 1, -1]))
-        return [self.number(bits) for _ in range(size)]
-
-    def step(self) -> bytes:
-        """Return a DraftRequest of any values, in arrays that fit together more often than not."""
-        choose, size = self._random.choice, self._random.choice([0, 1, 1, 2, 5, 40])
-        lengths = [choose([0, 1, 3, 30]) for _ in range(size)]
-        rows = [choose([0, 0, 1, 3]) for _ in range(size)]
-        width = choose([0, 1, 4])
-        request = pb.DraftRequest(
-            graph=choose([""] * 9 + ["graph", "x", "\0"]),
-            session_ids=[choose([0, 0, self._random.randrange(1, 9)]) for _ in range(size)],
-            positions=[choose([0, 0, 1, self.number(64)]) for _ in range(size)],
-            context_lengths=lengths,
-            context_tokens=[choose([1, 2, self.number()]) for _ in range(sum(lengths))],
-            node_budgets=[choose([0, 3, 20, 1_024]) for _ in range(size)],
-            seeds=self.numbers(size, 64) if self._random.random() < 0.5 else [],
-        )
-        if self._random.random() < 0.3:
-            request.feedback_draft_ids.extend(self.numbers(size, 64))
-            request.feedback_row_counts.extend(rows)
-            request.feedback_nodes.extend(self.numbers(sum(rows)))
-            request.feedback_width = width
-            request.feedback_tokens.extend(self.numbers(sum(rows) * width))
-        if self._random.random() < 0.7:
-            options = request.options
-            options.strategy = self._random.choice([*range(8)] * 2 + [8])
-            for name in ("max_depth", "max_branches", "max_candidates", "beam_width"):
-                if self._random.random() < 0.3:
-                    setattr(options, name, self.number())
-            if self._random.random() < 0.2:
-                options.min_path_probability = choose([0.1, 1.0, -1.0, 1e30, float("nan"), float("inf")])
-            options.mixing = choose([0, 0, 0, 0, 1, 2, 3])
-            options.omit_proposals = self._random.random() < 0.5
-        return self.bytes(request.SerializeToString())
-
-    def opening(self) -> bytes:
-        """Return an OpenSessionRequest."""
-        choose = self._random.choice
-        request = pb.OpenSessionRequest(
-            session_id=choose([self._random.randrange(9), self.number(64)]),
-            graph=choose(["", "graph", "x"]),
-            tokenizer_sha256=choose([b"", b"\xab" * 32, b"\xcd" * 32, b"short"]),
-            learn=choose([True, False]),
-            tenant=choose(["", "a", "ä\0/..", "x" * 3_000]),
-        )
-        if self._random.random() < 0.3:
-            request.idle_timeout.seconds = choose([0, 1, -1, 1 << 62])
-            request.idle_timeout.nanos = choose([0, -1, 999_999_999, (1 << 31) - 1])
-        if self._random.random() < 0.4:
-            request.verify_cost.tokens.extend(choose([[1], [1, 2, 4], [0], [1, 1 << 31], [2, 1], list(range(1, 300))]))
-            request.verify_cost.relative_costs.extend(
-                choose([[1.0], [1.0, 1.1, 9.0], [float("inf")], [1e-40], [1e38, 1e38, 1e38], [float("nan")]])
-            )
-        return self.bytes(request.SerializeToString())
-
-    def named(self, message_class: Any) -> bytes:
-        """Return a message with a name and a path."""
-        choose = self._random.choice
-        fields = {field.name for field in message_class.DESCRIPTOR.fields}
-        values = {
-            "name": choose(["", "graph", "more", "x" * 70, "a/b", "\0"]),
-            "path": choose(["", "graph.pkl", "/etc/passwd", "../x", "drafter.sock", "\0", "x" * 5_000, "."]),
-            "tenant": choose(["", "a", "ä\0/..", "x" * 3_000]),
-        }
-        request = message_class(**{name: value for name, value in values.items() if name in fields})
-        return self.bytes(request.SerializeToString())
-
-    def bytes(self, payload: bytes) -> bytes:
-        """Damage half of the messages where they are only bytes."""
-        mutated, generator = bytearray(payload), self._random
-        while generator.random() < 0.2:
-            place = generator.randrange(len(mutated) + 1)
-            match generator.randrange(5):
-                case 0 if mutated:
-                    mutated[place % len(mutated)] ^= 1 << generator.randrange(8)
-                case 1:
-                    del mutated[place:]
-                case 2:
-                    mutated[place:place] = generator.randbytes(generator.randrange(1, 9))
-                case 3:
-                    end = generator.randrange(place, len(mutated) + 1)
-                    mutated[place:place] = mutated[place:end]
-                case _:
-                    del mutated[place : place + generator.randrange(1, 9)]
-        return bytes(mutated)
 
 
 def sent(channel: grpc.Channel, path: str, payloads: list[bytes], seen: Counter[str]) -> None:
@@ -259,38 +158,6 @@ def test_mutated_messages_are_answered_or_refused(process: Process, tmp_path: Pa
     assert sum(seen.values()) > 10_000
     assert min(seen["OK"], seen["INVALID_ARGUMENT"]) > 1_000
     assert "Traceback" not in process.sidecar.log
-
-
-def framed(payload: bytes) -> bytes:
-    """Return bytes behind their length, as protobuf has them."""
-    length, size = bytearray(), len(payload)
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    return bytes([*length, size]) + payload
-
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-
-
-def malformed(generator: random.Random) -> bytes:
-    """Return what no client of ours would begin a connection with."""
-    frame = bytes(
-        [0, generator.randrange(256), generator.randrange(256), generator.randrange(12)]
-    ) + generator.randbytes(generator.randrange(0, 300))
-    return generator.choice(
-        [
-            b"",
-            generator.randbytes(generator.randrange(1, 2_000)),
-            PREFACE[: generator.randrange(1, len(PREFACE))],
-            PREFACE + SETTINGS[: generator.randrange(len(SETTINGS))],
-            PREFACE + SETTINGS + frame,
-            PREFACE + SETTINGS + frame[: generator.randrange(len(frame))],
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + generator.randbytes(500),
-            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        ]
-    )
 
 
 def test_malformed_connections_do_no_harm(process: Process, tmp_path: Path) -> None:
