@@ -27,7 +27,7 @@ demo: $(STAMP) ## corpus, graph, sidecar, model: the same text plainly and soone
 	$(BIN)/speculant demo
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest -m "not slow and not faults and not gpu"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not faults and not gpu"
 
 test-slow: $(STAMP) ## run the tests that take longer
 	$(BIN)/python -m pytest -m "slow and not gpu"

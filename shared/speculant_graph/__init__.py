@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from speculant_graph.errors import SpeculantError
     from speculant_graph.graph.builder import GraphBuilder
     from speculant_graph.graph.ngrams import NgramGraph
-    from speculant_graph.types import Draft, Drafter, Proposal
+    from speculant_graph.types import Draft, Drafter, Feedback, Proposal, SequenceStep
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.results import GenerationResult, StepEvent
 
@@ -45,6 +45,7 @@ _HOMES = {
     "DraftOrder": "speculant_graph.draft.session_drafter",
     "Drafter": "speculant_graph.types",
     "DrafterClient": "speculant_graph.client",
+    "Feedback": "speculant_graph.types",
     "GenerationConfig": "speculant_graph.config",
     "GenerationResult": "speculant_verifier.results",
     "GraphBuilder": "speculant_graph.graph.builder",
@@ -57,6 +58,7 @@ _HOMES = {
     "NullDrafter": "speculant_graph.client",
     "OneLevelNGramStorage": "speculant_graph.draft.ngram_storage",
     "Proposal": "speculant_graph.types",
+    "SequenceStep": "speculant_graph.types",
     "ServerConfig": "speculant_graph.config",
     "SessionDrafter": "speculant_graph.draft.session_drafter",
     "SpeculantError": "speculant_graph.errors",
@@ -75,6 +77,7 @@ __all__ = [
     "DraftOrder",
     "Drafter",
     "DrafterClient",
+    "Feedback",
     "GenerationConfig",
     "GenerationResult",
     "GraphBuilder",
@@ -87,6 +90,7 @@ __all__ = [
     "NullDrafter",
     "OneLevelNGramStorage",
     "Proposal",
+    "SequenceStep",
     "ServerConfig",
     "SessionDrafter",
     "SpeculantError",
