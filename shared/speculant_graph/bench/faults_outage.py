@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from speculant_graph.bench.faults_clients import (
@@ -16,6 +16,7 @@ from speculant_graph.bench.faults_clients import (
     steps_of,
 )
 from speculant_graph.bench.faults_server import FaultyServer, Stage, running_drafter
+from speculant_graph.errors import SpeculantError
 
 STOP_DEADLINE_MS = 5.0
 """What a step of the stopped drafter's client may wait."""
@@ -27,6 +28,7 @@ _MODEL_S = 0.002
 """Between two steps, in place of the model's pass."""
 _MOST_STEPS_BEFORE_OPEN = 50
 _STEPS_COMPARED = 20
+_GIVE_UP_S = 60.0
 
 
 def measure_stop(stage: Stage, repeats: int, num_open_steps: int) -> dict[str, Any]:
@@ -115,22 +117,21 @@ async def _kill(stage: Stage, server: FaultyServer, name: ClientName, repeats: i
             await client.drafted(steps_of(texts, num_tokens))
             server.kill()
             server.start()
-            # In a thread, as the client must go on meanwhile and may take no turn of the loop.
-            serving = asyncio.get_running_loop().run_in_executor(None, server.await_serving)
-            first_s: float | None = None
-            while first_s is None:
-                steps = steps_of(texts, num_tokens)
-                try:
-                    drafts, took_s = await client.timed(steps)
-                except Exception:
-                    num_raised += 1
-                else:
-                    meanwhile_s.append(took_s)
-                    first_s = time.perf_counter() if all(drafts) else None
-                await client.pause(_MODEL_S)
-                if serving.done():
-                    serving.result()
-            back_ms.append((first_s - await serving) * 1e3)
+            steps = steps_of(texts, num_tokens)
+            with ThreadPoolExecutor(1) as pool:  # as the client goes on meanwhile
+                serving = pool.submit(server.await_serving)
+                first_s: float | None = None
+                while first_s is None:
+                    try:
+                        drafts, took_s = await client.timed(steps)
+                    except Exception:
+                        num_raised += 1
+                    else:
+                        meanwhile_s.append(took_s)
+                        first_s = time.perf_counter() if all(drafts) else None
+                    _require_hope(serving, client)
+                    await client.pause(_MODEL_S)
+                back_ms.append((first_s - serving.result()) * 1e3)
             async with driven_client(name, server.address) as undisturbed:
                 for _ in range(_STEPS_COMPARED):
                     steps = steps_of(texts, num_tokens)
@@ -146,3 +147,9 @@ async def _kill(stage: Stage, server: FaultyServer, name: ClientName, repeats: i
         "compared": repeats * _STEPS_COMPARED,
         "different": num_different,
     }
+
+
+def _require_hope(serving: Future[float], client: DrivenClient) -> None:
+    """Raise if the drafter did not start, or serves for long without being asked."""
+    if serving.done() and time.perf_counter() - serving.result() > _GIVE_UP_S:
+        raise SpeculantError(f"no drafts after a restart: {client.statistics.last_failure}; run it again")

@@ -33,6 +33,8 @@ class Stage:
     """For sockets and files; gone after the run."""
     graph: NgramGraph
     """What is served."""
+    token_ids: list[int]
+    """What it was counted from."""
     path: Path
     """Its file."""
     texts: list[list[int]]
