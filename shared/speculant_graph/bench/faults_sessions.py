@@ -7,7 +7,6 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +45,7 @@ class _Tally:
     most_open: int = 0
     live_steps: int = 0
     live_late: int = 0
+    live_lost: int = 0
 
 
 def measure_sessions(stage: Stage, num_sessions: int, memory_mb: int) -> dict[str, Any]:
@@ -75,10 +75,10 @@ async def _measure(stage: Stage, server: FaultyServer, num_sessions: int, most_b
         finally:
             for task in beside:
                 task.cancel()
-            ended = await asyncio.gather(*beside, return_exceptions=True)
-    for outcome in ended:
-        if isinstance(outcome, Exception):
-            raise outcome
+            await asyncio.gather(*beside, return_exceptions=True)
+    for task in beside:
+        if not task.cancelled():
+            task.result()  # raises what went wrong beside
     metrics = server.metrics()
     return {
         "sessions": tally.opened,
@@ -95,12 +95,8 @@ async def _measure(stage: Stage, server: FaultyServer, num_sessions: int, most_b
         "resident_after": server.resident_bytes,
         "live_steps": tally.live_steps,
         "live_late": tally.live_late,
-        "live_lost": ended_lost(ended),
+        "live_lost": tally.live_lost,
     }
-
-
-def ended_lost(ended: list[Any]) -> int:
-    return next((each for each in ended if isinstance(each, int)), 0)
 
 
 async def _open_and_drop(stage: Stage, stub: Any, numbers: Iterator[int], total: int, tally: _Tally) -> None:
@@ -152,14 +148,13 @@ async def _sample(server: FaultyServer, tally: _Tally) -> None:
         await asyncio.sleep(_SAMPLE_S)
 
 
-async def _live(stage: Stage, server: FaultyServer, tally: _Tally) -> int:
-    """Use a session all the time; return how often it was lost."""
+async def _live(stage: Stage, server: FaultyServer, tally: _Tally) -> None:
+    """Use a session all the time."""
     text = stage.texts[0]
     async with driven_client("asyncio", server.address) as client:
-        with suppress(asyncio.CancelledError):
-            for num_tokens in itertools.count(PROMPT_TOKENS):
-                [draft] = await client.draft(steps_of([text], min(num_tokens, len(text))))
-                tally.live_steps += 1
-                tally.live_late += not draft
-                await client.pause(_LIVE_PAUSE_S)
-        return client.statistics.reopened_sessions
+        for num_tokens in itertools.count(PROMPT_TOKENS):
+            await client.draft(steps_of([text], min(num_tokens, len(text))))
+            statistics = client.statistics
+            tally.live_steps, tally.live_late = statistics.steps, statistics.failed_steps
+            tally.live_lost = statistics.reopened_sessions
+            await client.pause(_LIVE_PAUSE_S)
