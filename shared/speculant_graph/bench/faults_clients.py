@@ -66,7 +66,9 @@ class DrivenClient:
             if all(drafts):
                 return tokens_of(drafts)
             await self.pause(pause_s)
-        raise SpeculantError(f"no drafts came: {self.statistics.last_failure}; run it again on a machine that is less busy")
+        raise SpeculantError(
+            f"no drafts came: {self.statistics.last_failure}; run it again on a machine that is less busy"
+        )
 
 
 @asynccontextmanager

@@ -15,7 +15,9 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a connection of HTTP/2 begins with."""
 
 _SETTINGS = bytes(3) + b"\x04\x00" + bytes(4)
-_TLS_HELLO = bytes.fromhex("16030100a5010000a10303") + bytes(range(32)) + b"\x20" + bytes(range(32)) + b"\x00\x02\x13\x01"
+_TLS_HELLO = (
+    bytes.fromhex("16030100a5010000a10303") + bytes(range(32)) + b"\x20" + bytes(range(32)) + b"\x00\x02\x13\x01"
+)
 _CONNECT_TIMEOUT_S = 5.0
 _SLOW_INTERVAL_S = 0.5
 
@@ -31,7 +33,9 @@ MALFORMED: dict[str, Callable[[Random], bytes]] = {
     "TLS hello": lambda random: _TLS_HELLO,
     "HTTP/1.1": lambda random: b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "garbage after the preface": lambda random: PREFACE + _SETTINGS + random.randbytes(random.randrange(1, 500)),
-    "truncated headers": lambda random: PREFACE + _SETTINGS + _frame(400, 1, 4, 1, random.randbytes(random.randrange(90))),
+    "truncated headers": lambda random: (
+        PREFACE + _SETTINGS + _frame(400, 1, 4, 1, random.randbytes(random.randrange(90)))
+    ),
     "broken headers": lambda random: PREFACE + _SETTINGS + _frame(60, 1, 4, 1, random.randbytes(60)),
     "truncated data": lambda random: PREFACE + _SETTINGS + _frame(1 << 14, 0, 0, 1, random.randbytes(30)),
     "a frame too large": lambda random: PREFACE + _SETTINGS + _frame((1 << 24) - 1, 0, 0, 1, random.randbytes(100)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import threading
 import time
@@ -45,7 +46,7 @@ _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stu
 
 
 def shows_python(text: str) -> bool:
-    """Return whether a text for clients has something of Python's: a class of exceptions, a traceback, a file's path."""
+    """Return whether a text for clients has what Python says: a class of exceptions, a traceback, a path."""
     return _TEXT_OF_PYTHON.search(text) is not None
 
 
@@ -177,9 +178,7 @@ async def _measure(
         }
 
 
-async def _send_all(
-    stage: Stage, server: FaultyServer, calls: Sequence[MutatedCall], label: str, seen: _Seen
-) -> float:
+async def _send_all(stage: Stage, server: FaultyServer, calls: Sequence[MutatedCall], label: str, seen: _Seen) -> float:
     """Send messages, several at a time; return the seconds it took."""
     started_s = time.perf_counter()
     remaining = iter(enumerate(calls))
@@ -210,7 +209,7 @@ async def _send(channel: Any, call: MutatedCall, seen: _Seen) -> None:
     try:
         await method(call.payload, timeout=_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
-        seen.note(error.code(), error.details(), *(value for _, value in error.trailing_metadata() or ()))
+        seen.note(error.code(), error.details(), *_values(error.trailing_metadata()))
     else:
         seen.note(grpc.StatusCode.OK)
 
@@ -229,7 +228,7 @@ async def _send_on_stream(channel: Any, stream: Any, call: MutatedCall, seen: _S
         payload = _END_OF_STREAM
     if payload is _END_OF_STREAM:
         trailing = await stream.trailing_metadata()
-        seen.note(await stream.code(), await stream.details(), *(value for _, value in trailing or ()))
+        seen.note(await stream.code(), await stream.details(), *_values(trailing))
         return None
     try:
         answer = pb.StreamDraftResponse.FromString(payload)
@@ -241,6 +240,10 @@ async def _send_on_stream(channel: Any, stream: Any, call: MutatedCall, seen: _S
     else:
         seen.note(grpc.StatusCode.OK)
     return stream
+
+
+def _values(metadata: Any) -> list[object]:
+    return [value for _, value in metadata or ()]
 
 
 async def _connect_all(stage: Stage, server: FaultyServer, number: int, seed: int, label: str) -> Counter[str]:
@@ -267,6 +270,7 @@ async def _hold_slow(stage: Stage, server: FaultyServer, number: int, seconds: f
 
 async def _settled_descriptors(server: FaultyServer, enough: int) -> int:
     """Return how many descriptors the server has open when they are few enough, or get fewer no more."""
+    gc.collect()  # connections of ours last as long as calls that failed, and their errors refer to them
     give_up_s = time.monotonic() + _SETTLE_S
     number, unchanged_s = server.process.num_fds(), time.monotonic()
     while number > enough and time.monotonic() < give_up_s and time.monotonic() - unchanged_s < _SETTLE_S / 2:

@@ -102,7 +102,9 @@ def _kinds(text: Sequence[int]) -> list[tuple[str, str, type[Message], int, Call
             context_tokens=tokens,
             node_budgets=[random.choice((0, 4, 16, 64)) for _ in range(size)],
             seeds=[random.getrandbits(64) for _ in range(size)],
-            options=pb.StrategyOptions(strategy=random.randrange(8), max_candidates=random.randrange(12)),
+            options=pb.StrategyOptions(
+                strategy=pb.Strategy.Name(random.choice(pb.Strategy.values())), max_candidates=random.randrange(12)
+            ),
             feedback_draft_ids=[random.randrange(20_000) for _ in range(size)] if feedback else [],
             feedback_row_counts=[feedback, *([0] * (size - 1))] if feedback else [],
             feedback_nodes=list(range(feedback)),
@@ -142,7 +144,7 @@ def _kinds(text: Sequence[int]) -> list[tuple[str, str, type[Message], int, Call
 
 
 def _is_rightful_change(message_class: type[Message], payload: bytes, graph: str) -> bool:
-    """Return whether a message rightly asks for what would take the good client's graph away, or for minutes of work."""
+    """Return whether a message rightly asks for what would take the good client's graph away."""
     if message_class not in (pb.UnloadGraphRequest, pb.ReloadGraphRequest):
         return False
     try:
@@ -154,7 +156,7 @@ def _is_rightful_change(message_class: type[Message], payload: bytes, graph: str
 
 
 def _set_a_field(message: Message, random: Random) -> None:
-    fields = message.DESCRIPTOR.fields
+    fields: Sequence[Any] = message.DESCRIPTOR.fields
     if not fields:
         return
     field = random.choice(fields)
@@ -175,7 +177,7 @@ def _set_a_field(message: Message, random: Random) -> None:
         setattr(message, field.name, _value(field, random))
 
 
-def _value(field: FieldDescriptor, random: Random) -> Any:
+def _value(field: Any, random: Random) -> Any:
     if field.type == FieldDescriptor.TYPE_BOOL:
         return random.random() < 0.5
     if field.type in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE):

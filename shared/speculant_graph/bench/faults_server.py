@@ -123,8 +123,8 @@ class FaultyServer:
 
     @property
     def logged_errors(self) -> list[str]:
-        """Lines of its log, which holds errors alone."""
-        return [line for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        """Errors that it logged; what gRPC's own core says of a connection is none."""
+        return [line for line in self._logged_lines() if line.startswith("{")]
 
     def metrics(self) -> dict[str, float]:
         """Return its metrics by name and labels, as ``ended_sessions_total{reason="memory"}``.
@@ -138,8 +138,11 @@ class FaultyServer:
         return {name: float(value) for name, _, value in told}
 
     def _last_message(self) -> str:
-        lines = self.logged_errors
+        lines = self._logged_lines()
         return f"its last message: {lines[-1]}" if lines else "it said nothing"
+
+    def _logged_lines(self) -> list[str]:
+        return [line for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
 
 
 @contextmanager

@@ -132,10 +132,10 @@ def retry_delay_s(error: grpc.aio.AioRpcError) -> float | None:
     if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
         return None
     retry = RetryInfo()
-    for key, value in error.trailing_metadata() or ():
-        if key == _STATUS_DETAILS and isinstance(value, bytes):
-            if any(detail.Unpack(retry) for detail in Status.FromString(value).details):
-                return max(retry.retry_delay.ToNanoseconds() * 1e-9, 0.001)
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
+        if key == _STATUS_DETAILS and any(detail.Unpack(retry) for detail in Status.FromString(value).details):
+            return max(float(retry.retry_delay.ToNanoseconds()) * 1e-9, 0.001)
     return None
 
 
