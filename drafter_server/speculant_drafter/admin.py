@@ -76,7 +76,7 @@ class DrafterAdminService:
                 try:
                     response: Message = await method(parsed(message_class, payload))
                 except GraphFileError as error:  # whoever looks after graphs may know what is wrong with one
-                    raise DraftRequestError(str(error)) from error
+                    raise DraftRequestError(self._graphs.without_folders(str(error))) from error
             logger.debug("{} by {}", name, call.principal.name or "anybody")
             return response.SerializeToString()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -218,6 +219,13 @@ class GraphRegistry:
         for learned in self._learned.values():
             if learned.log is not None:
                 await asyncio.to_thread(learned.log.close)
+
+    def without_folders(self, text: str) -> str:
+        """Return a text about graph files without the folders they are in, which are nobody's business."""
+        folders = {self._folder, self._folder.resolve(), *(served.path.parent for served in self)}
+        for folder in sorted(map(str, folders), key=len, reverse=True):
+            text = text.replace(folder.rstrip(os.sep) + os.sep, "")
+        return text
 
     async def _load(self, name: str, path: Path, old: ServedGraph | None = None) -> ServedGraph:
         path = path.absolute()

@@ -294,8 +294,8 @@ class SessionStore:
         return round(self._clock() * 1e9)
 
     def _drop_longest_idle(self, reason: SessionEnd, complaint: str, spared: Session | None = None) -> None:
-        candidates = (session for session in self._sessions.values() if session is not spared)
-        longest = min(candidates, key=lambda session: session.last_used_ns, default=None)
+        session_id = self.table.longest_idle(None if spared is None else spared.session_id)
+        longest = None if session_id is None else self._sessions[session_id]
         busy_ns = round(self._config.busy_s * 1e9)
         idle_ns = 0 if longest is None else self._now_ns() - longest.last_used_ns
         if longest is None or idle_ns < busy_ns:

@@ -171,6 +171,7 @@ def test_what_is_no_graph_or_of_another_tokenizer_leaves_the_old_one(serve: Serv
     for path, code in (("damaged.pkl", INVALID), ("empty.pkl", INVALID), ("four.pkl", MISMATCH)):
         error = refusal(server.admin.ReloadGraph, pb.ReloadGraphRequest(name="two", path=path))
         assert (error.code(), path in error.details()) == (code, True), error
+        assert str(tmp_path) not in error.details()
     assert drafted(server) == drafted(server, session_id=session_id) == (2, 1)
     # By another name it is welcome, and by the same one when the old one has gone.
     server.admin.LoadGraph(pb.LoadGraphRequest(name="other", path="four.pkl"))

@@ -1,4 +1,4 @@
-"""What ``speculant bench rpc`` drafts from and for: a graph of Python's own sources, and texts drawn from a graph."""
+"""What benches of the wire draft from and for: a graph of Python's own sources, and texts drawn from a graph."""
 
 from __future__ import annotations
 
@@ -19,16 +19,25 @@ _STRETCH = 64
 """Tokens drawn at a time."""
 
 
-def graph_of_standard_library() -> NgramGraph:
-    """Count the words of Python's standard library: real text, and no tokenizer is needed."""
+def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int], Fingerprint]:
+    """Return the words of Python's standard library as ids, and what numbers them: real text without a tokenizer.
+
+    Args:
+        max_tokens: no further file is read when there are so many.
+    """
     ids: dict[str, int] = {}
     token_ids: list[int] = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
         token_ids.extend(ids.setdefault(word, len(ids)) for word in _WORDS.findall(text))
-        if len(token_ids) >= _MOST_TOKENS:
+        if len(token_ids) >= max_tokens:
             break
-    return build_from_token_ids(token_ids, Fingerprint("words of Python's sources", "57" * 32, len(ids)), max_order=5)
+    return token_ids, Fingerprint("words of Python's sources", "57" * 32, len(ids))
+
+
+def graph_of_standard_library() -> NgramGraph:
+    """Count the words of Python's standard library."""
+    return build_from_token_ids(*words_of_standard_library(), max_order=5)
 
 
 def drawn_texts(graph: NgramGraph, num_texts: int, num_tokens: int, seed: int) -> list[list[int]]:

@@ -21,6 +21,7 @@ BENCHES = {
     "lookup": ("speculant_graph.bench.lookup", "draft from a graph: latency against plain Python, opening, sharing"),
     "draft": ("speculant_graph.bench.draft", "draft for sessions: latency by strategy, batches, cost of learning"),
     "rpc": ("speculant_graph.bench.rpc", "draft over the wire: latency by batch, against echoes of the same bytes"),
+    "faults": ("speculant_graph.bench.faults", "stop, kill, reload, fill and fuzz a drafter: what its clients notice"),
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
 }
 """Bench -> (module with ``run(arguments) -> exit status``, what it measures)."""

@@ -15,7 +15,7 @@ from speculant_graph.draft.batch import batch_of
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.convert.usual import read_usual_answer
-from speculant_graph.rpc.kernels.sessions import SESSION_ID, SessionRows, signed
+from speculant_graph.rpc.kernels.sessions import LAST_USED, SESSION_ID, SessionRows, signed
 from speculant_graph.rpc.messages import BatchAnswer, StepAnswer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, Proposal
@@ -183,6 +183,21 @@ def test_tables_grow_and_stay_in_order() -> None:
     assert all(table.rows[row, SESSION_ID] == session_id for session_id, row in rows.items())
     assert table.find(1) == -1
     assert table.index.size < 10_000
+
+
+@given(st.dictionaries(st.integers(1, 2**64 - 1), st.integers(0, 2**62), max_size=80), st.data())
+def test_the_longest_idle_is_found(used: dict[int, int], data: st.DataObject) -> None:
+    table = SessionRows()
+    for session_id, time_ns in used.items():
+        table.rows[table.add(session_id), LAST_USED] = time_ns
+    for session_id in data.draw(st.lists(st.sampled_from(sorted(used)), unique=True)) if used else ():
+        table.remove(table.find(session_id))
+        del used[session_id]
+    for spared in (None, 1, *used):
+        times = {session_id: time_ns for session_id, time_ns in used.items() if session_id != spared}
+        found = table.longest_idle(spared)
+        assert (found is None) == (not times)
+        assert found is None or times[found] == min(times.values())
 
 
 def test_ids_keep_their_bits() -> None:

@@ -19,6 +19,7 @@ _NUM_COLUMNS = 11
 _FREE, _USED_BEFORE = 0, -1
 _MULTIPLIER = np.int64(0x1E3779B97F4A7C15)
 _FIRST_CAPACITY = 64
+_NEVER = np.iinfo(np.int64).max
 
 
 @inlined
@@ -93,6 +94,18 @@ class SessionRows:
     def find(self, session_id: int) -> int:
         """Return the row of a session, or -1."""
         return int(_find(self.index, self.rows, signed(session_id)))
+
+    def longest_idle(self, spared: int | None = None) -> int | None:
+        """Return the id of the session whose latest step is the longest ago, or None.
+
+        Args:
+            spared: id of a session that does not count.
+        """
+        last_used = np.where(self.rows[:, SESSION_ID] == 0, _NEVER, self.rows[:, LAST_USED])  # 0 is nobody's id
+        if spared is not None:
+            last_used[self.rows[:, SESSION_ID] == signed(spared)] = _NEVER
+        row = int(last_used.argmin())
+        return None if last_used[row] == _NEVER else int(self.rows[row, SESSION_ID]) % (1 << 64)
 
     def _grow(self) -> None:
         capacity = len(self.rows)

@@ -1,0 +1,130 @@
+"""Servers that a bench runs in processes of their own, and how they are stopped, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from speculant_graph.config import ClientConfig
+from speculant_graph.errors import SpeculantError
+from speculant_graph.rpc.channel import connect_channel, socket_path
+
+HOST = "localhost"
+"""Name of the loopback interface."""
+
+_PATIENCE_S = 120.0
+_STOP_S = 10.0
+_CHECK_TIMEOUT_S = 1.0
+
+
+def start_module(module: str, arguments: Sequence[str], log: IO[str] | None = None) -> subprocess.Popen[str]:
+    """Start a module as a program.
+
+    Args:
+        module: its name.
+        arguments: its command line.
+        log: where its messages go; None: to this process's.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ}
+    )
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """End a process gently, and if that takes too long at once."""
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        kill(process)
+    _close_output(process)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End a process at once, even a stopped one."""
+    process.kill()
+    process.wait()
+    _close_output(process)
+
+
+@contextmanager
+def running_module(module: str, arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a module as a program inside of the block."""
+    process = start_module(module, arguments)
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
+def await_health(
+    process: subprocess.Popen[str],
+    address: str,
+    authority: Path | None = None,
+    interval_s: float = 0.05,
+    complaint: Callable[[], str] = lambda: "its message is above",
+) -> float:
+    """Wait until a server says that it serves.
+
+    Args:
+        process: the server.
+        address: where it will listen.
+        authority: PEM of the authority that its certificate is of; None: it is not encrypted.
+        interval_s: pause between two questions.
+        complaint: tells what became of it if it ended.
+
+    Returns:
+        The time (of ``time.perf_counter``) when it was known to serve.
+
+    Raises:
+        SpeculantError: it ended, or takes too long.
+    """
+    deadline_s = time.monotonic() + _PATIENCE_S
+    path = socket_path(address)
+    while path is not None and not _accepts(path) and time.monotonic() < deadline_s and process.poll() is None:
+        time.sleep(interval_s)  # a channel that is refused would wait before it connects again
+    with connect_channel(address, ClientConfig(tls_ca=authority)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while time.monotonic() < deadline_s and process.poll() is None:
+            try:
+                answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=_CHECK_TIMEOUT_S)
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return time.perf_counter()
+            except grpc.RpcError:
+                pass
+            time.sleep(interval_s)
+    raise SpeculantError(f"the drafter did not start; {complaint()}")
+
+
+def free_ports(number: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on."""
+    listeners = [socket.create_server((HOST, 0)) for _ in range(number)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_CHECK_TIMEOUT_S)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _close_output(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    process.stdout.close()
