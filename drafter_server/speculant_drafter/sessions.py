@@ -6,6 +6,7 @@ What a session holds is kept by the drafter of its graph. Knows neither gRPC nor
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 
@@ -164,7 +165,9 @@ class SessionStore:
         self._on_end = on_end
         self._sessions: dict[int, Session] = {}
         self._graphs: dict[int, ServedGraph] = {}
-        self._tenant_numbers: dict[str, int] = {}
+        self._tenant_numbers: dict[str, int] = {}  # of those that have sessions
+        self._num_by_tenant: Counter[str] = Counter()
+        self._new_tenant_numbers = itertools.count()
         self.table = SessionRows()
         """What kernels work on."""
         self.num_bytes = 0
@@ -211,7 +214,10 @@ class SessionStore:
         session = Session(session_id, graph, tenant, self.table, self.table.add(session_id))
         timeout_s = min(idle_timeout_s or self._config.idle_timeout_s, self._config.idle_timeout_s)
         row = session.row
-        row[GRAPH], row[TENANT] = graph.generation, self.tenant_number(tenant)
+        if tenant not in self._tenant_numbers:
+            self._tenant_numbers[tenant] = next(self._new_tenant_numbers)
+        self._num_by_tenant[tenant] += 1
+        row[GRAPH], row[TENANT] = graph.generation, self._tenant_numbers[tenant]
         row[IDLE_TIMEOUT] = min(round(timeout_s * 1e9), _LONGEST_NS)
         session.use(self._now_ns())
         self._sessions[session_id] = session
@@ -238,9 +244,9 @@ class SessionStore:
             numbers[graph.name] += graph.num_sessions
         return numbers
 
-    def tenant_number(self, tenant: str) -> int:
-        """Return the number that stands for a tenant in the table."""
-        return self._tenant_numbers.setdefault(tenant, len(self._tenant_numbers))
+    def tenant_number(self, tenant: str) -> int | None:
+        """Return the number that stands for a tenant in the table; None if it has no session."""
+        return self._tenant_numbers.get(tenant)
 
     def graph_of_generation(self, generation: int) -> ServedGraph:
         """Return the graph of this generation, which has sessions."""
@@ -259,6 +265,9 @@ class SessionStore:
         session.graph.num_sessions -= 1
         if not session.graph.num_sessions:
             del self._graphs[session.graph.generation]
+        self._num_by_tenant[session.tenant] -= 1
+        if not self._num_by_tenant[session.tenant]:
+            del self._num_by_tenant[session.tenant], self._tenant_numbers[session.tenant]
         self._counts.end_session(reason)
         self._on_end(session, reason)
         session.release()

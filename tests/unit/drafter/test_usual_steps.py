@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_drafter.access import EVERYBODY
+from speculant_drafter.access import EVERYBODY, Principal
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.sessions import SessionStore
@@ -53,14 +53,14 @@ class Server:
     def open(self, session_id: int) -> None:
         self.sessions.open(session_id, self.graphs.get(""))
 
-    def step(self, request: StepRequest) -> pb.StreamDraftResponse:
-        response = self.send(convert.encode_stream_step(9, request))
+    def step(self, request: StepRequest, principal: Principal = EVERYBODY) -> pb.StreamDraftResponse:
+        response = self.send(convert.encode_stream_step(9, request), principal)
         assert response is not None
         return response
 
-    def send(self, payload: bytes) -> pb.StreamDraftResponse | None:
+    def send(self, payload: bytes, principal: Principal = EVERYBODY) -> pb.StreamDraftResponse | None:
         try:
-            response = pb.StreamDraftResponse.FromString(self.steps.answer_enveloped(payload, EVERYBODY))
+            response = pb.StreamDraftResponse.FromString(self.steps.answer_enveloped(payload, principal))
         except DraftRequestError:
             return None
         if response.HasField("draft"):  # clearing a field of a draft that is not there would make one
@@ -286,3 +286,20 @@ def test_a_prompt_in_parts_is_not_learned(tmp_path: Path) -> None:
         server.close()
         learned.append(server.graphs.learned_tokens)
     assert learned[0] == learned[1] < learned[2]
+
+
+def test_a_client_of_one_tenant_is_served_by_the_kernel_and_others_are_not_served(tmp_path: Path) -> None:
+    path = tmp_path / "graph.pkl"
+    graph_of([CORPUS], 4, VOCABULARY_SIZE).save(path)
+    server = Server(path, True)
+    mine, other = (Principal(name, frozenset({name}), frozenset({"*"}), False) for name in ("mine", "other"))
+    for _ in range(2):  # numbers of tenants without sessions are forgotten
+        server.sessions.open(1, server.graphs.get(""), "mine")
+        server.step(chain_step(1, 0, CORPUS[:10]), mine)
+        before = server.num_usual
+        assert list(server.step(chain_step(1, 10, [3]), other).draft.sequence_statuses) == [2]
+        assert server.num_usual == before
+        assert list(server.step(chain_step(1, 10, [3]), mine).draft.sequence_statuses) == [1]
+        assert server.num_usual == before + 1
+        server.close()
+    assert server.sessions.tenant_number("mine") is None

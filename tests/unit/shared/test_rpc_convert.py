@@ -340,6 +340,7 @@ def test_drafts_beyond_the_budget_are_refused() -> None:
         ({"session_id": 0}, "session id 0"),
         ({"session_id": 1, "tokenizer_sha256": b"short"}, "5 bytes"),
         ({"session_id": 1, "idle_timeout": {"seconds": -1}}, "idle_timeout"),
+        ({"session_id": 1, "tenant": "a" * 257}, "at most 256"),
         ({"session_id": 1, "verify_cost": {"tokens": [1]}}, "verify_cost"),
         ({"session_id": 1, "verify_cost": {"tokens": [1] * 257, "relative_costs": [1.0] * 257}}, "at most 256"),
     ],

@@ -12,6 +12,8 @@ from speculant_graph.types import Fingerprint
 
 MAX_COST_POINTS = 256
 """Most points of a cost curve."""
+MAX_TENANT_CHARACTERS = 256
+"""Longest name of a tenant."""
 _SHA256_BYTES = 32
 
 
@@ -40,6 +42,10 @@ def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
     """
     if message.session_id == 0:
         raise DraftRequestError("session id 0 means no session; choose another, at random for instance")
+    if len(message.tenant) > MAX_TENANT_CHARACTERS:
+        raise DraftLimitError(
+            f"the tenant's name has {len(message.tenant)} characters; send at most {MAX_TENANT_CHARACTERS}"
+        )
     num_bytes = len(message.tokenizer_sha256)
     if num_bytes not in (0, _SHA256_BYTES):
         raise DraftRequestError(f"tokenizer_sha256 has {num_bytes} bytes; send {_SHA256_BYTES}")
