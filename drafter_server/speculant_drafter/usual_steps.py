@@ -74,8 +74,9 @@ class UsualSteps:
         return self._out[:size].tobytes()
 
     def warm_up(self) -> None:
-        """Compile or load the kernel, so that no step waits for it."""
+        """Compile or load kernels, so that no step waits for them."""
         self._run(b"", is_enveloped=True)
+        self._sessions.table.warm_up()
 
     def forget(self, graph: ServedGraph) -> None:
         """Let go of a graph that is not used any more."""

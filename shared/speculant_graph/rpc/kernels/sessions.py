@@ -107,6 +107,11 @@ class SessionRows:
         row = int(last_used.argmin())
         return None if last_used[row] == _NEVER else int(self.rows[row, SESSION_ID]) % (1 << 64)
 
+    def warm_up(self) -> None:
+        """Compile or load kernels, so that the first session does not wait for them."""
+        self.remove(self.add(1))
+        self.find(1)
+
     def _grow(self) -> None:
         capacity = len(self.rows)
         self.rows = np.concatenate((self.rows, np.zeros_like(self.rows)))
