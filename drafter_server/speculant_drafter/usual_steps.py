@@ -9,6 +9,7 @@ from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import ServedGraph
 from speculant_drafter.sessions import SessionStore
 from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.graph.layout import Int64Array, UInt32Array
 from speculant_graph.rpc.convert.requests import STRATEGY_NUMBERS
 from speculant_graph.rpc.kernels import step
 
@@ -108,4 +109,11 @@ class UsualSteps:
         return self._sessions.tenant_number(tenant)
 
 
-_NO_TRIE = np.zeros(1, np.uint32), np.zeros((4, 2), np.int64)
+def _no_trie() -> tuple[UInt32Array, Int64Array]:
+    """Return arrays of the type that those of a graph file have, or the kernel would be compiled twice."""
+    words, table = np.zeros(1, np.uint32), np.zeros((4, 2), np.int64)
+    words.flags.writeable = table.flags.writeable = False
+    return words, table
+
+
+_NO_TRIE = _no_trie()

@@ -45,7 +45,7 @@ MALFORMED: dict[str, Callable[[Random], bytes]] = {
 
 
 async def send_malformed(path: Path, tcp: tuple[str, int], random: Random, patience_s: float = 0.05) -> str:
-    """Connect, send something malformed, and go; return its kind.
+    """Connect, send something malformed, and go; return its kind, or "refused" if it was not let in.
 
     Args:
         path: the server's Unix socket.
@@ -56,7 +56,10 @@ async def send_malformed(path: Path, tcp: tuple[str, int], random: Random, patie
     kind = random.choice(list(MALFORMED))
     payload = MALFORMED[kind](random)
     connecting = asyncio.open_unix_connection(path) if random.random() < 0.5 else asyncio.open_connection(*tcp)
-    reader, writer = await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
+    try:
+        reader, writer = await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
+    except (OSError, TimeoutError):
+        return "refused"
     try:
         writer.write(payload)
         await writer.drain()
@@ -93,14 +96,16 @@ class SlowConnections:
     def open(self, number: int, path: Path, tcp: tuple[str, int]) -> None:
         """Connect, by turns over both."""
         for place in range(number):
-            if place % 2:
-                connection = socket.create_connection(tcp, _CONNECT_TIMEOUT_S)
-            else:
-                connection = socket.socket(socket.AF_UNIX)
-                connection.settimeout(_CONNECT_TIMEOUT_S)
-                connection.connect(str(path))
-            self._sockets.append(connection)
+            connection = socket.socket(socket.AF_INET if place % 2 else socket.AF_UNIX)
+            connection.settimeout(_CONNECT_TIMEOUT_S)
+            try:
+                connection.connect(tcp if place % 2 else str(path))
+            except OSError:
+                connection.close()
+                self.sent_away += 1
+                continue
             connection.setblocking(False)
+            self._sockets.append(connection)
 
     async def hold(self, seconds: float, told: Callable[[float], None]) -> None:
         """Send a byte on each now and then, for so long; ``told`` of the share of it that is over."""

@@ -272,10 +272,10 @@ async def _settled_descriptors(server: FaultyServer, enough: int) -> int:
     """Return how many descriptors the server has open when they are few enough, or get fewer no more."""
     gc.collect()  # connections of ours last as long as calls that failed, and their errors refer to them
     give_up_s = time.monotonic() + _SETTLE_S
-    number, unchanged_s = server.process.num_fds(), time.monotonic()
+    number, unchanged_s = server.num_descriptors, time.monotonic()
     while number > enough and time.monotonic() < give_up_s and time.monotonic() - unchanged_s < _SETTLE_S / 2:
         await asyncio.sleep(0.1)
-        now = server.process.num_fds()
+        now = server.num_descriptors
         if now < number:
             unchanged_s = time.monotonic()
         number = now

@@ -127,7 +127,10 @@ async def _measure(
                 staged = live.with_suffix(".staged")
                 os.link(files[which], staged)
                 staged.replace(live)
-                answer = await reloads.ReloadGraph(pb.ReloadGraphRequest(name=live.stem), timeout=_TIMEOUT_S)
+                try:
+                    answer = await reloads.ReloadGraph(pb.ReloadGraphRequest(name=live.stem), timeout=_TIMEOUT_S)
+                except grpc.aio.AioRpcError as error:
+                    raise SpeculantError(f"a reload failed ({error.details()}); run it again") from error
                 order.append(which)
                 if answer.graph.generation != len(order):
                     raise SpeculantError("generations of a graph do not count up; report this as a bug")

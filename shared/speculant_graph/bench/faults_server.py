@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from speculant_graph.bench.processes import HOST, await_health, free_ports, kill, start_module
+from speculant_graph.errors import SpeculantError
 from speculant_graph.graph.ngrams import NgramGraph
 
 Tell = Callable[[str, int, int], None]
@@ -91,7 +92,7 @@ class FaultyServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         deadline_s = time.monotonic() + _SIGNAL_PATIENCE_S
-        while self.process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline_s:
+        while self._process_info().status() != psutil.STATUS_STOPPED and time.monotonic() < deadline_s:
             time.sleep(0.001)
 
     def go_on(self) -> None:
@@ -111,15 +112,14 @@ class FaultyServer:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def process(self) -> psutil.Process:
-        """What the system knows of it."""
-        assert self._process is not None
-        return psutil.Process(self._process.pid)
+    def resident_bytes(self) -> int:
+        """Its memory, mapped files included; 0 if it has ended."""
+        return int(self._process_info().memory_info().rss) if self.is_alive else 0
 
     @property
-    def resident_bytes(self) -> int:
-        """Its memory, mapped files included."""
-        return int(self.process.memory_info().rss)
+    def num_descriptors(self) -> int:
+        """Its open files and connections; 0 if it has ended."""
+        return int(self._process_info().num_fds()) if self.is_alive else 0
 
     @property
     def logged_errors(self) -> list[str]:
@@ -130,12 +130,19 @@ class FaultyServer:
         """Return its metrics by name and labels, as ``ended_sessions_total{reason="memory"}``.
 
         Raises:
-            OSError: it does not answer.
+            SpeculantError: it does not answer.
         """
-        with urllib.request.urlopen(self._metrics, timeout=_METRICS_TIMEOUT_S) as answer:
-            lines = answer.read().decode().splitlines()
+        try:
+            with urllib.request.urlopen(self._metrics, timeout=_METRICS_TIMEOUT_S) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError as error:
+            raise SpeculantError(f"the drafter's metrics don't answer; {self._last_message()}") from error
         told = [line.removeprefix(_METRIC_PREFIX).rpartition(" ") for line in lines if not line.startswith("#")]
         return {name: float(value) for name, _, value in told}
+
+    def _process_info(self) -> psutil.Process:
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
 
     def _last_message(self) -> str:
         lines = self._logged_lines()

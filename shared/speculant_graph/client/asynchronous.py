@@ -68,6 +68,7 @@ class AsyncDrafterClient:
         self._calls: set[asyncio.Task[None]] = set()
         self._prober: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._has_turned = False
 
     @property
     def state(self) -> DrafterState:
@@ -148,7 +149,7 @@ class AsyncDrafterClient:
 
     async def _draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         if self._core.skips():
-            await asyncio.sleep(0)  # a caller that waits for nothing else must not keep the probes from running
+            await self._let_loop_turn()
             return [EMPTY_DRAFT] * len(steps)
         started_s = self._clock()
         settled = asyncio.get_running_loop().create_future()
@@ -160,6 +161,20 @@ class AsyncDrafterClient:
             drafts = self._core.end(round_, self._clock())
             self._work()
         return drafts
+
+    async def _let_loop_turn(self) -> None:
+        """Let the loop turn if it has not since the last step that was skipped.
+
+        A caller that waits for nothing else must not keep the probes from running, and one that waits for its model
+        shall not wait for them as well.
+        """
+        if not self._has_turned:
+            await asyncio.sleep(0)
+        self._has_turned = False
+        asyncio.get_running_loop().call_soon(self._note_turn)
+
+    def _note_turn(self) -> None:
+        self._has_turned = True
 
     # --- what the core wants done
 

@@ -16,6 +16,7 @@ from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import DraftLimitError, SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import Endpoint, split_addresses
+from speculant_graph.rpc.convert.usual import warm_up
 from speculant_graph.rpc.messages import OpenRequest, StepOptions
 from speculant_graph.rpc.status import from_status
 from speculant_graph.types import Fingerprint
@@ -75,6 +76,7 @@ def make_core(
         learn=config.learn,
         cost=cost,
     )
+    warm_up()
     convert.encode_open_request(opening)  # mistakes show here rather than with the first session
     return ClientCore(
         split_addresses(config.address),

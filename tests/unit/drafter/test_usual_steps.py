@@ -20,6 +20,7 @@ from speculant_drafter.steps import StepAnswerer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.rpc import convert
+from speculant_graph.rpc.kernels.step import answer_step
 from speculant_graph.rpc.messages import SequenceRequest, StepOptions, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Feedback
@@ -40,6 +41,7 @@ class Server:
         asyncio.run(self.graphs.load_configured())
         self.sessions = SessionStore(config, self.counts, __import__("time").monotonic)
         self.steps = StepAnswerer(config, draft, self.graphs, self.sessions, self.counts)
+        self.steps.warm_up()
         self.num_usual = 0
         usual = self.steps._usual.answer
 
@@ -204,6 +206,7 @@ def test_what_is_usual_is_answered_by_the_kernel(make_servers: Callable[[], tupl
     session = server.sessions.look_at(2**64 - 5)
     assert session is not None
     assert (session.position, session.num_steps) == (601, 5)
+    assert len(answer_step.signatures) == 1, "what was compiled before the first step is what steps need"
     assert session.num_drafted > 0
     server.close()
 

@@ -50,6 +50,11 @@ def read_usual_answer(
     return StepAnswer(values[answer.GENERATION], values[answer.DRAFT_ID], sequences, values[answer.SERVER_NS])
 
 
+def warm_up() -> None:
+    """Compile or load the kernel, so that no step waits for it."""
+    read_usual_answer(b"", [], "greedy", 0)
+
+
 class _Sequences(Sequence[SequenceAnswer]):
     """What became of the sequences of a batch, made when it is looked at, from what a kernel has read and checked."""
 
