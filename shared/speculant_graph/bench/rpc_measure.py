@@ -66,6 +66,7 @@ class _Batch:
         self._ids = [secrets.randbits(62) + 1 for _ in range(plan.batch)]
         self._start = self._sent = 0
         self._end = PROMPT_TOKENS
+        self._grown = [text[:PROMPT_TOKENS] for text in plan.texts]
         self._options = StepOptions(plan.draft.strategy, plan.draft.max_candidates)
 
     @property
@@ -86,10 +87,12 @@ class _Batch:
         )
 
     def next_steps(self) -> list[SequenceStep]:
-        self._end += TOKENS_PER_STEP
+        start, self._end = self._end, self._end + TOKENS_PER_STEP
+        for grown, text in zip(self._grown, self._plan.texts, strict=True):
+            grown.extend(text[start : self._end])
         return [
-            SequenceStep(session_id, text[: self._end], self._plan.draft.k, session_id)
-            for session_id, text in zip(self._ids, self._plan.texts, strict=True)
+            SequenceStep(session_id, grown, self._plan.draft.k, session_id)
+            for session_id, grown in zip(self._ids, self._grown, strict=True)
         ]
 
 
