@@ -16,7 +16,7 @@ from speculant_drafter.graphs import GraphRegistry, ServedGraph
 from speculant_drafter.service import parsed
 from speculant_drafter.sessions import SessionStore
 from speculant_drafter.tracing import Tracer
-from speculant_graph.errors import DraftRequestError, GraphFileError
+from speculant_graph.errors import DrafterUnavailableError, DraftRequestError, GraphFileError
 from speculant_graph.rpc.convert.stream import duration_of
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 
@@ -102,7 +102,10 @@ class DrafterAdminService:
         return pb.UnloadGraphResponse()
 
     async def _save(self, request: pb.SaveLearnedStateRequest) -> pb.SaveLearnedStateResponse:
-        return pb.SaveLearnedStateResponse(saved_bytes=await self._graphs.save(request.tenant))
+        saved_bytes = await self._graphs.save(request.tenant)
+        if self._graphs.is_failing_to_learn:
+            raise DrafterUnavailableError("what was learned can't be brought to disk; check its space and permissions")
+        return pb.SaveLearnedStateResponse(saved_bytes=saved_bytes)
 
     async def _statistics(self, _request: pb.GetStatisticsRequest) -> pb.GetStatisticsResponse:
         counts = self._counts

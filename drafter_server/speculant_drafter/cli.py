@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 from typing import Literal
 
@@ -25,6 +27,10 @@ class DrafterSettings(CommandSettings):
 
 def run(arguments: Sequence[str]) -> int:
     """Serve; returns when the server has stopped."""
+    # Asked to read graphs again before it has read them: it is about to.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Its core writes lines of its own for every connection that fails; what matters is in our messages.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(DrafterSettings, "drafter", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
     if settings.server.workers == 1:

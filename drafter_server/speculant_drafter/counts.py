@@ -24,6 +24,7 @@ class ServerCounts:
         "ended_sessions",
         "failed_steps",
         "opened_sessions",
+        "refused_openings",
         "sequences",
         "step_buckets",
         "step_seconds",
@@ -37,6 +38,7 @@ class ServerCounts:
         self.empty_drafts = 0
         self.failed_steps: dict[str, int] = {}
         self.opened_sessions = 0
+        self.refused_openings: dict[str, int] = {}
         self.ended_sessions: dict[SessionEnd, int] = dict.fromkeys(get_args(SessionEnd), 0)
         self.step_seconds = 0.0
         self.step_buckets = [0] * (len(STEP_BOUNDS_S) + 1)
@@ -56,6 +58,10 @@ class ServerCounts:
     def fail_step(self, code_name: str) -> None:
         """Count a step that was refused or failed, by the name of its status code."""
         self.failed_steps[code_name] = self.failed_steps.get(code_name, 0) + 1
+
+    def refuse_opening(self, code_name: str) -> None:
+        """Count a session that was not opened, by the name of the status code."""
+        self.refused_openings[code_name] = self.refused_openings.get(code_name, 0) + 1
 
     def end_session(self, reason: SessionEnd) -> None:
         """Count the end of a session."""
@@ -92,3 +98,5 @@ class ServerState:
     """Memory of all sessions."""
     learned_tokens: int = 0
     """Tokens of all tenants in the learned store."""
+    is_failing_to_learn: bool = False
+    """Whether what was learned can't be brought to disk at present."""

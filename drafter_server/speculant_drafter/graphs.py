@@ -206,6 +206,11 @@ class GraphRegistry:
         """Tokens of all tenants in memory."""
         return sum(learned.store.num_tokens for learned in self._learned.values())
 
+    @property
+    def is_failing_to_learn(self) -> bool:
+        """Whether what was learned can't be brought to disk at present."""
+        return any(learned.store.is_failing for learned in self._learned.values())
+
     async def load_memory(self, served: ServedGraph, tenant: str) -> object:
         """Have a tenant's learned text in memory for as long as the returned object is held."""
         store = served.drafter.learned

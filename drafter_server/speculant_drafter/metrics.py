@@ -67,6 +67,12 @@ class _ServerCollector(Collector):
     def _sessions(self) -> Iterator[Metric]:
         counts = self._counts
         yield CounterMetricFamily(_PREFIX + "opened_sessions", "Sessions opened.", counts.opened_sessions)
+        refused = CounterMetricFamily(
+            _PREFIX + "refused_openings", "Sessions that were not opened, by status.", labels=["code"]
+        )
+        for code, number in sorted(counts.refused_openings.items()):
+            refused.add_metric([code], number)
+        yield refused
         ended = CounterMetricFamily(_PREFIX + "ended_sessions", "Sessions ended, by reason.", labels=["reason"])
         for reason, number in counts.ended_sessions.items():
             ended.add_metric([reason], number)
@@ -76,6 +82,11 @@ class _ServerCollector(Collector):
         )
         yield GaugeMetricFamily(
             _PREFIX + "learned_tokens", "Tokens in the learned store, of all tenants.", self._state.learned_tokens
+        )
+        yield GaugeMetricFamily(
+            _PREFIX + "learned_failing",
+            "1 while what was learned can't be brought to disk.",
+            int(self._state.is_failing_to_learn),
         )
 
     def _graphs(self) -> Iterator[Metric]:

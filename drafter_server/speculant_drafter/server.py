@@ -113,7 +113,10 @@ class DrafterServer:
             asyncio.create_task(self._every(_SWEEP_S, self._sweep)),
             asyncio.create_task(self._every(self._config.save_interval_s, self._graphs.save_changes)),
         ]
-        logger.info("drafter ready on {}", ", ".join(self.addresses))
+        others = [("admin", address) for address in self.admin_addresses]
+        others += [("metrics", self.metrics_address)] if self.metrics_address else []
+        more = "".join(f"; {what} on {address}" for what, address in others)
+        logger.info("drafter ready on {}{}", ", ".join(self.addresses), more)
 
     async def stop(self) -> None:
         """Say that nothing is served, let running calls finish, bring what was learned to disk, and let go."""
@@ -166,7 +169,7 @@ class DrafterServer:
         """Say of the service and of every graph whether it is served."""
         served = {_health_name(graph.name) for graph in self._graphs}
         if self._graphs.is_ready:
-            served |= {"", service.SERVICE_NAME, admin.SERVICE_NAME}
+            served |= {admin.SERVICE_NAME} | ({"", service.SERVICE_NAME} if served else set())
         self._known_names |= served
         for name in tuple(self._known_names):  # another load may add to them meanwhile
             await self._health.set(name, _SERVING if name in served else _NOT_SERVING)
@@ -194,12 +197,16 @@ class DrafterServer:
     def _state(self) -> ServerState:
         num_sessions = self._sessions.num_by_graph()
         graphs = [GraphState(graph.name, graph.generation, num_sessions[graph.name]) for graph in self._graphs]
-        return ServerState(graphs, self._sessions.num_bytes, self._graphs.learned_tokens)
+        return ServerState(
+            graphs, self._sessions.num_bytes, self._graphs.learned_tokens, self._graphs.is_failing_to_learn
+        )
 
     def _problem(self) -> str:
         if self._is_stopping:
             return "the drafter is shutting down"
-        return "" if self._graphs.is_ready else "graphs are being loaded"
+        if not self._graphs.is_ready:
+            return "graphs are being loaded"
+        return "" if any(self._graphs) else "no graph is served"
 
 
 def _health_name(graph: str) -> str:

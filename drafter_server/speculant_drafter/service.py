@@ -22,6 +22,7 @@ from speculant_graph.errors import (
 )
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import OpenAnswer
+from speculant_graph.rpc.status import to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
@@ -109,6 +110,13 @@ class DrafterService:
 
     async def open_session(self, payload: bytes, call: Call) -> bytes:
         """Open a session, after comparing tokenizers."""
+        try:
+            return await self._open_session(payload, call)
+        except Exception as error:
+            self._counts.refuse_opening(to_status(error)[0].name)
+            raise
+
+    async def _open_session(self, payload: bytes, call: Call) -> bytes:
         asked = convert.decode_open_request(parsed(pb.OpenSessionRequest, payload))
         tenant = call.principal.require_tenant(asked.tenant)
         served = self._steps.graph_for(asked.graph, call.principal)

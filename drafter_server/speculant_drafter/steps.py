@@ -64,12 +64,13 @@ class StepAnswerer:
         Raises:
             DraftRequestError: it is no such message.
         """
-        usual = self._usual.answer(payload, principal, next(self._draft_ids), is_enveloped=True)
+        draft_id = next(self._draft_ids)
+        usual = self._usual.answer(payload, principal, draft_id, is_enveloped=True)
         if usual is not None:
             return usual
         step_id, request = convert.read_stream_step(payload)
         try:
-            return convert.encode_stream_answer(step_id, self._answer(request, principal))
+            return convert.encode_stream_answer(step_id, self._answer(request, principal, draft_id))
         except Exception as error:
             self._counts.fail_step(log_failure("StreamDraft", error).name)
             return convert.encode_stream_failure(step_id, error)
@@ -80,11 +81,12 @@ class StepAnswerer:
         Raises:
             SpeculantError: the step is refused.
         """
-        usual = self._usual.answer(payload, principal, next(self._draft_ids), is_enveloped=False)
+        draft_id = next(self._draft_ids)
+        usual = self._usual.answer(payload, principal, draft_id, is_enveloped=False)
         if usual is not None:
             return usual
         try:
-            return self._answer(payload, principal)
+            return self._answer(payload, principal, draft_id)
         except Exception as error:
             self._counts.fail_step(to_status(error)[0].name)
             raise
@@ -97,7 +99,7 @@ class StepAnswerer:
         """Let go of a graph that no session uses any more."""
         self._usual.forget(graph)
 
-    def _answer(self, payload: bytes, principal: Principal) -> bytes:
+    def _answer(self, payload: bytes, principal: Principal, draft_id: int) -> bytes:
         """Answer any step.
 
         Raises:
@@ -109,8 +111,8 @@ class StepAnswerer:
         batch = convert.decode_step_request(
             payload, max_sequences=config.max_sequences, max_tokens=config.max_tokens, max_nodes=config.max_nodes
         )
+        self._budgets(batch)
         statuses, next_positions, sessions = self._take(batch, principal)
-        draft_id = next(self._draft_ids)
         drafts, generations = self._drafted(batch, statuses, sessions, principal, draft_id)
         distinct = {generation for generation in generations if generation} or {self._graphs.default_generation()}
         generation = distinct.pop() if len(distinct) == 1 else 0
@@ -134,6 +136,14 @@ class StepAnswerer:
         self._counts.observe_step(elapsed_ns * 1e-9, len(batch))
         self._counts.drafted_nodes += len(drafts.token_ids)
         return response
+
+    def _budgets(self, batch: StepBatch) -> list[int]:
+        budgets = batch.node_budgets or [min(self._draft.k, self._config.max_nodes)] * len(batch)
+        if sum(budgets) > self._config.max_step_nodes:
+            raise DraftLimitError(
+                f"{sum(budgets)} nodes asked for in one step; ask for at most {self._config.max_step_nodes} a step"
+            )
+        return budgets
 
     def _take(self, batch: StepBatch, principal: Principal) -> tuple[list[int], list[int], list[Session | None]]:
         """Take the tokens of all sessions; return statuses, next positions and the sessions."""
@@ -202,8 +212,7 @@ class StepAnswerer:
         draft_id: int,
     ) -> tuple[DraftBatch, list[int]]:
         """Draft for all sequences that were taken; return drafts and the generation of each one's graph."""
-        size = len(batch)
-        budgets = batch.node_budgets or [min(self._draft.k, self._config.max_nodes)] * size
+        budgets = self._budgets(batch)
         places_of: dict[ServedGraph, list[int]] = {}
         stateless: list[int] = []
         for place, session in enumerate(sessions):

@@ -39,6 +39,7 @@ class UsualSteps:
         settings[step.MAX_SEQUENCES] = config.max_sequences
         settings[step.MAX_TOKENS] = config.max_tokens
         settings[step.MAX_NODES] = config.max_nodes
+        settings[step.MAX_STEP_NODES] = config.max_step_nodes
         settings[step.BUDGET] = min(draft.k, config.max_nodes)
         settings[step.STRATEGY] = STRATEGY_NUMBERS[draft.strategy]
         settings[step.MAX_CANDIDATES] = draft.max_candidates

@@ -227,17 +227,19 @@ class ServerConfig(Config):
     tracing: bool = False
     """Send a span per session and per administrative call to OpenTelemetry, which its own variables (OTEL_...) set
     up."""
-    max_message_bytes: Annotated[int, Field(ge=1_024)] = 1 << 20
+    max_message_bytes: Annotated[int, Field(ge=1_024, le=1 << 28)] = 1 << 20
     """Largest message taken or sent."""
-    max_sequences: Annotated[int, Field(ge=1)] = 256
+    max_sequences: Annotated[int, Field(ge=1, le=1 << 20)] = 256
     """Most sequences in one message."""
-    max_tokens: Annotated[int, Field(ge=1)] = 262_144
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 28)] = 262_144
     """Most context tokens in one message."""
     max_nodes: Annotated[int, Field(ge=1, le=1_024)] = 1_024
     """Most nodes drafted for one sequence in one step."""
-    max_concurrent_rpcs: Annotated[int, Field(ge=1)] = 1_024
+    max_step_nodes: Annotated[int, Field(ge=1, le=1 << 20)] = 8_192
+    """Most nodes drafted in one step, for all its sequences; others wait for it meanwhile."""
+    max_concurrent_rpcs: Annotated[int, Field(ge=1, le=1 << 20)] = 1_024
     """Most calls at a time; an open stream is one."""
-    max_sessions: Annotated[int, Field(ge=1)] = 10_000
+    max_sessions: Annotated[int, Field(ge=1, le=1 << 28)] = 10_000
     """Most open sessions; beyond it the longest idle one is dropped, if it is idle at all."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
     """Most memory of all sessions together, such as 1GB; beyond it the longest idle ones are dropped."""

@@ -195,7 +195,9 @@ def config_file(arguments: Sequence[str]) -> Path | None:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"can't read the configuration file '{path}': {error}") from error
-    for section in content:
+    for section, values in content.items():
+        if section in SECTIONS and not isinstance(values, dict):
+            raise ConfigError(f"'{path}': {section} is a section; write [{section}] and its settings below")
         if section not in SECTIONS:
             close = difflib.get_close_matches(section, SECTIONS, n=1)
             hint = f"did you mean [{close[0]}]?" if close else f"it may have: {', '.join(SECTIONS)}"

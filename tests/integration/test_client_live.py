@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -39,6 +41,36 @@ def known_tokens(graph: NgramGraph) -> list[int]:
 def make_steps(graph: NgramGraph, count: int) -> list[SequenceStep]:
     known = known_tokens(graph)
     return [SequenceStep(next(SESSION_IDS), [known[number % len(known)]], 4) for number in range(count)]
+
+
+_IN_A_FORKED_CHILD = """
+import os, sys
+from speculant_graph.client import DrafterClient
+from speculant_graph.config import ClientConfig, DraftConfig
+from speculant_graph.types import SequenceStep
+
+client = DrafterClient(
+    ClientConfig(address=sys.argv[1], deadline_ms=5_000, open_deadline_ms=5_000), tokenizer=None, draft=DraftConfig()
+)
+client.open(1)
+[draft] = client.draft([SequenceStep(1, [int(sys.argv[2])], 4)])
+child = os.fork()
+if not child:
+    client.open(2)
+    empty = [client.draft([SequenceStep(number, [int(sys.argv[2])], 4)]) for number in (1, 2, 1)]
+    client.finish(1)
+    client.close()
+    os._exit(0 if not any(map(any, empty)) else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+[again] = client.draft([SequenceStep(1, [int(sys.argv[2])], 4)])
+client.close()
+sys.exit(0 if draft and draft.token_ids == again.token_ids else 4)
+"""
+
+
+def test_a_forked_child_drafts_nothing_and_hangs_nowhere(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    arguments = [sys.executable, "-c", _IN_A_FORKED_CHILD, shared_sidecar.address, str(known_tokens(small_graph)[0])]
+    assert subprocess.run(arguments, timeout=60, check=False).returncode == 0
 
 
 def test_threads_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:

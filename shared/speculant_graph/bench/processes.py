@@ -36,7 +36,12 @@ def start_module(module: str, arguments: Sequence[str], log: IO[str] | None = No
         log: where its messages go; None: to this process's.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ}
+        [sys.executable, "-m", module, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env={**os.environ},
+        start_new_session=True,  # Ctrl-C is the bench's own, which ends what it started
     )
 
 

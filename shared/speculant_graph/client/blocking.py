@@ -6,6 +6,7 @@ the lock, so that messages leave in the order of their numbers; all that may tak
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -39,12 +40,15 @@ from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
 from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, Fingerprint, SequenceStep
 
 _JOIN_TIMEOUT_S = 1.0
+_FORKED = "this client was made before the process forked; make one in every process"
 
 _Work = Callable[[], object]
 
 
 class DrafterClient:
-    """Drafts from sidecars. May be shared between threads.
+    """Drafts from sidecars. May be shared between threads, but not with a process that is forked later.
+
+    In such a process it drafts nothing, as threads and connections are its parent's.
 
     Example:
         >>> config = ClientConfig(address="unix:///tmp/speculant-drafter/drafter.sock")
@@ -92,6 +96,7 @@ class DrafterClient:
         self._prober: threading.Thread | None = None
         self._is_down = threading.Event()
         self._is_closed = threading.Event()
+        self._pid = os.getpid()
 
     @property
     def state(self) -> DrafterState:
@@ -111,6 +116,10 @@ class DrafterClient:
             TokenizerMismatchError: the drafter's graph is of another tokenizer.
             SpeculantError: the session can't be opened, and the client is strict.
         """
+        if os.getpid() != self._pid:
+            if self._strict:
+                raise DrafterUnavailableError(_FORKED)
+            return
         started_s = self._clock()
         waiter = _closed_gate()
         with self._lock:
@@ -133,6 +142,8 @@ class DrafterClient:
         """Draft for a batch within the deadline; never raises."""
         if not steps:
             return []
+        if os.getpid() != self._pid:
+            return [EMPTY_DRAFT] * len(steps)
         try:
             return self._draft(steps)
         except Exception as error:
@@ -142,6 +153,8 @@ class DrafterClient:
 
     def finish(self, session_id: int) -> None:
         """End a session without waiting for the drafter."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self._core.finish(session_id)
             work = self._take_work()
@@ -149,7 +162,7 @@ class DrafterClient:
 
     def close(self) -> None:
         """End all sessions, the streams and the connections; waits for drafters no longer than for an opening."""
-        if self._is_closed.is_set():
+        if self._is_closed.is_set() or os.getpid() != self._pid:
             return
         deadline_s = self._clock() + self._open_deadline_s
         self._is_closed.set()

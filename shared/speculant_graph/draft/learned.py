@@ -74,6 +74,11 @@ class LearnedStore:
         with self._lock:
             return sum(min(len(memory.history), self._max_tokens) for memory in self._in_use.values())
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether what was learned can't be brought to disk at present."""
+        return self._log is not None and self._log.is_failing
+
     def has_in_memory(self, tenant: str) -> bool:
         """Return whether :meth:`memory` needs no disk."""
         return self._log is None or tenant in self._in_use

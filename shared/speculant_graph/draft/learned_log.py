@@ -115,6 +115,11 @@ class LearnedLog:
         """Whether nothing is taken any more."""
         return self._closed.is_set()
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the latest try to bring something to disk failed."""
+        return bool(self._failing)
+
     def tenants(self) -> list[str]:
         """Return the tenants that have a log, sorted.
 

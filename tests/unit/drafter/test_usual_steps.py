@@ -306,3 +306,19 @@ def test_a_client_of_one_tenant_is_served_by_the_kernel_and_others_are_not_serve
         assert server.num_usual == before + 1
         server.close()
     assert server.sessions.tenant_number("mine") is None
+
+
+def test_nodes_of_all_sequences_are_limited(tmp_path: Path) -> None:
+    path = tmp_path / "graph.pkl"
+    graph_of([CORPUS], 4, VOCABULARY_SIZE).save(path)
+    for is_compiled in (True, False):
+        server = Server(path, is_compiled, max_step_nodes=20)
+        for session_id in (1, 2):
+            server.open(session_id)
+            server.step(chain_step(session_id, 0, CORPUS[:10]))
+        for budget, code in ((10, 0), (11, 8)):
+            sequences = tuple(SequenceRequest((), session_id, 10, budget) for session_id in (1, 2))
+            answer = server.step(StepRequest(sequences, StepOptions("greedy")))
+            assert answer.error.code == code
+        assert "at most 20" in answer.error.message
+        server.close()

@@ -173,7 +173,9 @@ unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
 saved = [log.append("", [number] * 30) for number in range(20)]
 saved_small = log.append("", [77])
+assert not log.is_failing
 state = log.save_state("calibration", bytes(2000))
+assert log.is_failing
 log.compact("")
 first = [int(document[0]) for document in log.load("")]
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, unlimited[1]))

@@ -55,12 +55,12 @@ OTHER_GRAPH = -2
 
 GENERATION, NEXT_DRAFT_ID, ONLY_TENANT, MAX_SEQUENCES, MAX_TOKENS, MAX_NODES = range(6)
 BUDGET, STRATEGY, MAX_CANDIDATES, MAX_SUPPORT, VOCABULARY_SIZE = range(6, 11)
-OUT_SEQUENCES, OUT_NODES, OUT_EMPTY, OUT_NS, OUT_GENERATION = range(11, 16)
+OUT_SEQUENCES, OUT_NODES, OUT_EMPTY, OUT_NS, OUT_GENERATION, MAX_STEP_NODES = range(11, 17)
 """Entries of what a call is told: generation of the graph; id of the answer; the only tenant that may be served, -1 for
 all; limits; what requests leave to the server (nodes, strategy, candidates); entries of all distributions; ids below
 which are tokens. And of what it tells: sequences; nodes drafted; sequences without any; time in nanoseconds; the
-generation of the other graph."""
-NUM_SETTINGS = 16
+generation of the other graph. And one limit more: nodes of all sequences."""
+NUM_SETTINGS = 17
 
 GREEDY, SAMPLING = 1, 2
 """Numbers of strategies on the wire."""
@@ -148,7 +148,7 @@ def answer_step(
 
     # Everything is looked at before anything is changed.
     rows = np.empty(count, np.int64)
-    taken = np.int64(0)
+    taken, wanted = np.int64(0), np.int64(0)
     for number in range(count):
         row = find_row(index, sessions, _entry64(data, fields, 2, number))
         if row < 0 or sessions[row, IS_PLAIN] == 0 or sessions[row, MARK] == settings[NEXT_DRAFT_ID]:
@@ -171,7 +171,8 @@ def answer_step(
         sessions[row, MARK] = settings[NEXT_DRAFT_ID]
         rows[number] = row
         taken += size
-    if taken != num_tokens:
+        wanted += _entry32(data, fields, 6, number, settings[BUDGET])
+    if taken != num_tokens or wanted > settings[MAX_STEP_NODES]:
         return UNUSUAL
 
     states = np.empty((count, 2), np.int64)
