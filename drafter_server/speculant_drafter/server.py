@@ -51,6 +51,7 @@ class DrafterServer:
         Raises:
             ConfigError: a setting is wrong.
         """
+        _require_distinct_addresses(config)
         self._config = config
         self._counts = ServerCounts()
         self._tracer = open_tracer(config.tracing)
@@ -207,6 +208,15 @@ class DrafterServer:
         if not self._graphs.is_ready:
             return "graphs are being loaded"
         return "" if any(self._graphs) else "no graph is served"
+
+
+def _require_distinct_addresses(config: ServerConfig) -> None:
+    named = [address.strip() for address in f"{config.listen},{config.admin_listen},{config.metrics_listen}".split(",")]
+    for address in named:
+        if address and not address.endswith(":0") and named.count(address) > 1:
+            raise ConfigError(
+                f"{address} is there twice; give server.listen, admin_listen and metrics_listen their own"
+            )
 
 
 def _health_name(graph: str) -> str:

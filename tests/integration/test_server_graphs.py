@@ -397,15 +397,3 @@ def test_a_sidecar_without_graphs_serves_nothing(serve: Serve) -> None:
     server.admin.LoadGraph(pb.LoadGraphRequest(name="two", path="two.pkl"))
     assert server.wire.health() == server.wire.health(SERVICE) == SERVING
     assert drafted(server)[0] == 2
-
-
-def test_sessions_that_are_not_opened_are_counted(serve: Serve) -> None:
-    server = serve(max_sessions=1)
-    server.open()
-    limit = grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=7)) is limit
-    assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=8, graph="nix")) is NOT_FOUND
-    told = server.metrics()
-    assert told['refused_openings_total{code="RESOURCE_EXHAUSTED"}'] == 1
-    assert told['refused_openings_total{code="NOT_FOUND"}'] == 1
-    assert told["learned_failing"] == 0

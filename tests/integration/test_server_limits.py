@@ -147,3 +147,18 @@ def test_a_cost_curve_has_a_largest_number_of_points(serve: Serve) -> None:
         request.verify_cost.relative_costs.extend(relative)
         assert code_of(server.drafter.OpenSession, request) is grpc.StatusCode.INVALID_ARGUMENT
     assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest()) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_sessions_that_are_not_opened_are_counted(serve: Serve) -> None:
+    server = serve(max_sessions=1)
+    server.open()
+    limit = grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=7)) is limit
+    assert (
+        code_of(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=8, graph="nix"))
+        is grpc.StatusCode.NOT_FOUND
+    )
+    told = server.metrics()
+    assert told['refused_openings_total{code="RESOURCE_EXHAUSTED"}'] == 1
+    assert told['refused_openings_total{code="NOT_FOUND"}'] == 1
+    assert told["learned_failing"] == 0

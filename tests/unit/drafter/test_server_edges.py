@@ -13,7 +13,7 @@ from loguru import logger
 from speculant_drafter.server import DrafterServer
 from speculant_graph.client.setup import error_of
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.errors import DraftLimitError
+from speculant_graph.errors import ConfigError, DraftLimitError
 from speculant_graph.rpc.messages import SequenceStatus
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterAdminServiceStub, DrafterServiceStub
@@ -117,3 +117,10 @@ def test_details_that_are_none_are_no_delay() -> None:
     error = error_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [("grpc-status-details-bin", b"\xff\xff")])
     assert isinstance(error, DraftLimitError)
     assert error.retry_delay_s == 0.0
+
+
+def test_an_address_serves_one_thing(tmp_path: Path) -> None:
+    address = f"unix://{tmp_path}/d.sock"
+    with pytest.raises(ConfigError, match="there twice"):
+        DrafterServer(ServerConfig(listen=f"{address},127.0.0.1:0", admin_listen=address), DraftConfig())
+    DrafterServer(ServerConfig(listen="127.0.0.1:0", admin_listen="127.0.0.1:0"), DraftConfig())
