@@ -40,7 +40,7 @@ def test_figures_of_every_batch(graph_path: Path, capsys: pytest.CaptureFixture[
     figures = json.loads(last)
     results = figures["results"]
     assert [(each["client"], each["batch"]) for each in results] == [
-        (client, batch) for client in ("asyncio", "blocking") for batch in (1, 3)
+        (client, batch) for client in ("blocking", "asyncio") for batch in (1, 3)
     ]
     assert figures["k"] == 4
     for each in results:

@@ -28,7 +28,7 @@ from speculant_graph.types import Fingerprint
 
 T = TypeVar("T")
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 SESSION_IDS = itertools.count(1)
 SERVICE = "speculant_graph.rpc.v1.DrafterService"
 SERVING = health_pb2.HealthCheckResponse.SERVING

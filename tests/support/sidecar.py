@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.rpc.channel import connect_channel
 
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 240.0
 """Patience with a start; imports are slow on a busy machine, and the first one compiles."""
 
 _PROGRAM = """

@@ -22,7 +22,7 @@ from speculant_graph.rpc.channel import connect_channel, socket_path
 HOST = "localhost"
 """Name of the loopback interface."""
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 300.0
 _STOP_S = 10.0
 _CHECK_TIMEOUT_S = 1.0
 

@@ -33,7 +33,7 @@ class BenchRpcSettings(CommandSettings):
     """Sequences of a step, one or several numbers."""
     transport: Annotated[list[Literal["uds", "tcp"]], BeforeValidator(_split)] = ["uds"]  # noqa: RUF012
     """'uds': a Unix socket. 'tcp': the loopback interface."""
-    client: Annotated[list[Literal["asyncio", "blocking"]], BeforeValidator(_split)] = ["asyncio", "blocking"]  # noqa: RUF012
+    client: Annotated[list[Literal["asyncio", "blocking"]], BeforeValidator(_split)] = ["blocking", "asyncio"]  # noqa: RUF012
     """Which clients of ours to call with; the echo is called in the same manner."""
     tls: bool = False
     """Encrypt; over TCP only."""

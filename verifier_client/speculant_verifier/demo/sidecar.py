@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from speculant_graph.errors import DrafterUnavailableError
 
-_START_LIMIT_S = 30.0
+_START_LIMIT_S = 300.0
+_PATIENCE_S = 4.0
 
 
 @contextmanager
@@ -39,8 +40,12 @@ def running_sidecar(graph: Path, address: str) -> Iterator[subprocess.Popen[byte
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], address: str) -> None:
-    deadline = time.monotonic() + _START_LIMIT_S
-    while time.monotonic() < deadline and process.poll() is None:
+    started = time.monotonic()
+    is_told = False
+    while time.monotonic() < started + _START_LIMIT_S and process.poll() is None:
+        if not is_told and time.monotonic() > started + _PATIENCE_S:
+            is_told = True
+            sys.stderr.write("the sidecar compiles its kernels, once on this machine, for about a minute …\n")
         # A channel that failed to connect waits before it tries again; a new one connects at once.
         with grpc.insecure_channel(address) as channel:
             try:
