@@ -242,6 +242,7 @@ class GraphRegistry:
                 "first, or build it with the same tokenizer"
             )
         learned = await asyncio.to_thread(self._learned_of, name, tokenizer)
+        self._learned[name] = learned  # at once: whatever fails after this, its folder is given back at the end
         drafter = await asyncio.to_thread(
             _make_drafter, graph, self._draft, learned.store, None if old is None else old.drafter
         )
@@ -256,7 +257,6 @@ class GraphRegistry:
             corpus_tokens=graph.metadata.num_tokens,
             trie_arrays=(graph.trie.words, graph.trie.table),
         )
-        self._learned[name] = learned
         self._served[name] = served
         logger.info("graph {} is served from {}, generation {}", name, path, served.generation)
         return served

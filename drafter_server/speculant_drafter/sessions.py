@@ -18,7 +18,6 @@ from speculant_graph.draft.views import Handles
 from speculant_graph.errors import DraftLimitError, DraftRequestError
 from speculant_graph.graph.layout import Int64Array
 from speculant_graph.rpc.kernels.sessions import (
-    DRAFT_ID,
     DRAFTED,
     GRAPH,
     IDLE_TIMEOUT,
@@ -28,7 +27,6 @@ from speculant_graph.rpc.kernels.sessions import (
     STEPS,
     TENANT,
     SessionRows,
-    signed,
 )
 from speculant_graph.rpc.messages import SequenceStatus
 
@@ -115,7 +113,6 @@ class Session:
         """Note a draft that the graph's drafter knows of."""
         self.offered_id = draft_id
         row = self.row
-        row[DRAFT_ID] = signed(draft_id)
         row[STEPS] += 1
         row[DRAFTED] += num_nodes
 

@@ -111,9 +111,9 @@ class StepAnswerer:
         batch = convert.decode_step_request(
             payload, max_sequences=config.max_sequences, max_tokens=config.max_tokens, max_nodes=config.max_nodes
         )
-        self._budgets(batch)
+        budgets = self._budgets(batch)
         statuses, next_positions, sessions = self._take(batch, principal)
-        drafts, generations = self._drafted(batch, statuses, sessions, principal, draft_id)
+        drafts, generations = self._drafted(batch, budgets, statuses, sessions, principal, draft_id)
         distinct = {generation for generation in generations if generation} or {self._graphs.default_generation()}
         generation = distinct.pop() if len(distinct) == 1 else 0
         elapsed_ns = time.perf_counter_ns() - started_ns
@@ -206,13 +206,13 @@ class StepAnswerer:
     def _drafted(
         self,
         batch: StepBatch,
+        budgets: Sequence[int],
         statuses: Sequence[int],
         sessions: Sequence[Session | None],
         principal: Principal,
         draft_id: int,
     ) -> tuple[DraftBatch, list[int]]:
         """Draft for all sequences that were taken; return drafts and the generation of each one's graph."""
-        budgets = self._budgets(batch)
         places_of: dict[ServedGraph, list[int]] = {}
         stateless: list[int] = []
         for place, session in enumerate(sessions):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class Server:
         self.counts = ServerCounts()
         self.graphs = GraphRegistry(config, draft)
         asyncio.run(self.graphs.load_configured())
-        self.sessions = SessionStore(config, self.counts, __import__("time").monotonic)
+        self.sessions = SessionStore(config, self.counts, time.monotonic)
         self.steps = StepAnswerer(config, draft, self.graphs, self.sessions, self.counts)
         self.steps.warm_up()
         self.num_usual = 0

@@ -15,7 +15,7 @@ from speculant_graph.draft.batch import batch_of
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.convert.usual import read_usual_answer
-from speculant_graph.rpc.kernels.sessions import LAST_USED, SESSION_ID, SessionRows, signed
+from speculant_graph.rpc.kernels.sessions import LAST_USED, SESSION_ID, SessionRows, find_row, signed
 from speculant_graph.rpc.messages import BatchAnswer, StepAnswer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, Proposal
@@ -107,6 +107,10 @@ def test_what_the_kernel_takes_python_takes_too(
         assert values_of(usual) == values_of(expected)
 
 
+def row_of(table: SessionRows, session_id: int) -> int:
+    return int(find_row(table.index, table.rows, signed(session_id)))
+
+
 GOOD = {
     "graph_generation": 1,
     "draft_id": 1,
@@ -168,7 +172,7 @@ def test_rows_are_found_by_their_sessions(changes: list[tuple[bool, int]], seed:
             rows[session_id] = table.add(session_id)
         elif not adds and session_id in rows:
             table.remove(rows.pop(session_id))
-        assert {each: table.find(each) for each in ids} == {each: rows.get(each, -1) for each in ids}
+        assert {each: row_of(table, each) for each in ids} == {each: rows.get(each, -1) for each in ids}
 
 
 def test_tables_grow_and_stay_in_order() -> None:
@@ -179,9 +183,9 @@ def test_tables_grow_and_stay_in_order() -> None:
         table.remove(rows.pop(session_id))
     for _ in range(5_000):  # places that were used before do not fill the table up
         table.remove(table.add(5_000_000))
-    assert all(table.find(session_id) == row for session_id, row in rows.items())
+    assert all(row_of(table, session_id) == row for session_id, row in rows.items())
     assert all(table.rows[row, SESSION_ID] == session_id for session_id, row in rows.items())
-    assert table.find(1) == -1
+    assert row_of(table, 1) == -1
     assert table.index.size < 10_000
 
 
@@ -191,7 +195,7 @@ def test_the_longest_idle_is_found(used: dict[int, int], data: st.DataObject) ->
     for session_id, time_ns in used.items():
         table.rows[table.add(session_id), LAST_USED] = time_ns
     for session_id in data.draw(st.lists(st.sampled_from(sorted(used)), unique=True)) if used else ():
-        table.remove(table.find(session_id))
+        table.remove(row_of(table, session_id))
         del used[session_id]
     for spared in (None, 1, *used):
         times = {session_id: time_ns for session_id, time_ns in used.items() if session_id != spared}

@@ -13,8 +13,8 @@ from speculant_graph.graph.layout import Int64Array
 
 Bytes = NDArray[np.uint8]
 
-VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-"""Wire types."""
+VARINT, FIXED64, LENGTH = 0, 1, 2
+"""Wire types of the fields that are usual."""
 NO_TYPE = -1
 """In a table of wire types: a field that is not usual."""
 MAX_FIELDS = 16
@@ -93,7 +93,7 @@ def scan(data: Bytes, start: Integer, end: Integer, wire_types: Int64Array, fiel
                 return False
             fields[number, 0], fields[number, 1] = value, 1
         else:
-            size = np.int64(8 if kind == FIXED64 else 4)
+            size = np.int64(8)
             if kind == LENGTH:
                 size, place = read_varint(data, place, end)
                 if place < 0:

@@ -10,11 +10,11 @@ from speculant_graph.draft.views import NUM_OWN_HANDLES
 from speculant_graph.graph.compiled import Integer, compiled, inlined
 from speculant_graph.graph.layout import Int64Array
 
-SESSION_ID, POSITION, DRAFT_ID, LAST_USED, IDLE_TIMEOUT, GRAPH, TENANT, IS_PLAIN, STEPS, DRAFTED, MARK = range(11)
-"""Columns: id; tokens taken; latest draft; time of the latest step and how long there may be none, nanoseconds;
+SESSION_ID, POSITION, LAST_USED, IDLE_TIMEOUT, GRAPH, TENANT, IS_PLAIN, STEPS, DRAFTED, MARK = range(10)
+"""Columns: id; tokens taken; time of the latest step and how long there may be none, nanoseconds;
 generation of its graph; number of its tenant; 1 if it is served by the kernel; steps; nodes drafted; the step that it
 was last part of."""
-_NUM_COLUMNS = 11
+_NUM_COLUMNS = 10
 
 _FREE, _USED_BEFORE = 0, -1
 _MULTIPLIER = np.int64(0x1E3779B97F4A7C15)
@@ -91,10 +91,6 @@ class SessionRows:
         self.rows[row] = 0
         self._free.append(row)
 
-    def find(self, session_id: int) -> int:
-        """Return the row of a session, or -1."""
-        return int(_find(self.index, self.rows, signed(session_id)))
-
     def longest_idle(self, spared: int | None = None) -> int | None:
         """Return the id of the session whose latest step is the longest ago, or None.
 
@@ -110,7 +106,6 @@ class SessionRows:
     def warm_up(self) -> None:
         """Compile or load kernels, so that the first session does not wait for them."""
         self.remove(self.add(1))
-        self.find(1)
 
     def _grow(self) -> None:
         capacity = len(self.rows)
@@ -125,11 +120,6 @@ class SessionRows:
         for row in taken.tolist():
             _put(self.index, int(self.rows[row, SESSION_ID]), row)
         self._num_used = taken.size
-
-
-@compiled
-def _find(index: Int64Array, rows: Int64Array, session_id: int) -> int:
-    return int(find_row(index, rows, session_id))
 
 
 def signed(number: int) -> int:

@@ -35,7 +35,6 @@ from speculant_graph.rpc.kernels.protobuf import (
     varint_size,
 )
 from speculant_graph.rpc.kernels.sessions import (
-    DRAFT_ID,
     DRAFTED,
     GRAPH,
     IDLE_TIMEOUT,
@@ -197,7 +196,6 @@ def answer_step(
         states[number, 0], states[number, 1] = order, node
         sessions[row, POSITION] += size
         sessions[row, LAST_USED] = started_ns
-        sessions[row, DRAFT_ID] = settings[NEXT_DRAFT_ID]
         sessions[row, STEPS] += 1
         budgets[number] = _entry32(data, fields, 6, number, settings[BUDGET])
         seeds[number] = _entry64(data, fields, 8, number)
