@@ -150,7 +150,7 @@ def test_a_cost_curve_has_a_largest_number_of_points(serve: Serve) -> None:
 
 
 def test_sessions_that_are_not_opened_are_counted(serve: Serve) -> None:
-    server = serve(max_sessions=1, busy_s=60.0)  # however slow the machine is
+    server = serve(max_sessions=1, busy_s=60.0)
     server.open()
     limit = grpc.StatusCode.RESOURCE_EXHAUSTED
     assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=7)) is limit

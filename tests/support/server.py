@@ -29,7 +29,7 @@ from speculant_graph.types import Fingerprint
 T = TypeVar("T")
 
 PATIENCE_S = 240.0
-SESSION_IDS = itertools.count(1)
+SESSION_IDS = itertools.count(1 << 20)  # far from the numbers that tests name themselves
 SERVICE = "speculant_graph.rpc.v1.DrafterService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
