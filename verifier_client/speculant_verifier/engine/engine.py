@@ -18,10 +18,11 @@ from loguru import logger
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep, TokenId
-from speculant_verifier.acceptance import Verdict, follow
 from speculant_verifier.cache import SlotCache
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason, PhaseTimes
+from speculant_verifier.rules import TargetDistribution, Verdict
+from speculant_verifier.rules.follow import follow
 from speculant_verifier.sampling import choose
 
 _PREFILL_CHUNK = 512
@@ -73,6 +74,19 @@ class Emission:
     token_ids: tuple[TokenId, ...]
     num_accepted: int
     finish_reason: FinishReason | None
+
+
+class _Chosen:
+    """A target whose choices are made already."""
+
+    def __init__(self, choices: Sequence[TokenId]) -> None:
+        self._choices = choices
+
+    def choice_after(self, node: int) -> TokenId:
+        return self._choices[node]
+
+    def after(self, node: int) -> TargetDistribution:
+        raise NotImplementedError
 
 
 class Engine:
@@ -159,7 +173,8 @@ class Engine:
             depths = _depths(draft)
             positions = [known, *(known + depth for depth in depths)]
             choices = choose(logits[index, : len(positions)], positions, sequence.config)
-            emissions.append(self._accept(sequence, draft, depths, follow(draft, choices), cache))
+            verdict = follow(draft, _Chosen(choices), float)
+            emissions.append(self._accept(sequence, draft, depths, verdict, cache))
         clock.append(self._now())
         for emission in emissions:
             sequence = emission.sequence

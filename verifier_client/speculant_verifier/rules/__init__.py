@@ -1,0 +1,16 @@
+"""Verification rules: how much of a draft the model agrees with. Pure functions; every one leaves the output exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from speculant_graph.types import Draft, RuleName
+from speculant_verifier.rules.follow import follow
+from speculant_verifier.rules.target import DraftTarget, Numbers, TargetDistribution, Verdict
+
+Rule = Callable[[Draft, DraftTarget, Numbers], Verdict]
+
+RULES: dict[RuleName, Rule] = {"follow": follow}
+"""Every rule by its name."""
+
+__all__ = ["RULES", "DraftTarget", "Numbers", "Rule", "TargetDistribution", "Verdict"]
