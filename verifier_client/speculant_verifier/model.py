@@ -6,7 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
@@ -19,6 +21,7 @@ from transformers import (
 
 from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_of
+from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Draft, Fingerprint, TokenId
 from speculant_verifier.attention import register
@@ -98,6 +101,17 @@ class TargetModel:
         """Where the weights are."""
         device: torch.device = self.model.device
         return device
+
+    def typical_cost(self, num_rows: int, width: int) -> NDArray[np.float64]:
+        """Return what passes cost where nothing was measured; see :data:`~.speculation.controller.Cost`."""
+        del num_rows
+        has_experts = bool(getattr(self.model.config.get_text_config(), "num_local_experts", 0))
+        return COST_CURVES["cpu-moe" if has_experts else "dense"].table(width)
+
+    def free_memory(self) -> None:
+        """Give back what the device's allocator keeps for later."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def new_cache(self, num_rows: int) -> SlotCache:
         """Return an empty cache for ``num_rows`` sequences."""

@@ -137,6 +137,14 @@ class SlotCache(Cache):
         """Forget a row, so that another sequence may use it. Stale slots stay, and stay invisible."""
         self.lengths[row] = 0
 
+    def wipe(self, row: int) -> None:
+        """Forget a row and overwrite it with zeros: a NaN in a slot that is masked would still reach its attention."""
+        self.lengths[row] = 0
+        for layer in self.slot_layers:
+            if layer.is_initialized:
+                layer.keys[row] = 0
+                layer.values[row] = 0
+
     def plan(self, rows: Sequence[int], num_nodes: int, drafts: Sequence[Draft] | None = None) -> ForwardPlan:
         """Prepare a pass of ``num_nodes`` (T) tokens per row: node 0 and the draft below it, padded to T.
 

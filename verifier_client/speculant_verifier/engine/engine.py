@@ -1,254 +1,234 @@
-"""The decoding loop: requests join free rows, one step drafts, verifies and emits for all of them, rows are refilled.
+"""The decoding loop: requests join a running batch and leave it; a step drafts, verifies and emits for all of it.
 
-One step is: one message to the drafter for all sequences, one forward pass over all drafted nodes, the rule, the
-commit, the events. The loop knows neither text nor gRPC; the drafter is whatever satisfies
-:class:`speculant_graph.types.Drafter`.
+One step is: a stretch of the prompts that wait, one message to the drafter for all sequences, one forward pass over
+what is pending of each sequence and its draft, the rule, the commit, the emissions. What goes wrong with one request
+ends that request alone. The engine knows neither text nor gRPC; the drafter is whatever satisfies
+:class:`speculant_graph.types.Drafter`. It belongs to one thread at a time.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 
 from loguru import logger
 
-from speculant_graph.config import GenerationConfig
-from speculant_graph.errors import TokenizerMismatchError
-from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep, TokenId
-from speculant_verifier.cache import SlotCache
+from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
+from speculant_graph.errors import GenerationError, SpeculantError, TokenizerMismatchError
+from speculant_graph.types import Drafter
+from speculant_verifier.engine.admission import Admission
+from speculant_verifier.engine.drafting import Drafting
+from speculant_verifier.engine.prefill import Prefill
+from speculant_verifier.engine.sequence import ActiveSequence, Emission, Request, is_out_of_memory
+from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import TargetModel
-from speculant_verifier.results import FinishReason, PhaseTimes
-from speculant_verifier.rules import TargetDistribution, Verdict
-from speculant_verifier.rules.follow import follow
-from speculant_verifier.sampling import choose
+from speculant_verifier.results import FinishReason
+from speculant_verifier.sampling import make_sampler
+from speculant_verifier.speculation.controller import Cost, Speculation
 
-_PREFILL_CHUNK = 512
-
-
-@dataclass(eq=False, slots=True)
-class ActiveSequence:
-    """One request while it is decoded; mutable, owned by the engine."""
-
-    index: int
-    prompt: tuple[TokenId, ...]
-    config: GenerationConfig
-    row: int = 0
-    session_id: int = field(default_factory=lambda: secrets.randbits(63) + 1)
-    token_ids: list[TokenId] = field(default_factory=list)
-    """Prompt and output."""
-    num_steps: int = 0
-    num_steps_without_drafter: int = 0
-    drafted_by_depth: list[int] = field(default_factory=list)
-    accepted_by_depth: list[int] = field(default_factory=list)
-    started: float = 0.0
-    prefill_s: float = 0.0
-    draft_s: float = 0.0
-    forward_s: float = 0.0
-    other_s: float = 0.0
-    first_token_s: float = 0.0
-    total_s: float = 0.0
-
-    @property
-    def output(self) -> tuple[TokenId, ...]:
-        """Emitted tokens."""
-        return tuple(self.token_ids[len(self.prompt) :])
-
-    @property
-    def num_remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        return self.config.max_tokens - (len(self.token_ids) - len(self.prompt))
-
-    def times(self) -> PhaseTimes:
-        """Freeze the clocks."""
-        return PhaseTimes(self.prefill_s, self.draft_s, self.forward_s, self.other_s, self.first_token_s, self.total_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What a step emitted for one sequence."""
-
-    sequence: ActiveSequence
-    token_ids: tuple[TokenId, ...]
-    num_accepted: int
-    finish_reason: FinishReason | None
-
-
-class _Chosen:
-    """A target whose choices are made already."""
-
-    def __init__(self, choices: Sequence[TokenId]) -> None:
-        self._choices = choices
-
-    def choice_after(self, node: int) -> TokenId:
-        return self._choices[node]
-
-    def after(self, node: int) -> TargetDistribution:
-        raise NotImplementedError
+_MOST_PENDING = 8
+"""Pending tokens that are read together with a draft; more of them are read before it, like a prompt."""
 
 
 class Engine:
-    """Decodes any number of requests, at most ``num_rows`` at a time."""
+    """Decodes any number of requests, at most ``max_batch_size`` at a time."""
 
-    def __init__(self, target: TargetModel, drafter: Drafter, num_rows: int, node_budget: int) -> None:
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        config: VerifierConfig,
+        draft: DraftConfig,
+        *,
+        cost: Cost | None = None,
+    ) -> None:
         """Set up without touching the model.
 
         Args:
             target: the model.
             drafter: where drafts come from.
-            num_rows: sequences decoded together.
-            node_budget: most nodes drafted per sequence and step; 0 decodes plainly.
+            config: batch, memory, records.
+            draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
+            cost: what passes cost; None: as on a typical machine.
         """
-        self._target, self._drafter, self._node_budget = target, drafter, node_budget
-        self._num_rows = num_rows
+        self._target, self._drafter, self._config = target, drafter, config
+        self._waiting: deque[ActiveSequence] = deque()
+        self._running: list[ActiveSequence] = []
+        self._failed: list[Emission] = []
         self._has_emitted = False
-        self._reader_s = 0.0  # spent by whoever reads the emissions; not ours to count
+        self._cache = target.new_cache(config.max_batch_size)
+        self._admission = Admission(target, config, draft.k)
+        self._prefill = Prefill(target, self._cache, config.prefill_chunk)
+        promises = draft.strategy not in CHAIN_STRATEGY_NAMES
+        self._speculation = Speculation(cost or target.typical_cost, promises=promises)
+        self._drafting = Drafting(target, drafter, self._speculation, draft.k)
+        self._verification = Verification(target, self._cache, config)
 
-    def run(self, requests: Sequence[tuple[Sequence[TokenId], GenerationConfig]]) -> Iterator[Emission]:
-        """Decode all requests and yield every step's emissions; the same requests always yield the same tokens."""
-        waiting = deque(ActiveSequence(index, tuple(prompt), config) for index, (prompt, config) in enumerate(requests))
-        cache = self._target.new_cache(min(self._num_rows, len(waiting)))
-        free = list(range(cache.num_rows))[::-1]
-        running: list[ActiveSequence] = []
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._waiting or self._running or self._failed)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
+
+    def add(self, request: Request) -> ActiveSequence:
+        """Take a request; what it lacks shows as an emission of reason ``error``.
+
+        Returns:
+            The sequence, which its emissions name.
+        """
+        sequence = ActiveSequence(request, token_ids=list(request.prompt))
         try:
-            while waiting or running:
-                while waiting and free:
-                    sequence = waiting.popleft()
-                    sequence.row = free.pop()
-                    running.append(sequence)
-                    self._admit(sequence, cache)
-                # In the order of rows a full batch is one block of the cache, which then need not be gathered.
-                running.sort(key=lambda sequence: sequence.row)
-                for emission in self._step(running, cache):
-                    self._has_emitted = True
-                    if emission.finish_reason is not None:
-                        running.remove(emission.sequence)
-                        free.append(emission.sequence.row)
-                        self._drafter.finish(emission.sequence.session_id)
-                    paused = time.perf_counter()
-                    yield emission
-                    self._reader_s += time.perf_counter() - paused
+            self._admission.check(request)
+            sequence.sampler = make_sampler(
+                request.config,
+                prompt_length=len(request.prompt),
+                end_token_ids=self._target.end_token_ids,
+                tokenizer=self._target.tokenizer,
+                vocabulary_size=self._target.vocabulary_size,
+                device=self._target.device,
+                processors=request.processors,
+            )
+        except GenerationError as error:
+            self._failed.append(_failure(sequence, error))
+            return sequence
+        ends = request.config.end_token_ids
+        sequence.end_token_ids = frozenset(ends) if ends is not None else self._target.end_token_ids
+        if request.config.ignore_end_tokens:
+            sequence.end_token_ids = frozenset()
+        sequence.history = self._speculation.new_history()
+        self._waiting.append(sequence)
+        return sequence
+
+    def cancel(self, sequence: ActiveSequence) -> None:
+        """Stop decoding a sequence and free its place; nothing more is emitted for it."""
+        self._failed = [emission for emission in self._failed if emission.sequence is not sequence]
+        if sequence in self._running:
+            self._leave(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+
+    def close(self) -> None:
+        """Cancel everything."""
+        for sequence in [*self._running, *self._waiting]:
+            self.cancel(sequence)
+        self._verification.close()
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Emission]:
+        """Decode requests and yield every step's emissions; those of other requests are dropped."""
+        own = {id(sequence): sequence for sequence in map(self.add, requests)}
+        try:
+            while own:
+                for emission in self.step():
+                    if id(emission.sequence) in own:
+                        if emission.finish_reason is not None:
+                            del own[id(emission.sequence)]
+                        yield emission
         finally:  # also when the caller stops listening
-            for sequence in running:
-                self._drafter.finish(sequence.session_id)
+            for sequence in own.values():
+                self.cancel(sequence)
 
-    def _now(self) -> float:
-        return time.perf_counter() - self._reader_s
+    def step(self) -> list[Emission]:
+        """Do one step and return what it emitted.
 
-    def _admit(self, sequence: ActiveSequence, cache: SlotCache) -> None:
-        """Read the prompt, all but its last token, into the sequence's row."""
-        sequence.started = self._now()
-        sequence.token_ids = list(sequence.prompt)
-        cache.clear(sequence.row)
-        rest = sequence.prompt[:-1]
-        for start in range(0, len(rest), _PREFILL_CHUNK):
-            chunk = rest[start : start + _PREFILL_CHUNK]
-            self._target.forward([chunk], cache, [sequence.row], last_only=True)
-            cache.commit(sequence.row, range(len(chunk)))
-        if self._node_budget:
-            self._open(sequence)
-        sequence.prefill_s = self._now() - sequence.started
+        Raises:
+            TokenizerMismatchError: the drafter has another tokenizer; only before anything was emitted, and it is
+                better to refuse the call than to go without drafts for ever.
+        """
+        started_s = time.perf_counter()
+        emissions, self._failed = self._failed, []
+        self._admit()
+        active = list(self._running)
+        emissions += self._guarded(self._prefill.step, [each for each in active if each.num_pending > _MOST_PENDING])
+        ready = [sequence for sequence in self._running if sequence.num_pending <= _MOST_PENDING]
+        if ready:
+            emissions += self._guarded(self._decode, ready)
+        elapsed_s = time.perf_counter() - started_s
+        for sequence in active:
+            sequence.total_s += elapsed_s
+        for emission in emissions:
+            sequence = emission.sequence
+            self._has_emitted = True
+            if sequence.first_token_s == 0.0 and emission.token_ids:
+                sequence.first_token_s = sequence.total_s
+            if emission.finish_reason is not None and sequence in self._running:
+                self._leave(sequence)
+        return emissions
+
+    def _admit(self) -> None:
+        while self._waiting and self._admission.has_room(self._waiting[0], self._running):
+            sequence = self._waiting.popleft()
+            used = {other.row for other in self._running}
+            sequence.row = next(row for row in range(self._cache.num_rows) if row not in used)
+            self._cache.clear(sequence.row)
+            self._running.append(sequence)
+            # In the order of rows a full batch is one block of the cache, which then need not be gathered.
+            self._running.sort(key=lambda each: each.row)
+            if self._drafting.wants(sequence):
+                self._open(sequence)
 
     def _open(self, sequence: ActiveSequence) -> None:
         try:
             self._drafter.open(sequence.session_id)
+            sequence.has_session = True
         except TokenizerMismatchError as error:
+            self._drafter.finish(sequence.session_id)
             if not self._has_emitted:
-                raise  # better to refuse the call than to go without drafts for ever
+                raise
             logger.warning("the drafter has another tokenizer now, going on without drafts: {}", error)
 
-    def _step(self, running: Sequence[ActiveSequence], cache: SlotCache) -> list[Emission]:
-        clock = [self._now()]
-        drafts = self._draft(running)
-        clock.append(self._now())
-        nodes = [(sequence.token_ids[-1], *draft.token_ids) for sequence, draft in zip(running, drafts, strict=True)]
-        rows = [sequence.row for sequence in running]
-        logits = self._target.forward(nodes, cache, rows, drafts)
-        clock.append(self._now())
-        emissions = []
-        for index, (sequence, draft) in enumerate(zip(running, drafts, strict=True)):
-            known = len(sequence.token_ids)
-            depths = _depths(draft)
-            positions = [known, *(known + depth for depth in depths)]
-            choices = choose(logits[index, : len(positions)], positions, sequence.config)
-            verdict = follow(draft, _Chosen(choices), float)
-            emissions.append(self._accept(sequence, draft, depths, verdict, cache))
-        clock.append(self._now())
-        for emission in emissions:
-            sequence = emission.sequence
-            sequence.draft_s += clock[1] - clock[0]
-            sequence.forward_s += clock[2] - clock[1]
-            sequence.other_s += clock[3] - clock[2]
-            sequence.total_s = clock[3] - sequence.started
-            if sequence.num_steps == 1:
-                sequence.first_token_s = sequence.total_s
-        return emissions
+    def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+        emissions = self._verification.recall(sequences)
+        ended = {id(emission.sequence) for emission in emissions if emission.finish_reason is not None}
+        ready = [each for each in sequences if id(each) not in ended and each.num_pending <= _MOST_PENDING]
+        if not ready:
+            return emissions
+        drafts = self._drafting.drafts(ready)
+        return emissions + self._verification.step(ready, drafts, self._drafting)
 
-    def _draft(self, running: Sequence[ActiveSequence]) -> list[Draft]:
-        """Ask for drafts that could all be emitted; anything unusable becomes no draft."""
-        budgets = [
-            # The last emitted token is the model's own, so a draft may fill all but one of what remains.
-            max(0, min(self._node_budget, sequence.num_remaining - 1, self._room(sequence) - 1))
-            for sequence in running
-        ]
-        if not any(budgets):
-            return [EMPTY_DRAFT] * len(running)
-        steps = [
-            SequenceStep(sequence.session_id, sequence.token_ids, budget, sequence.config.seed)
-            for sequence, budget in zip(running, budgets, strict=True)
-        ]
-        drafts = self._drafter.draft(steps)
-        if self._drafter.state == "unavailable":
-            for sequence in running:
-                sequence.num_steps_without_drafter += 1
-        return [
-            draft if len(draft) <= budget and self._is_usable(draft) else EMPTY_DRAFT
-            for draft, budget in zip(drafts, budgets, strict=True)
-        ]
+    def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+        """Do a part of a step; where memory does not suffice, end the youngest sequence and try the rest."""
+        left = list(sequences)
+        failures: list[Emission] = []
+        while left:
+            try:
+                emissions: list[Emission] = work(left)  # type: ignore[operator]
+                return failures + emissions
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._target.free_memory()
+            youngest = max(left, key=lambda each: (-each.num_steps, each.index))
+            left.remove(youngest)
+            self._leave(youngest)
+            failures.append(_failure(youngest, GenerationError(_OUT_OF_MEMORY)))
+        return failures
 
-    def _is_usable(self, draft: Draft) -> bool:
-        """Whether a draft is a tree of known tokens, as its type promises."""
-        return len(draft.parents) == len(draft.token_ids) and all(
-            0 <= token < self._target.vocabulary_size and 0 <= parent <= node
-            for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
-        )
-
-    def _room(self, sequence: ActiveSequence) -> int:
-        return self._target.max_length - len(sequence.token_ids)
-
-    def _accept(
-        self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], verdict: Verdict, cache: SlotCache
-    ) -> Emission:
-        """Emit up to the first end token or limit, commit what the cache must keep, count."""
-        token_ids = verdict.token_ids[: sequence.num_remaining]
-        reason: FinishReason | None = None
-        if not sequence.config.ignore_end_tokens:
-            for place, token in enumerate(token_ids):
-                if token in self._target.end_token_ids:
-                    token_ids, reason = token_ids[: place + 1], "stop"
-                    break
-        num_accepted = min(len(verdict.path), len(token_ids))
-        sequence.token_ids += token_ids
-        if reason is None and (sequence.num_remaining == 0 or self._room(sequence) <= 0):
-            reason = "length"
-        cache.commit(sequence.row, [0, *(node + 1 for node in verdict.path)])
-        sequence.num_steps += 1
-        _count(sequence.drafted_by_depth, depths)
-        _count(sequence.accepted_by_depth, range(1, num_accepted + 1))
-        return Emission(sequence, token_ids, num_accepted, reason)
+    def _leave(self, sequence: ActiveSequence) -> None:
+        self._running.remove(sequence)
+        if sequence.error:
+            self._cache.wipe(sequence.row)  # it may hold NaN, which would reach whoever gets the row
+        if sequence.has_session:
+            self._drafter.finish(sequence.session_id)
 
 
-def _depths(draft: Draft) -> list[int]:
-    depths: list[int] = []
-    for parent in draft.parents:
-        depths.append(depths[parent - 1] + 1 if parent else 1)
-    return depths
+_OUT_OF_MEMORY = (
+    "there was no memory left for this request; lower --verifier.max-kv-tokens or --verifier.max-batch-size, or send "
+    "shorter prompts"
+)
 
 
-def _count(totals: list[int], depths: Sequence[int]) -> None:
-    for depth in depths:
-        while len(totals) < depth:
-            totals.append(0)
-        totals[depth - 1] += 1
+def _failure(sequence: ActiveSequence, error: SpeculantError) -> Emission:
+    sequence.error = str(error)
+    reason: FinishReason = "error"
+    return Emission(sequence, (), 0, reason)

@@ -13,4 +13,7 @@ Rule = Callable[[Draft, DraftTarget, Numbers], Verdict]
 RULES: dict[RuleName, Rule] = {"follow": follow}
 """Every rule by its name."""
 
-__all__ = ["RULES", "DraftTarget", "Numbers", "Rule", "TargetDistribution", "Verdict"]
+TAKES_DRAFTS_AS_THEY_ARE: frozenset[RuleName] = frozenset({"follow", "nasd", "gumbel"})
+"""Rules under which nodes of a draft may be dropped after they were seen."""
+
+__all__ = ["RULES", "TAKES_DRAFTS_AS_THEY_ARE", "DraftTarget", "Numbers", "Rule", "TargetDistribution", "Verdict"]

@@ -1,0 +1,86 @@
+"""Asking for drafts: how many nodes for whom, in one message; what comes back is not trusted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
+from speculant_verifier.engine.sequence import ActiveSequence
+from speculant_verifier.model import TargetModel
+from speculant_verifier.rules import TAKES_DRAFTS_AS_THEY_ARE
+from speculant_verifier.speculation.acceptance import AcceptanceHistory
+from speculant_verifier.speculation.controller import Speculation
+
+
+class Drafting:
+    """Gets a draft for every sequence of a step."""
+
+    def __init__(self, target: TargetModel, drafter: Drafter, speculation: Speculation, most_nodes: int) -> None:
+        """Take the drafter and the most nodes per sequence and step."""
+        self._target, self._drafter, self._most_nodes = target, drafter, most_nodes
+        self._speculation = speculation
+        self._offered: dict[int, Draft] = {}
+
+    def wants(self, sequence: ActiveSequence) -> bool:
+        """Whether a sequence is drafted for at all."""
+        return self._most_nodes > 0 and self._drafter.state != "off" and sequence.config.speculation != "off"
+
+    def drafts(self, sequences: Sequence[ActiveSequence]) -> list[Draft]:
+        """Return drafts that could all be emitted; anything unusable becomes no draft."""
+        started_s = time.perf_counter()
+        limits = [self._limit(sequence) for sequence in sequences]
+        if not any(limits):
+            return [EMPTY_DRAFT] * len(sequences)
+        histories = [_history(sequence) for sequence in sequences]
+        budgets = self._speculation.budgets(histories, limits)
+        if not any(budgets):
+            return [EMPTY_DRAFT] * len(sequences)
+        asked = [number for number, sequence in enumerate(sequences) if sequence.has_session and budgets[number]]
+        steps = [
+            SequenceStep(each.session_id, each.token_ids, budgets[number], each.config.seed, each.feedback)
+            for number, each in ((number, sequences[number]) for number in asked)
+        ]
+        drafts = [EMPTY_DRAFT] * len(sequences)
+        for number, draft in zip(asked, self._drafter.draft(steps), strict=True):
+            sequences[number].feedback = None
+            if len(draft) <= budgets[number] and self._is_usable(draft):
+                drafts[number] = draft
+        if self._drafter.state == "unavailable":
+            for number in asked:
+                sequences[number].num_steps_without_drafter += 1
+        can_trim = [sequence.config.rule in TAKES_DRAFTS_AS_THEY_ARE for sequence in sequences]
+        drafts = self._speculation.keep(histories, drafts, can_trim)
+        elapsed_s = time.perf_counter() - started_s
+        for sequence in sequences:
+            sequence.draft_s += elapsed_s
+        return drafts
+
+    def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
+        """Note what became of a draft."""
+        if len(draft):
+            self._speculation.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
+
+    def _limit(self, sequence: ActiveSequence) -> int:
+        if not sequence.has_session:
+            return 0
+        room = self._target.max_length - len(sequence.token_ids)
+        # The last emitted token is the model's own, so a draft may fill all but one of what remains.
+        return max(0, min(self._most_nodes, sequence.num_remaining - 1, room - 1))
+
+    def _is_usable(self, draft: Draft) -> bool:
+        """Whether a draft is a tree of known tokens, as its type promises."""
+        size = len(draft.token_ids)
+        return (
+            len(draft.parents) == size
+            and len(draft.path_probabilities) in (0, size)
+            and len(draft.proposals) in (0, size)
+            and all(
+                0 <= token < self._target.vocabulary_size and 0 <= parent <= node
+                for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
+            )
+        )
+
+
+def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:
+    return sequence.history if sequence.config.speculation == "auto" else None

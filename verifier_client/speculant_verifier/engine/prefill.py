@@ -1,0 +1,43 @@
+"""Reading prompts: a bounded stretch between two steps, so that sequences that are running do not stall."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from speculant_verifier.cache import SlotCache
+from speculant_verifier.engine.sequence import ActiveSequence, Emission
+from speculant_verifier.model import TargetModel
+
+
+class Prefill:
+    """Reads pending tokens, all but the last of each sequence."""
+
+    def __init__(self, target: TargetModel, cache: SlotCache, chunk: int) -> None:
+        """Take the model, its cache and the most tokens of one pass, padding included."""
+        self._target, self._cache, self._chunk = target, cache, chunk
+
+    def step(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+        """Read one stretch of the sequences that have waited longest; nothing is emitted.
+
+        Short prompts are read together, as long as the padded pass stays within the chunk.
+        """
+        started_s = time.perf_counter()
+        chosen: list[tuple[ActiveSequence, int]] = []
+        width = 0
+        for sequence in sorted(sequences, key=lambda each: each.index):
+            take = min(sequence.num_pending - 1, self._chunk)
+            if chosen and (len(chosen) + 1) * max(width, take) > self._chunk:
+                break
+            chosen.append((sequence, take))
+            width = max(width, take)
+        chosen.sort(key=lambda pair: pair[0].row)
+        stretches = [each.token_ids[each.num_cached : each.num_cached + take] for each, take in chosen]
+        self._target.forward(stretches, self._cache, [each.row for each, _ in chosen], last_only=True)
+        for sequence, take in chosen:
+            self._cache.commit(sequence.row, range(take))
+            sequence.num_cached += take
+        elapsed_s = time.perf_counter() - started_s
+        for sequence in sequences:
+            sequence.prefill_s += elapsed_s
+        return []

@@ -1,0 +1,183 @@
+"""One forward pass over what is pending of every sequence and its draft, then each request's own rule."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+from speculant_graph.config import VerifierConfig
+from speculant_graph.errors import GenerationError
+from speculant_graph.types import Draft, Feedback, TokenId
+from speculant_verifier.cache import SlotCache
+from speculant_verifier.engine.drafting import Drafting
+from speculant_verifier.engine.sequence import ActiveSequence, Emission
+from speculant_verifier.model import TargetModel
+from speculant_verifier.results import FinishReason, TokenLogprobs
+from speculant_verifier.rules import RULES, DraftTarget, TargetDistribution, Verdict
+from speculant_verifier.sampling import RowContext, RowTarget, targets_of
+
+
+class Verification:
+    """Turns pending tokens and drafts into emitted tokens."""
+
+    def __init__(self, target: TargetModel, cache: SlotCache, config: VerifierConfig) -> None:
+        """Take the model and its cache."""
+        self._target, self._cache, self._config = target, cache, config
+
+    def recall(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+        """Emit what needs no forward pass."""
+        return []
+
+    def close(self) -> None:
+        """Bring records to disk."""
+
+    def step(
+        self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], drafting: Drafting
+    ) -> list[Emission]:
+        """Verify the drafts of the sequences, and emit.
+
+        Args:
+            sequences: with few pending tokens, in the order of their rows.
+            drafts: the draft below the last pending token of each.
+            drafting: told what became of them.
+        """
+        clock = [time.perf_counter()]
+        pending = [each.token_ids[each.num_cached :] for each in sequences]
+        nodes = [(*tokens, *draft.token_ids) for tokens, draft in zip(pending, drafts, strict=True)]
+        trees = [below_pending(len(tokens), draft) for tokens, draft in zip(pending, drafts, strict=True)]
+        logits = self._target.forward(nodes, self._cache, [each.row for each in sequences], trees)
+        clock.append(time.perf_counter())
+        contexts = []
+        for each, tokens, draft in zip(sequences, pending, drafts, strict=True):
+            assert each.sampler is not None
+            contexts.append(RowContext(each.sampler, each.token_ids, draft, len(tokens) - 1))
+        targets = targets_of(logits, contexts)
+        outcomes = [self._outcome(*row) for row in zip(sequences, drafts, targets, strict=True)]
+        clock.append(time.perf_counter())
+        emissions = []
+        for each, tokens, draft, outcome in zip(sequences, pending, drafts, outcomes, strict=True):
+            if outcome.verdict is not None:
+                start = len(tokens)
+                kept = [*range(start), *(start + node for node in outcome.verdict.path)]
+                self._cache.commit(each.row, kept)
+                each.num_cached += len(kept)
+                depths = depths_of(draft)
+                _count(each.drafted_by_depth, depths)
+                _count(each.accepted_by_depth, range(1, outcome.emission.num_accepted + 1))
+                drafting.observe(each, draft, depths, len(outcome.verdict.path))
+            each.num_steps += 1
+            emissions.append(outcome.emission)
+        clock.append(time.perf_counter())
+        for each in sequences:
+            each.forward_s += clock[1] - clock[0]
+            each.verify_s += clock[2] - clock[1]
+            each.commit_s += clock[3] - clock[2]
+        return emissions
+
+    def _outcome(self, sequence: ActiveSequence, draft: Draft, row: RowTarget) -> _Outcome:
+        """Apply the rule of a request; whatever goes wrong ends this request alone."""
+        sampler, request = sequence.sampler, sequence.request
+        assert sampler is not None
+        target: DraftTarget = row
+        if request.forced:
+            target = _Forced(row, request.forced[sequence.num_emitted :], [0, *depths_of(draft)])
+        try:
+            verdict = RULES[request.config.rule](draft, target, sampler.next_number)
+            token_ids, reason = ended(sequence, verdict.token_ids)
+            num_accepted = min(len(verdict.path), len(token_ids))
+            logprobs = self._logprobs(sequence, row, verdict, token_ids)
+        except GenerationError as error:
+            sequence.error = str(error)
+            return _Outcome(None, Emission(sequence, (), 0, "error"))
+        except Exception as error:  # processors are anybody's code
+            sequence.error = f"a logits processor failed ({type(error).__name__}: {error}); mend or leave it out"
+            return _Outcome(None, Emission(sequence, (), 0, "error"))
+        sequence.token_ids += token_ids
+        if reason is None and len(sequence.token_ids) >= self._target.max_length:
+            reason = "length"
+        if self._config.feedback_top_k and draft.draft_id:
+            rows = row.top_after_all(self._config.feedback_top_k)
+            sequence.feedback = Feedback(draft.draft_id, range(len(draft) + 1), rows)
+        return _Outcome(verdict, Emission(sequence, token_ids, num_accepted, reason, logprobs))
+
+    def _logprobs(
+        self, sequence: ActiveSequence, row: RowTarget, verdict: Verdict, token_ids: Sequence[TokenId]
+    ) -> tuple[TokenLogprobs, ...]:
+        width = sequence.config.logprobs
+        if width is None:
+            return ()
+        nodes = [0, *(node + 1 for node in verdict.path)]
+        logprobs = tuple(row.logprobs_after(node, token, width) for node, token in zip(nodes, token_ids, strict=False))
+        sequence.logprobs += logprobs
+        return logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    verdict: Verdict | None
+    emission: Emission
+
+
+class _Forced:
+    """A target that chooses what it is told to."""
+
+    def __init__(self, row: RowTarget, token_ids: Sequence[TokenId], depths: Sequence[int]) -> None:
+        self._row, self._token_ids, self._depths = row, token_ids, depths
+
+    def choice_after(self, node: int) -> TokenId:
+        chosen = self._row.choice_after(node)  # computed all the same
+        depth = self._depths[node]
+        return self._token_ids[depth] if depth < len(self._token_ids) else chosen
+
+    def after(self, node: int) -> TargetDistribution:
+        return self._row.after(node)
+
+
+def ended(
+    sequence: ActiveSequence, token_ids: tuple[TokenId, ...]
+) -> tuple[tuple[TokenId, ...], FinishReason | None]:
+    """Cut tokens off at the first end token, end of the text or limit.
+
+    Returns:
+        What is emitted, and why the sequence ends, if it does.
+    """
+    kept, reason = token_ids[: sequence.num_remaining], None
+    for place, token in enumerate(kept):
+        if token in sequence.end_token_ids:
+            kept, reason = kept[: place + 1], "stop"
+            break
+    if sequence.request.stop_check is not None:
+        stays = sequence.request.stop_check(kept)
+        if stays is not None:
+            return kept[:stays], "stop"
+    if reason is None and len(kept) == sequence.num_remaining:
+        return kept, "length"
+    return kept, "stop" if reason else None
+
+
+def below_pending(num_pending: int, draft: Draft) -> Draft:
+    """Return the tree below the first pending token: the others, a chain, and the draft below the last one."""
+    if num_pending == 1:
+        return draft
+    shift = num_pending - 1
+    return Draft(
+        (0,) * shift + draft.token_ids,
+        (*range(shift), *(parent + shift for parent in draft.parents)),
+    )
+
+
+def depths_of(draft: Draft) -> list[int]:
+    """Return the depth of every node, 1 below the root."""
+    depths: list[int] = []
+    for parent in draft.parents:
+        depths.append(depths[parent - 1] + 1 if parent else 1)
+    return depths
+
+
+def _count(totals: list[int], depths: Sequence[int]) -> None:
+    for depth in depths:
+        while len(totals) < depth:
+            totals.append(0)
+        totals[depth - 1] += 1
