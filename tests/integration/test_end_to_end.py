@@ -201,8 +201,14 @@ def test_a_graph_of_another_tokenizer_is_refused(target: TargetModel, tmp_path: 
     [([""], "empty"), ([[1] * 5_000], "shorten"), ([[1, 4_096]], "outside")],
 )
 def test_bad_prompts_are_refused_by_name(target: TargetModel, prompt: list, message: str) -> None:
-    with pytest.raises(GenerationError, match=message):
-        SpeculativeDecoder(target=target).generate(prompt, SETTINGS)
+    """In a list, only that one."""
+    decoder = SpeculativeDecoder(target=target)
+    bad, good = decoder.generate([*prompt, [5, 6, 7]], SETTINGS)
+    assert bad.finish_reason == "error"
+    assert message in bad.error
+    assert good.token_ids == decoder.generate([[5, 6, 7]], SETTINGS)[0].token_ids
+    with pytest.raises(GenerationError, match="empty"):
+        decoder.generate("", SETTINGS)
 
 
 def test_bad_settings_are_refused_by_name(target: TargetModel, graph_file: Path, tmp_path: Path) -> None:

@@ -123,4 +123,8 @@ class StepEvent:
     accepted_text: str
     """The part of ``text``, from its start, that came from accepted tokens."""
     result: GenerationResult | None
-    """Set in the last event of a prompt."""
+    """Set in the last event of a sample."""
+    sample: int = 0
+    """Which sample of the prompt."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token, if they were asked for."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import Draft, Feedback, TokenId
@@ -33,9 +32,7 @@ class Verification:
     def close(self) -> None:
         """Bring records to disk."""
 
-    def step(
-        self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], drafting: Drafting
-    ) -> list[Emission]:
+    def step(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], drafting: Drafting) -> list[Emission]:
         """Verify the drafts of the sequences, and emit.
 
         Args:
@@ -135,9 +132,7 @@ class _Forced:
         return self._row.after(node)
 
 
-def ended(
-    sequence: ActiveSequence, token_ids: tuple[TokenId, ...]
-) -> tuple[tuple[TokenId, ...], FinishReason | None]:
+def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tuple[TokenId, ...], FinishReason | None]:
     """Cut tokens off at the first end token, end of the text or limit.
 
     Returns:

@@ -3,4 +3,4 @@
 from speculant_verifier.sampling.choice import choose, inverse_cumulative
 from speculant_verifier.sampling.provisional import RowContext, RowTarget, Sampler, make_sampler, targets_of
 
-__all__ = ["choose", "inverse_cumulative"]
+__all__ = ["RowContext", "RowTarget", "Sampler", "choose", "inverse_cumulative", "make_sampler", "targets_of"]
