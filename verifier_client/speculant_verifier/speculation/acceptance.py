@@ -10,36 +10,45 @@ from numpy.typing import NDArray
 MAX_DEPTH = 64
 """Deeper nodes count as nodes of this depth."""
 
-_MEMORY = 0.85
+_MEMORY = 0.95
 """What a draft weighs after the next one."""
-_PRIOR_ACCEPTANCE = 0.7
-"""First expectation of a node whose parent was accepted."""
+_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT = 0.7, 1.0
+"""First expectation of a node whose parent was accepted, and how many nodes it is worth."""
 _INHERITED_WEIGHT = 2.0
-"""Drafts that the expectation taken over from other sequences is worth."""
+"""Nodes that what other sequences have met is worth."""
+_SHARED_WEIGHT = 2.0
+"""Nodes that the acceptance at all depths together is worth at each of them."""
 
 
 class AcceptanceHistory:
-    """Acceptance by depth, and of what drafters promise; recent drafts count most."""
+    """Acceptance by depth, and of what drafters promise; recent drafts count most.
 
-    __slots__ = ("_accepted", "_kept", "_promised", "_tried")
+    Kept is, for every depth, how often a node was accepted whose parent was; so depths that were not tried lately are
+    expected to be like the others.
+    """
+
+    __slots__ = ("_accepted", "_kept", "_prior", "_promised", "_reached")
 
     def __init__(self, expected: AcceptanceHistory | None = None) -> None:
         """Begin with what other sequences have met, if there were any."""
+        self._reached = np.zeros(MAX_DEPTH)
+        self._accepted = np.zeros(MAX_DEPTH)
         if expected is None:
-            self._tried = np.ones(MAX_DEPTH)
-            self._accepted = _PRIOR_ACCEPTANCE ** np.arange(1.0, MAX_DEPTH + 1)
+            self._prior = (_PRIOR_ACCEPTANCE * _PRIOR_WEIGHT, _PRIOR_WEIGHT)
             self._kept = self._promised = 1.0
         else:
-            self._tried = np.full(MAX_DEPTH, _INHERITED_WEIGHT)
-            self._accepted = self._tried * expected.by_depth()
+            self._prior = (expected.overall * _INHERITED_WEIGHT, _INHERITED_WEIGHT)
             self._kept, self._promised = expected.calibration * _INHERITED_WEIGHT, _INHERITED_WEIGHT
 
-    def by_depth(self) -> NDArray[np.float64]:
-        """Return the estimated probability that a path is accepted down to depth 1, 2, ..., shape ``[MAX_DEPTH]``.
+    @property
+    def overall(self) -> float:
+        """Share of nodes that were accepted, of those whose parent was."""
+        return float((self._accepted.sum() + self._prior[0]) / (self._reached.sum() + self._prior[1]))
 
-        Never rising: a deeper node needs all above it.
-        """
-        return np.asarray(np.minimum.accumulate(self._accepted / self._tried))
+    def by_depth(self) -> NDArray[np.float64]:
+        """Return the estimated probability that a path is accepted down to depth 1, 2, ..., shape ``[MAX_DEPTH]``."""
+        shared = self.overall * _SHARED_WEIGHT
+        return np.asarray(np.cumprod((self._accepted + shared) / (self._reached + _SHARED_WEIGHT)))
 
     @property
     def calibration(self) -> float:
@@ -55,9 +64,10 @@ class AcceptanceHistory:
             promised: sum of the nodes' path probabilities, 0 if there are none.
         """
         deepest = min(max(depths), MAX_DEPTH)
-        self._tried[:deepest] *= _MEMORY
-        self._accepted[:deepest] *= _MEMORY
-        self._tried[:deepest] += 1.0
+        self._reached *= _MEMORY
+        self._accepted *= _MEMORY
+        self._prior = (self._prior[0] * _MEMORY, self._prior[1] * _MEMORY)
+        self._reached[: min(num_accepted + 1, deepest)] += 1.0
         self._accepted[: min(num_accepted, deepest)] += 1.0
         if promised > 0.0:
             self._kept = self._kept * _MEMORY + num_accepted
