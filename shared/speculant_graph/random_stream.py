@@ -48,7 +48,7 @@ def gumbel_noise(seed: int, position: int, token_ids: NDArray[Any]) -> NDArray[n
     Args:
         seed: the request's seed, any integer (taken modulo 2**64).
         position: absolute index in the sequence of the token that is chosen.
-        token_ids: whole numbers of any type, shape ``[n]``; a token's number is a function of seed, position and token alone.
+        token_ids: whole numbers of any type, shape ``[n]``. A token's number depends on seed, position and token alone.
 
     Returns:
         Finite numbers, shape ``[n]``.

@@ -37,7 +37,7 @@ class World:
         generator = np.random.default_rng(seed)
         count = _FIRST[LENGTH]
         self.p = generator.dirichlet(np.full(SIZE, 0.8), count)
-        self.q = generator.dirichlet(np.full(SIZE, 0.8), count)
+        self.q = (self.p + generator.dirichlet(np.full(SIZE, 0.8), count)) / 2
         for context in range(count):
             if context % 3 == 0:
                 self.p[context, generator.integers(SIZE)] = 0
@@ -111,7 +111,7 @@ def _sample(rows, generator):
     return above.argmax(1)
 
 
-def chains(world: World, count: int, seed: int, how: str, lengths: str, trim_below: float = 0.0):
+def chains(world: World, count: int, seed: int, how: str, lengths: str, trim_below: float = 0.0, noise=None):
     """Drafts of up to three tokens.
 
     Args:
@@ -119,17 +119,17 @@ def chains(world: World, count: int, seed: int, how: str, lengths: str, trim_bel
         count: number of drafts.
         seed: of the draws.
         how: 'sampled' from q and with it, 'unknown' sampled from q and without it, 'certain' the most probable of q,
-            'gumbel' the most probable of log q plus noise.
+            'gumbel' the most probable of log q plus noise, without it.
         lengths: 'fixed', 'random', or 'stopping': after a token of low q, which is kept.
         trim_below: drop tokens of lower q, and all after them. This must not be done.
+        noise: what is added to log q.
     """
     generator = np.random.default_rng(seed)
     contexts, columns, kept = np.zeros(count, np.int64), [], np.full(count, LENGTH - 1)
-    noise = noise_of(count) if how == "gumbel" else None
     for place in range(LENGTH - 1):
         if how == "certain":
             tokens = world.q[contexts].argmax(1)
-        elif noise is not None:
+        elif how == "gumbel":
             tokens = (world.log_q[contexts] + noise[:, place]).argmax(1)
         else:
             tokens = world.sample(contexts, generator)
@@ -173,10 +173,12 @@ def trees(world: World, count: int, seed: int, replace: bool, lengths: str, with
         return first, np.where(is_possible, _sample(np.where(is_possible[:, None], rows, 1.0), generator), -1)
 
     roots = pair(np.zeros(count, np.int64))
-    grandchildren = [pair(4 * 0 + 1 + np.maximum(tokens, 0)) for tokens in roots]
+    grandchildren = [pair(1 + np.maximum(tokens, 0)) for tokens in roots]
     table = np.stack([*roots, *grandchildren[0], *grandchildren[1]], 1)
     if lengths == "random":
-        table[generator.random((count, 6)) < 0.3] = -1
+        widths = generator.integers(0, 3, (count, 3))
+        widths[:, 0] = generator.integers(1, 3, count)
+        table[np.stack([widths <= 0, widths <= 1], 2).reshape(count, 6)] = -1  # later siblings only
     for first, second, *below in table.tolist():
         token_ids, parents, contexts = [], [], []
         for token, children in ((first, below[:2]), (second, below[2:])):

@@ -70,18 +70,17 @@ def _choose(
     distribution = target.after(position)
     support, q = drawn[0].token_ids, drawn[0].probabilities
     weights, rest = seen_through(distribution, support)
-    scale, rejected = 1.0, drawn[0]
+    scale = 1.0
     for node, child in zip(siblings, drawn, strict=True):
         if not q[child.place] > 0.0:
             continue
         # Strictly below, so that a token of probability 0 is never accepted.
         if numbers() * q[child.place] < weights[child.place]:
             return node, int(support[child.place])
-        rejected = child
         weights = np.maximum(weights - q, 0.0)
         mass = scale * rest + float(weights.sum())
         if mass <= NEGLIGIBLE:
-            return None, draw_from_rest(distribution, numbers(), rejected, weights, scale, mass)
+            return None, draw_from_rest(distribution, numbers(), child, weights, scale, mass)
         weights, scale = weights / mass, scale / mass
         q = next_proposal(q, child.place)
     return None, distribution.draw(numbers(), support, weights, scale)
