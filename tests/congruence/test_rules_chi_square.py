@@ -43,10 +43,18 @@ TREES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lengths", ["fixed", "random", "stopping"])
+@pytest.mark.parametrize("lengths", ["fixed", "random"])
 @pytest.mark.parametrize(("rule", "how", "kind"), CHAINS)
 def test_chains(rule, how, kind, lengths):
     assert p_value(RULES[rule], kind, chains(world(kind), MANY, 1, how, lengths), MANY, 4) > LIKELY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_chains_that_end_after_an_improbable_token(rule, kind):
+    drafts = chains(world(kind), MANY, 1, "sampled", "stopping")
+    assert p_value(RULES[rule], kind, drafts, MANY, 4) > LIKELY
 
 
 @pytest.mark.slow

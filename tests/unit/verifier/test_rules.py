@@ -210,6 +210,17 @@ def test_scores_that_are_not_finite_are_an_error(rule, wrong, node):
         RULES[rule](draft, DenseTarget(draft, p), lambda: 0.25)
 
 
+@settings(max_examples=100)
+@given(st.one_of(chains(), st.booleans().flatmap(trees)), st.integers(0, 2**32))
+def test_without_temperature_every_rule_emits_the_most_probable_tokens(case, seed):
+    draft, p = case
+    p = [np.eye(SIZE)[row.argmax()] for row in p]
+    for rule in RULES.values():
+        verdict = rule(draft, DenseTarget(draft, p, [0.5] * 12), numbers_of(seed))
+        nodes = [0, *(node + 1 for node in verdict.path)]
+        assert list(verdict.token_ids) == [p[node].argmax() for node in nodes]
+
+
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_no_draft_is_one_token_of_the_models_own(rule):
     p = [np.array([0.0, 0.25, 0.75, 0, 0])]
