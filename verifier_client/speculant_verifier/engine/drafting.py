@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
 from speculant_verifier.engine.sequence import ActiveSequence
 from speculant_verifier.model import TargetModel
-from speculant_verifier.rules import TAKES_DRAFTS_AS_THEY_ARE
+from speculant_verifier.rules import TRAITS
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
 from speculant_verifier.speculation.controller import Speculation
 
@@ -49,7 +49,7 @@ class Drafting:
         if self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
-        can_trim = [sequence.config.rule in TAKES_DRAFTS_AS_THEY_ARE for sequence in sequences]
+        can_trim = [not TRAITS[sequence.config.rule].wants_proposals for sequence in sequences]
         drafts = self._speculation.keep(histories, drafts, can_trim)
         elapsed_s = time.perf_counter() - started_s
         for sequence in sequences:

@@ -22,14 +22,14 @@ def follow(draft: Draft, target: DraftTarget, numbers: Numbers) -> Verdict:
         The accepted path and the emitted tokens; always one more token than accepted nodes.
     """
     del numbers
-    children = {
-        (parent, token): node for node, (parent, token) in enumerate(zip(draft.parents, draft.token_ids, strict=True))
-    }
+    children: dict[tuple[int, int], int] = {}
+    for node, key in enumerate(zip(draft.parents, draft.token_ids, strict=True)):
+        children.setdefault(key, node)  # siblings drawn independently may repeat a token
     path: list[int] = []
     token_ids = [target.choice_after(0)]
     position = 0
-    while (node := children.get((position, token_ids[-1]))) is not None:
-        path.append(node)
-        position = node + 1
+    while (below := children.get((position, token_ids[-1]))) is not None:
+        path.append(below)
+        position = below + 1
         token_ids.append(target.choice_after(position))
     return Verdict(tuple(path), tuple(token_ids))

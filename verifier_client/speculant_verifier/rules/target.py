@@ -31,10 +31,13 @@ class Verdict:
 
 
 class TargetDistribution(Protocol):
-    """The target's distribution p of the token after one node, after the request's own processors."""
+    """The target's distribution p of the token after one node, after the request's own processors.
+
+    Normalised in float64: rules take what tokens do not hold as the mass of all others.
+    """
 
     def probabilities_of(self, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return p of the tokens, shape ``[s]``."""
+        """Return p of the tokens, shape ``[s]``; NaN where the model's scores are not finite, which rules refuse."""
 
     def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
         """Draw by the inverse of the cumulative weights; never a token of weight 0.
@@ -44,6 +47,9 @@ class TargetDistribution(Protocol):
             token_ids: tokens that have another weight than the others, shape ``[s]``, different from each other.
             weights: theirs, not negative, shape ``[s]``.
             scale: every other token weighs ``scale`` times p.
+
+        Raises:
+            GenerationError: p is not finite, or no token has a weight.
         """
 
 
@@ -51,7 +57,11 @@ class DraftTarget(Protocol):
     """The target model at the nodes of one draft. Node 0 is the root, j+1 the draft's node j."""
 
     def choice_after(self, node: int) -> TokenId:
-        """Return the model's own choice after a node, made with the random number of that position."""
+        """Return the model's own choice after a node, made with the random number of that position.
+
+        Raises:
+            GenerationError: the model's scores are not finite.
+        """
 
     def after(self, node: int) -> TargetDistribution:
         """Return the distribution after a node."""
