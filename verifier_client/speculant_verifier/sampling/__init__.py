@@ -1,5 +1,21 @@
 """From logits to tokens, by a request's own settings and random stream."""
 
 from speculant_verifier.sampling.choice import choose, inverse_cumulative
+from speculant_verifier.sampling.distribution import Distribution
+from speculant_verifier.sampling.processors import check_settings, end_token_ids_of, processors_of
+from speculant_verifier.sampling.row_target import RowContext, RowTarget, TokenLogprobs, targets_of
+from speculant_verifier.sampling.sampler import Sampler
 
-__all__ = ["choose", "inverse_cumulative"]
+__all__ = [
+    "Distribution",
+    "RowContext",
+    "RowTarget",
+    "Sampler",
+    "TokenLogprobs",
+    "check_settings",
+    "choose",
+    "end_token_ids_of",
+    "inverse_cumulative",
+    "processors_of",
+    "targets_of",
+]
