@@ -20,6 +20,8 @@ PROPOSAL_STREAM = 1
 """The drafter's choice of proposals: must be independent of the verifier's."""
 NOISE_STREAM = 2
 """Noise on the logarithms of probabilities, which drafter and verifier share."""
+RULE_STREAM = 3
+"""Numbers of verification rules, by the count of those drawn before; never the position's own."""
 
 
 def _mix(value: int) -> int:

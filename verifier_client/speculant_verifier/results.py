@@ -16,8 +16,10 @@ request failed, others did not. ``cancelled``: nobody wanted the rest."""
 class TokenLogprobs:
     """Log-probabilities at one position, of the model's raw logits: before temperature and processors."""
 
+    token_id: TokenId
+    """The emitted token."""
     logprob: float
-    """Of the emitted token."""
+    """Its log-probability."""
     top_token_ids: tuple[TokenId, ...] = ()
     """Most probable tokens, best first."""
     top_logprobs: tuple[float, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationError
@@ -10,6 +10,7 @@ from speculant_graph.types import TokenId
 from speculant_verifier.engine import ActiveSequence, Emission, Request
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
+from speculant_verifier.sampling.stops import StopStrings
 from speculant_verifier.stream import TextStream
 
 Prompt = str | Sequence[TokenId]
@@ -47,16 +48,18 @@ class Batch:
         self._results: dict[int, GenerationResult] = {}
         self._sources: list[tuple[int, int]] = []  # prompt and sample of each request
         self._texts: list[TextStream] = []
+        self._endings: list[_Ending | None] = []
         self.requests: list[Request] = []
         """What the engine decodes."""
         for number, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
             token_ids = self._token_ids(prompt)
             for sample in range(config.n):
                 self._sources.append((number, sample))
-                text = TextStream(target.decode)
-                self._texts.append(text)
+                ending = _Ending(target.decode, config.stop) if config.stop else None
+                self._texts.append(TextStream(target.decode, config.stop))
+                self._endings.append(ending)
                 settings = config.model_copy(update={"seed": (config.seed + sample) % (1 << 63), "n": 1})
-                self.requests.append(Request(len(self.requests), token_ids, settings))
+                self.requests.append(Request(len(self.requests), token_ids, settings, stop_check=ending))
 
     def note(self, emission: Emission) -> None:
         """Keep the result of a sequence that ended."""
@@ -115,8 +118,10 @@ class Batch:
     def _result(self, emission: Emission) -> GenerationResult:
         assert emission.finish_reason is not None
         sequence: ActiveSequence = emission.sequence
+        ending = self._endings[sequence.index]
+        text = ending.text if ending is not None else None
         return GenerationResult(
-            text=self._target.decode(_visible(sequence, sequence.output)),
+            text=self._target.decode(_visible(sequence, sequence.output)) if text is None else text,
             token_ids=sequence.output,
             prompt_token_ids=sequence.prompt,
             finish_reason=emission.finish_reason,
@@ -130,6 +135,21 @@ class Batch:
             sample=self._sources[sequence.index][1],
             error=sequence.error,
         )
+
+
+class _Ending:
+    """Tells the engine where stop texts end a sequence, and remembers the text before them."""
+
+    def __init__(self, decode: Callable[[Sequence[TokenId]], str], strings: Sequence[str]) -> None:
+        self._strings = StopStrings(decode, strings)
+        self.text: str | None = None
+
+    def __call__(self, token_ids: Sequence[TokenId]) -> int | None:
+        stop = self._strings.push(token_ids)
+        if stop is None:
+            return None
+        self.text = stop.text
+        return stop.num_tokens
 
 
 def _visible(sequence: ActiveSequence, token_ids: Sequence[TokenId]) -> Sequence[TokenId]:

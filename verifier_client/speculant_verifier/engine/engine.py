@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from loguru import logger
+from transformers import LogitsProcessorList
 
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
@@ -25,7 +26,7 @@ from speculant_verifier.engine.sequence import ActiveSequence, Emission, Request
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason
-from speculant_verifier.sampling import make_sampler
+from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import Cost, Speculation
 
 _MOST_PENDING = 8
@@ -90,20 +91,11 @@ class Engine:
         sequence = ActiveSequence(request, token_ids=list(request.prompt))
         try:
             self._admission.check(request)
-            sequence.sampler = make_sampler(
-                request.config,
-                prompt_length=len(request.prompt),
-                end_token_ids=self._target.end_token_ids,
-                tokenizer=self._target.tokenizer,
-                vocabulary_size=self._target.vocabulary_size,
-                device=self._target.device,
-                processors=request.processors,
-            )
+            sequence.end_token_ids = end_token_ids_of(request.config, self._target.end_token_ids)
+            sequence.sampler = Sampler(request.config, self._processors(sequence))
         except GenerationError as error:
             self._failed.append(_failure(sequence, error))
             return sequence
-        ends = request.config.end_token_ids
-        sequence.end_token_ids = frozenset(ends) if ends is not None else self._target.end_token_ids
         if request.config.ignore_end_tokens:
             sequence.end_token_ids = frozenset()
         sequence.history = self._speculation.new_history()
@@ -164,6 +156,15 @@ class Engine:
             if emission.finish_reason is not None and sequence in self._running:
                 self._leave(sequence)
         return emissions
+
+    def _processors(self, sequence: ActiveSequence) -> LogitsProcessorList:
+        request, target = sequence.request, self._target
+        if request.processors is not None:
+            return request.processors
+        ends = sequence.end_token_ids
+        return processors_of(
+            request.config, len(request.prompt), ends, target.vocabulary_size, target.tokenizer, target.device
+        )
 
     def _admit(self) -> None:
         while self._waiting and self._admission.has_room(self._waiting[0], self._running):

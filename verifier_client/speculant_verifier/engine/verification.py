@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import Draft, Feedback, TokenId
@@ -49,9 +51,12 @@ class Verification:
         contexts = []
         for each, tokens, draft in zip(sequences, pending, drafts, strict=True):
             assert each.sampler is not None
-            contexts.append(RowContext(each.sampler, each.token_ids, draft, len(tokens) - 1))
+            contexts.append(RowContext(each.sampler, each.token_ids, draft))
         targets = targets_of(logits, contexts)
-        outcomes = [self._outcome(*row) for row in zip(sequences, drafts, targets, strict=True)]
+        outcomes = [
+            self._outcome(each, draft, target, logits[number])
+            for number, (each, draft, target) in enumerate(zip(sequences, drafts, targets, strict=True))
+        ]
         clock.append(time.perf_counter())
         emissions = []
         for each, tokens, draft, outcome in zip(sequences, pending, drafts, outcomes, strict=True):
@@ -73,7 +78,7 @@ class Verification:
             each.commit_s += clock[3] - clock[2]
         return emissions
 
-    def _outcome(self, sequence: ActiveSequence, draft: Draft, row: RowTarget) -> _Outcome:
+    def _outcome(self, sequence: ActiveSequence, draft: Draft, row: RowTarget, logits: Tensor) -> _Outcome:
         """Apply the rule of a request; whatever goes wrong ends this request alone."""
         sampler, request = sequence.sampler, sequence.request
         assert sampler is not None
@@ -95,8 +100,8 @@ class Verification:
         if reason is None and len(sequence.token_ids) >= self._target.max_length:
             reason = "length"
         if self._config.feedback_top_k and draft.draft_id:
-            rows = row.top_after_all(self._config.feedback_top_k)
-            sequence.feedback = Feedback(draft.draft_id, range(len(draft) + 1), rows)
+            top = logits[: len(draft) + 1].topk(self._config.feedback_top_k).indices
+            sequence.feedback = Feedback(draft.draft_id, range(len(draft) + 1), top.cpu().numpy())
         return _Outcome(verdict, Emission(sequence, token_ids, num_accepted, reason, logprobs))
 
     def _logprobs(
@@ -138,18 +143,15 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
     Returns:
         What is emitted, and why the sequence ends, if it does.
     """
-    kept, reason = token_ids[: sequence.num_remaining], None
-    for place, token in enumerate(kept):
-        if token in sequence.end_token_ids:
-            kept, reason = kept[: place + 1], "stop"
-            break
+    kept = token_ids[: sequence.num_remaining]
+    end = next((place for place, token in enumerate(kept) if token in sequence.end_token_ids), None)
     if sequence.request.stop_check is not None:
-        stays = sequence.request.stop_check(kept)
-        if stays is not None:
-            return kept[:stays], "stop"
-    if reason is None and len(kept) == sequence.num_remaining:
-        return kept, "length"
-    return kept, "stop" if reason else None
+        num_tokens = sequence.request.stop_check(kept[:end])
+        if num_tokens is not None:
+            return kept[:num_tokens], "stop"
+    if end is not None:
+        return kept[: end + 1], "stop"
+    return kept, "length" if len(kept) == sequence.num_remaining else None
 
 
 def below_pending(num_pending: int, draft: Draft) -> Draft:
