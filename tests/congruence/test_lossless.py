@@ -20,7 +20,9 @@ from support.tiny_models import WINDOW, tiny_gpt_oss, tiny_model
 
 LENGTHS = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 40, 3, 77]
 GREEDY = GenerationConfig(max_tokens=40, ignore_end_tokens=True, speculation="on")
-SAMPLED = GenerationConfig(max_tokens=40, temperature=0.9, top_p=0.95, seed=11, ignore_end_tokens=True, speculation="on")
+SAMPLED = GenerationConfig(
+    max_tokens=40, temperature=0.9, top_p=0.95, seed=11, ignore_end_tokens=True, speculation="on"
+)
 
 
 def prompts():
@@ -240,7 +242,9 @@ def test_a_drafter_whose_tokenizer_changes_midway_costs_only_speed(gpt_oss):
 def test_time_of_a_slow_reader_is_not_counted(gpt_oss):
     config = GenerationConfig(max_tokens=4, ignore_end_tokens=True)
     started = time.perf_counter()
-    for emission in Engine(gpt_oss, NullDrafter(), VerifierConfig(), DraftConfig(k=0)).run([Request(0, (1, 2), config)]):
+    for emission in Engine(gpt_oss, NullDrafter(), VerifierConfig(), DraftConfig(k=0)).run(
+        [Request(0, (1, 2), config)]
+    ):
         time.sleep(0.5)
         counted = emission.sequence.total_s
     assert counted < time.perf_counter() - started - 1.5

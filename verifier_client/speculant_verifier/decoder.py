@@ -202,9 +202,7 @@ class SpeculativeDecoder:
         """Close."""
         self.close()
 
-    def _batch(
-        self, prompt: str | Prompts, config: GenerationConfig | Sequence[GenerationConfig] | None
-    ) -> Batch:
+    def _batch(self, prompt: str | Prompts, config: GenerationConfig | Sequence[GenerationConfig] | None) -> Batch:
         prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
         configs = config if isinstance(config, Sequence) else [config or GenerationConfig()] * len(prompts)
         if len(configs) != len(prompts):

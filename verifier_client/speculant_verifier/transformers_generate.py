@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
+from transformers import GenerationConfig as TransformersConfig
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -19,7 +20,6 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
 )
-from transformers import GenerationConfig as TransformersConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speculant_graph.client import LocalDrafter

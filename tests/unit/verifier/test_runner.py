@@ -58,7 +58,9 @@ def test_tasks_of_an_event_loop_and_a_thread_share_a_batch(target, expected):
     runner = Runner(engine)
 
     async def call(number):
-        return tuple([token async for e in runner.astream([Request(0, PROMPTS[number], CONFIG)]) for token in e.token_ids])
+        return tuple(
+            [token async for e in runner.astream([Request(0, PROMPTS[number], CONFIG)]) for token in e.token_ids]
+        )
 
     async def everything():
         in_thread = asyncio.to_thread(lambda: output(runner.stream([Request(0, PROMPTS[0], CONFIG)])))

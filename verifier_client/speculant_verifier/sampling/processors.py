@@ -59,9 +59,7 @@ def processors_of(
         words = bad_word_ids(config.bad_words, end_token_ids, vocabulary_size, tokenizer)
         processors.append(NoBadWordsLogitsProcessor(words, ends))
     if config.min_tokens > 0 and ends is not None:
-        processors.append(
-            MinNewTokensLengthLogitsProcessor(prompt_length, config.min_tokens, ends, device=str(device))
-        )
+        processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, config.min_tokens, ends, device=str(device)))
     if config.temperature > 0.0:
         processors.extend(_warpers(config))
     return processors
