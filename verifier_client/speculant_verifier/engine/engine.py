@@ -145,8 +145,7 @@ class Engine:
         rest = sequence.prompt[:-1]
         for start in range(0, len(rest), _PREFILL_CHUNK):
             chunk = rest[start : start + _PREFILL_CHUNK]
-            self._target.forward([chunk], cache, [sequence.row], last_only=True)
-            cache.commit(sequence.row, range(len(chunk)))
+            self._target.prefill([chunk], cache, [sequence.row])
         if self._node_budget:
             self._open(sequence)
         sequence.prefill_s = self._now() - sequence.started
@@ -163,9 +162,8 @@ class Engine:
         clock = [self._now()]
         drafts = self._draft(running)
         clock.append(self._now())
-        nodes = [(sequence.token_ids[-1], *draft.token_ids) for sequence, draft in zip(running, drafts, strict=True)]
         rows = [sequence.row for sequence in running]
-        logits = self._target.forward(nodes, cache, rows, drafts)
+        logits = self._target.forward([sequence.token_ids[-1:] for sequence in running], cache, rows, drafts)
         clock.append(self._now())
         emissions = []
         for index, (sequence, draft) in enumerate(zip(running, drafts, strict=True)):
