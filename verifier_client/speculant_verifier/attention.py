@@ -87,7 +87,9 @@ def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
     return torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None) -> Tensor:
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None
+) -> Tensor:
     """Attend with as many heads of queries as of keys; ``sinks`` broadcasts over ``[batch, kv_heads, queries]``."""
     if sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)

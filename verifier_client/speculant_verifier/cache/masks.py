@@ -15,20 +15,32 @@ _MOST_FOLDED = 64
 """Passes of more nodes have masks that are not repeated: one call of the kernel per group costs little then."""
 
 
-def mask_of(visible: NDArray[np.bool_], layout: CacheLayout) -> Any:
-    """Bring ``[n, T, columns]`` into the form of the layout's attention, on its device."""
-    on_device = torch.from_numpy(visible).to(layout.device, non_blocking=True)
-    if layout.mask_form == "blocks":
-        return _block_mask(on_device)
-    count, width, columns = on_device.shape
-    groups = layout.groups if layout.mask_form == "folded" and 1 < width <= _MOST_FOLDED else 1
-    # The lowest finite number: sums with minus infinity may be NaN.
-    added = torch.where(
-        on_device[:, None].expand(-1, groups, -1, -1),
-        torch.zeros((), dtype=layout.dtype, device=layout.device),
-        torch.full((), torch.finfo(layout.dtype).min, dtype=layout.dtype, device=layout.device),
-    )
-    return added.view(count, 1, groups * width, columns)
+class MaskMaker:
+    """Makes the masks of one kind of layers, for one pass after the other: a mask lives until the next one is made."""
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self._layout = layout
+        # Filling memory that the system has just handed out takes several times as long as filling it again.
+        self._space = torch.empty(0, dtype=layout.dtype, device=layout.device)
+        self._seen = torch.zeros((), dtype=layout.dtype, device=layout.device)
+        # The lowest finite number: sums with minus infinity may be NaN.
+        self._hidden = torch.full((), torch.finfo(layout.dtype).min, dtype=layout.dtype, device=layout.device)
+
+    def make(self, visible: NDArray[np.bool_]) -> Any:
+        """Bring ``[n, T, columns]`` into the form of the layout's attention, on its device."""
+        layout = self._layout
+        on_device = torch.from_numpy(visible).to(layout.device, non_blocking=True)
+        if layout.mask_form == "blocks":
+            return _block_mask(on_device)
+        count, width, columns = on_device.shape
+        added = torch.where(on_device[:, None], self._seen, self._hidden)
+        if layout.mask_form == "added" or layout.groups == 1 or width == 1 or width > _MOST_FOLDED:
+            return added
+        size = added.numel() * layout.groups
+        if self._space.numel() < size:
+            self._space = torch.empty(size + size // 2, dtype=layout.dtype, device=layout.device)
+        folded = self._space[:size].view(count, layout.groups, width, columns)
+        return folded.copy_(added.expand_as(folded)).view(count, 1, layout.groups * width, columns)
 
 
 def _block_mask(visible: Tensor) -> Any:

@@ -109,7 +109,9 @@ def window_visibility(shape: PassShape, columns: int, window: int, ring: int) ->
         block = np.empty((width, length - first + width), dtype=np.bool_)
         block[:, : length - first] = np.arange(first, length) > (length - window + depths)[:, None]
         np.logical_and(
-            shape.ancestors[row % len(shape.ancestors)], depths > (depths - window)[:, None], out=block[:, length - first :]
+            shape.ancestors[row % len(shape.ancestors)],
+            depths > (depths - window)[:, None],
+            out=block[:, length - first :],
         )
         start = first % ring
         until_wrap = min(block.shape[1], ring - start)

@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache
 from speculant_graph.types import Draft
 from speculant_verifier.cache.layers import SlotLayer
 from speculant_verifier.cache.layout import CacheLayout, ForwardPlan, Placement
-from speculant_verifier.cache.masks import mask_of
+from speculant_verifier.cache.masks import MaskMaker
 from speculant_verifier.cache.plan import PassShape, full_visibility, shape_of_pass, sizes_of, window_visibility
 
 _LEAST_GROWTH = 256
@@ -51,11 +51,17 @@ class SlotCache(Cache):
             widest_pass: most nodes of one pass, so that rings are made large enough at once; they grow if it is passed.
             max_slots: bound of rows times capacity that growing by itself keeps to; None for none.
         """
-        self.layout, self.num_rows, self.capacity, self.max_slots = layout, num_rows, layout.round_up(capacity), max_slots
+        self.layout, self.num_rows, self.capacity, self.max_slots = (
+            layout,
+            num_rows,
+            layout.round_up(capacity),
+            max_slots,
+        )
         self.lengths = [0] * num_rows
         """Committed tokens per row. Read them; commits and clears change them."""
         self._written = [0] * num_rows  # slots that may hold something, rejected nodes included
         self._ring = layout.ring_slots(widest_pass)
+        self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout)
         self._slot_layers = [SlotLayer(num_rows, self._slots_of(sliding)) for sliding in layout.is_sliding]
         super().__init__(layers=list(self._slot_layers))
 
@@ -133,6 +139,7 @@ class SlotCache(Cache):
             self.copy_row(source, target)
             self.clear(source)
 
+    @torch.inference_mode()
     def plan(self, rows: Sequence[int], pending: Sequence[int], drafts: Sequence[Draft] | None = None) -> ForwardPlan:
         """Prepare a pass: per row a chain of pending tokens and the draft below the last of them.
 
@@ -155,12 +162,12 @@ class SlotCache(Cache):
         full_place = sliding_place = None
         if not all(self.layout.is_sliding):
             full_place = self._place(rows, shape, self.capacity, end)
-            full = mask_of(full_visibility(shape, full_place.columns), self.layout)
+            full = self._full_masks.make(full_visibility(shape, full_place.columns))
         if self.layout.window is not None:
             ring = self._ring or self.capacity
             sliding_place = self._place(rows, shape, ring, end)
             visible = window_visibility(shape, sliding_place.columns, self.layout.window, ring)
-            sliding = mask_of(visible, self.layout)
+            sliding = self._sliding_masks.make(visible)
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             layer.placement = sliding_place if is_sliding else full_place
         positions = torch.from_numpy(shape.positions).to(self.layout.device, non_blocking=True)
@@ -173,7 +180,7 @@ class SlotCache(Cache):
         # Rows in front of the table, as a block: also what a batch is that the engine keeps together.
         is_block = list(rows) == list(range(rows[0], rows[0] + count))
         return Placement(
-            rows=torch.tensor(list(rows), device=self.layout.device),
+            rows=torch.from_numpy(np.array(rows)).to(self.layout.device, non_blocking=True),
             slots=torch.from_numpy(indices).to(self.layout.device, non_blocking=True),
             columns=min(self.layout.round_up(end), ring, self.capacity),
             block=slice(rows[0], rows[0] + count) if is_block else None,
@@ -187,8 +194,9 @@ class SlotCache(Cache):
 
         Args:
             rows: rows of the last pass, all or some, in any order.
-            paths: per row the nodes to keep, pass-local and from the first pending token (0) on: all pending tokens, then
-                the accepted path below them, so that draft node j of a row with m pending tokens is m + j.
+            paths: per row the nodes to keep, pass-local: all m pending tokens, 0 to m - 1, and then the accepted path
+                below them, where draft node j is m + j. A range from 0 is the cheapest form of a path that moves
+                nothing.
         """
         moved = [
             (row, self.lengths[row] + node, self.lengths[row] + place)
@@ -231,5 +239,3 @@ class SlotCache(Cache):
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             if is_sliding:
                 layer.relay(self._slots_of(is_sliding=True), rows, source, target)
-
-

@@ -32,7 +32,7 @@ def sliding_layers(config: PreTrainedConfig, name: str) -> tuple[bool, ...]:
     declared = getattr(config, "layer_types", None)
     if declared is None:
         has_window = bool(getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
-        return (has_window,) * config.num_hidden_layers
+        return (has_window,) * int(config.num_hidden_layers)
     if unknown := set(declared) - {"full_attention", "sliding_attention"}:
         raise ConfigError(
             f"model '{name}' has layers of kind {', '.join(sorted(unknown))}, which can't be verified yet; "

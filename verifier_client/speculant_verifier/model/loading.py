@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    Mxfp4Config,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.utils.quantization_config import Mxfp4Config
 
 from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_of
@@ -26,7 +25,7 @@ from speculant_graph.types import Fingerprint
 from speculant_verifier.attention import register
 
 _REMEDY = "Give a folder with a checkpoint, or the hub name of a model you may download (--verifier.model-name)."
-_SMALLER = "choose a smaller model (--verifier.model-name), fewer bytes per weight (--verifier.dtype bfloat16) or another device"
+_SMALLER = "choose a smaller model (--verifier.model-name) or fewer bytes per weight (--verifier.dtype bfloat16)"
 
 
 def load_model(config: VerifierConfig) -> PreTrainedModel:
@@ -49,7 +48,7 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
             if _is_mxfp4(model_config):
                 options["quantization_config"] = Mxfp4Config(dequantize=True)
             _check_memory(model_config, dtype, config.model_name)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.model_name,
             config=model_config,
             dtype=dtype,
@@ -61,18 +60,21 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
             **options,
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise ConfigError(f"model '{config.model_name}' does not fit into the memory of '{device}'; {_SMALLER}") from error
+        raise ConfigError(
+            f"model '{config.model_name}' does not fit into the memory of '{device}'; {_SMALLER}"
+        ) from error
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"can't load model '{config.model_name}': {reason} {_REMEDY}") from error
+    model: PreTrainedModel
+    model, report = loaded
     # transformers fills what is missing with random numbers, which would decode without complaint.
     if missing := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
         raise ConfigError(
             f"the checkpoint of model '{config.model_name}' lacks {len(missing)} weights of its architecture, "
             f"first {missing[0]}; download it again, or give another with --verifier.model-name"
         )
-    loaded: PreTrainedModel = model
-    return loaded
+    return model
 
 
 def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fingerprint]:
@@ -132,7 +134,7 @@ def _check_memory(config: PreTrainedConfig, dtype: str, name: str) -> None:
     available = available_bytes()
     if available is None:
         return
-    with init_empty_weights():
+    with torch.device("meta"):
         count = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
     kind = getattr(torch, dtype) if dtype != "auto" else torch.float32
     needed = count * kind.itemsize

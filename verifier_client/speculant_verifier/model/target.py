@@ -54,10 +54,11 @@ class TargetModel:
         config = model.config.get_text_config()
         self.takes_mask_per_layer_type = getattr(config, "layer_types", None) is not None
         is_sliding = sliding_layers(config, name)
+        heads: int = config.num_attention_heads
         self.layout = CacheLayout(
             is_sliding=is_sliding,
             window=config.sliding_window if any(is_sliding) else None,
-            groups=config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads),
+            groups=heads // (getattr(config, "num_key_value_heads", None) or heads),
             mask_form=use_attention(model, attention, name),
             dtype=model.dtype,
             device=model.device,
