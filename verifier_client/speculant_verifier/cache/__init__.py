@@ -1,5 +1,6 @@
 """Key-value caches that hold ragged rows and take drafts back exactly."""
 
-from speculant_verifier.cache.slots import ForwardPlan, SlotCache
+from speculant_verifier.cache.layout import CacheLayout, ForwardPlan
+from speculant_verifier.cache.slots import SlotCache
 
-__all__ = ["ForwardPlan", "SlotCache"]
+__all__ = ["CacheLayout", "ForwardPlan", "SlotCache"]

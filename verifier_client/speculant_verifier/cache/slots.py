@@ -1,217 +1,241 @@
 """Key-value cache of slots: ragged rows without padding, drafts verified in place, exact rollback.
 
-Every row starts at slot 0, and a committed token's slot is its position. A forward pass over the nodes of a draft
-writes row ``b`` to the slots after its committed length; rows with fewer nodes are padded with junk that the mask
-hides and later passes overwrite. Rolling back is *not* advancing the length. This holds for sliding-window layers too,
-because all layers keep all slots and the window is applied by **position** in the mask.
+Every row starts at slot 0, and a committed token's slot is its position. A forward pass writes row ``b`` to the slots
+after its committed length; rows with fewer nodes are padded with junk that masks hide and later passes overwrite.
+Rolling back is *not* advancing the length. This holds for sliding-window layers too, because the window is applied by
+**position** in the mask.
 
-Invariant between steps: the cache holds every token of a row except the last one, which is the next pass's node 0.
+Sliding layers may be rings: slot = index % ring, where the ring holds the window and the widest pass. What a pass
+overwrites is then out of every window, and what an earlier, rejected draft left behind stands where the masks see
+nothing. While no row has come round, a ring is the plain layer of the same size, so a short batch takes no more memory.
+
+Invariant between steps: the cache holds every token of a row except the last ones, the *pending* tokens that the next
+pass begins with (usually one).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from speculant_graph.types import Draft
+from speculant_verifier.cache.layers import SlotLayer
+from speculant_verifier.cache.layout import CacheLayout, ForwardPlan, Placement
+from speculant_verifier.cache.masks import MaskMaker
+from speculant_verifier.cache.plan import PassShape, full_visibility, shape_of_pass, sizes_of, window_visibility
 
-_GROWTH = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardPlan:
-    """What the model is called with for one pass over n rows of T nodes."""
-
-    position_ids: Tensor
-    """``[n, T]`` int64, by depth in the tree."""
-    visible: Tensor
-    """``[n, 1, T, hi]`` bool for layers that see everything."""
-    visible_in_window: Tensor | None
-    """The same inside the sliding window; None if the model has no window."""
-
-
-class SlotLayer(CacheLayerMixin):
-    """One layer's buffers, ``[rows, kv_heads, capacity, head_dim]``; where to write and read is the owner's plan."""
-
-    keys: Tensor
-    values: Tensor
-    is_sliding = False
-    is_compileable = False
-    is_croppable = False
-
-    def __init__(self, owner: SlotCache) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.owner = owner
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate on the first pass, when shapes, dtype and device are known."""
-        rows, capacity = self.owner.num_rows, self.owner.capacity
-        # Zeroed, never empty: a NaN in a masked slot would still poison the output (0 x NaN).
-        self.keys = key_states.new_zeros(rows, key_states.shape[1], capacity, key_states.shape[3])
-        self.values = value_states.new_zeros(rows, value_states.shape[1], capacity, value_states.shape[3])
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store ``[n, kv_heads, T, head_dim]`` and return what the pass may attend to."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        owner, end = self.owner, self.owner.end
-        if owner.single is not None:  # slices are several times cheaper than index tensors
-            row, start = owner.single
-            self.keys[row, :, start:end] = key_states[0]
-            self.values[row, :, start:end] = value_states[0]
-            return self.keys[row : row + 1, :, :end], self.values[row : row + 1, :, :end]
-        rows, slots = owner.rows[:, None], owner.slots
-        self.keys[rows, :, slots] = key_states.transpose(1, 2)
-        self.values[rows, :, slots] = value_states.transpose(1, 2)
-        if owner.all_rows:
-            return self.keys[:, :, :end], self.values[:, :, :end]
-        return self.keys[owner.rows, :, :end], self.values[owner.rows, :, :end]
-
-    @torch.inference_mode()
-    def grow(self, capacity: int) -> None:
-        """Enlarge the buffers, keeping their contents."""
-        if self.is_initialized:
-            missing = capacity - self.keys.shape[2]
-            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, missing))
-            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, missing))
-
-    @torch.inference_mode()
-    def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
-        """Copy slots ``source`` of ``rows`` to slots ``target``; everything is read before anything is written."""
-        self.keys[rows, :, target] = self.keys[rows, :, source]
-        self.values[rows, :, target] = self.values[rows, :, source]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Part of the transformers interface: columns the pass may attend to, and their offset."""
-        del query_length
-        return self.owner.end, 0
-
-    def get_seq_length(self) -> int:
-        """Part of the transformers interface."""
-        return self.owner.end
-
-    def get_max_length(self) -> int:
-        """Part of the transformers interface."""
-        return self.owner.capacity
-
-    def get_max_cache_shape(self) -> int:
-        """Part of the transformers interface."""
-        return self.owner.capacity
+_LEAST_GROWTH = 256
 
 
 class SlotCache(Cache):
-    """The cache of all layers, and the plan of the pass that is about to run."""
+    """The cache of all layers, and where the pass that is about to run goes."""
 
-    def __init__(self, num_layers: int, num_rows: int, window: int | None, device: torch.device) -> None:
-        """Make an empty cache.
+    def __init__(
+        self,
+        layout: CacheLayout,
+        num_rows: int,
+        capacity: int = 0,
+        *,
+        widest_pass: int = 1,
+        max_slots: int | None = None,
+    ) -> None:
+        """Make an empty cache; memory is taken when it is first used.
 
         Args:
-            num_layers: layers of the model.
+            layout: the model's side.
             num_rows: sequences held at once.
-            window: width of the sliding-attention window, None if no layer has one.
-            device: where plans are built.
+            capacity: slots per row to begin with.
+            widest_pass: most nodes of one pass, so that rings are made large enough at once; they grow if it is passed.
+            max_slots: bound of rows times capacity that growing by itself keeps to; None for none.
         """
-        self.num_rows, self.capacity, self.window, self.device = num_rows, 0, window, device
+        self.layout, self.num_rows, self.capacity, self.max_slots = (
+            layout,
+            num_rows,
+            layout.round_up(capacity),
+            max_slots,
+        )
         self.lengths = [0] * num_rows
-        self.end = 0
-        self.single: tuple[int, int] | None = None
-        self.all_rows = False
-        self.rows = self.slots = torch.zeros(0, dtype=torch.long, device=device)
-        self.slot_layers = [SlotLayer(self) for _ in range(num_layers)]
-        super().__init__(layers=list(self.slot_layers))
+        """Committed tokens per row. Read them; commits and clears change them."""
+        self._written = [0] * num_rows  # slots that may hold something, rejected nodes included
+        self._ring = layout.ring_slots(widest_pass)
+        self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout)
+        self._slot_layers = [SlotLayer(num_rows, self._slots_of(sliding)) for sliding in layout.is_sliding]
+        super().__init__(layers=list(self._slot_layers))
+
+    def _slots_of(self, is_sliding: bool) -> int:
+        return min(self._ring, self.capacity) if is_sliding and self._ring else self.capacity
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all keys and values; 0 before the first pass."""
+        return sum(layer.num_bytes for layer in self._slot_layers)
+
+    def slots_needed(self, num_rows: int, longest: int) -> int:
+        """Return rows times capacity if the longest row (committed tokens, pending ones, draft) takes so many slots."""
+        return num_rows * self.layout.round_up(longest)
+
+    @torch.inference_mode()
+    def resize(self, num_rows: int, capacity: int) -> None:
+        """Change rows and slots per row; contents stay. A layer at a time, so that little is there twice.
+
+        Raises:
+            ValueError: a row that would go, or slots that would go, hold committed tokens.
+        """
+        capacity = self.layout.round_up(capacity)
+        if any(self.lengths[num_rows:]) or max(self.lengths, default=0) > capacity:
+            raise ValueError("a cache can't shrink below what it holds; clear rows first")
+        self.num_rows, self.capacity = num_rows, capacity
+        more = max(0, num_rows - len(self.lengths))
+        self.lengths = self.lengths[:num_rows] + [0] * more
+        self._written = [min(written, capacity) for written in self._written[:num_rows]] + [0] * more
+        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
+            layer.resize(num_rows, self._slots_of(is_sliding))
 
     def reserve(self, num_slots: int) -> None:
-        """Make room for ``num_slots`` tokens per row, rejected nodes and padding included."""
-        if num_slots > self.capacity:
-            self.capacity = -(-num_slots // _GROWTH) * _GROWTH
-            for layer in self.slot_layers:
-                layer.grow(self.capacity)
+        """Make room for so many slots per row, with some to spare if the bound allows.
 
+        Raises:
+            ValueError: rows times slots would pass the bound (ask :meth:`slots_needed` first).
+        """
+        if num_slots <= self.capacity:
+            return
+        capacity = self.layout.round_up(max(num_slots, self.capacity + max(_LEAST_GROWTH, self.capacity // 4)))
+        if self.max_slots is not None and self.num_rows * capacity > self.max_slots:
+            capacity = max(num_slots, self.max_slots // self.num_rows // self.layout.step * self.layout.step)
+            if self.slots_needed(self.num_rows, capacity) > self.max_slots:
+                raise ValueError(f"{self.num_rows} rows of {num_slots} slots do not fit into {self.max_slots} slots")
+        self.resize(self.num_rows, capacity)
+
+    @torch.inference_mode()
     def clear(self, row: int) -> None:
-        """Forget a row, so that another sequence may use it. Stale slots stay, and stay invisible."""
-        self.lengths[row] = 0
+        """Forget a row, so that another sequence may use it.
 
-    def wipe(self, row: int) -> None:
-        """Forget a row and overwrite it with zeros: a NaN in a slot that is masked would still reach its attention."""
-        self.lengths[row] = 0
-        for layer in self.slot_layers:
-            if layer.is_initialized:
-                layer.keys[row] = 0
-                layer.values[row] = 0
+        Its slots are zeroed: masked ones are multiplied by zero, which a NaN of the former sequence would survive.
+        """
+        for layer in self._slot_layers:
+            layer.wipe(row, 0, min(self._written[row], layer.num_slots))
+        self.lengths[row] = self._written[row] = 0
 
-    def plan(self, rows: Sequence[int], num_nodes: int, drafts: Sequence[Draft] | None = None) -> ForwardPlan:
-        """Prepare a pass of ``num_nodes`` (T) tokens per row: node 0 and the draft below it, padded to T.
+    @torch.inference_mode()
+    def copy_row(self, source: int, target: int) -> None:
+        """Make a row the same as another, whatever it held: several samples of one prompt read it once."""
+        if source == target:
+            return
+        for layer in self._slot_layers:
+            end = min(self._written[source], layer.num_slots)
+            layer.copy_row(source, target, end)
+            layer.wipe(target, end, min(self._written[target], layer.num_slots))
+        self.lengths[target], self._written[target] = self.lengths[source], self._written[source]
+
+    def move_row(self, source: int, target: int) -> None:
+        """Move a row to another's place, whatever that held; the source is empty then.
+
+        Rows in use that are neighbours are read in place. Others are gathered, which copies them on every pass.
+        """
+        if source != target:
+            self.copy_row(source, target)
+            self.clear(source)
+
+    @torch.inference_mode()
+    def plan(self, rows: Sequence[int], pending: Sequence[int], drafts: Sequence[Draft] | None = None) -> ForwardPlan:
+        """Prepare a pass: per row a chain of pending tokens and the draft below the last of them.
 
         Args:
             rows: the n rows that take part.
-            num_nodes: T, at least 1 + the longest draft.
-            drafts: the tree below node 0 of each row; None for a plain run of T tokens (prefill).
+            pending: tokens of each row's chain, at least 1.
+            drafts: the tree below each chain; None for none (a stretch of a prompt).
 
         Returns:
-            Positions and masks for the model's forward.
+            Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.
         """
-        count, device = len(rows), self.device
-        lengths = torch.tensor([self.lengths[row] for row in rows], device=device)
-        self.end = max(self.lengths[row] for row in rows) + num_nodes
-        self.reserve(self.end)
-        self.single = (rows[0], self.lengths[rows[0]]) if count == 1 else None
-        self.all_rows = list(rows) == list(range(self.num_rows))
-        self.rows = torch.tensor(list(rows), device=device)
-        self.slots = lengths[:, None] + torch.arange(num_nodes, device=device)
-        depths, ancestors = _tree(drafts, count, num_nodes, device)
-        # Padding must not reach beyond the model's longest context, for which some models have no position.
-        longest = [num_nodes - 1] * count if drafts is None else [len(draft) for draft in drafts]
-        positions = lengths[:, None] + depths.minimum(torch.tensor(longest, device=device)[:, None])
-        columns = torch.arange(self.end, device=device)
-        visible = (columns < lengths[:, None])[:, None].repeat(1, num_nodes, 1)
-        visible.scatter_(2, self.slots[:, None].expand(-1, num_nodes, -1), ancestors)
-        in_window = None
-        if self.window is not None:
-            slot_positions = columns.expand(count, -1).scatter(1, self.slots, positions)
-            in_window = visible & (slot_positions[:, None] > positions[..., None] - self.window)
-        return ForwardPlan(
-            position_ids=positions,
-            visible=visible[:, None],
-            visible_in_window=None if in_window is None else in_window[:, None],
+        width = self.layout.width_of(max(sizes_of(pending, drafts)))
+        shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, width)
+        end = int(shape.lengths.max()) + width
+        self.reserve(end)
+        self._widen(width)
+        for row in rows:
+            self._written[row] = max(self._written[row], self.lengths[row] + width)
+        full = sliding = None
+        full_place = sliding_place = None
+        if not all(self.layout.is_sliding):
+            full_place = self._place(rows, shape, self.capacity, end)
+            full = self._full_masks.make(full_visibility(shape, full_place.columns))
+        if self.layout.window is not None:
+            ring = self._ring or self.capacity
+            sliding_place = self._place(rows, shape, ring, end)
+            visible = window_visibility(shape, sliding_place.columns, self.layout.window, ring)
+            sliding = self._sliding_masks.make(visible)
+        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
+            layer.placement = sliding_place if is_sliding else full_place
+        positions = torch.from_numpy(shape.positions).to(self.layout.device, non_blocking=True)
+        return ForwardPlan(position_ids=positions, full=full, sliding=sliding)
+
+    def _place(self, rows: Sequence[int], shape: PassShape, ring: int, end: int) -> Placement:
+        count, width = shape.depths.shape
+        indices = (shape.lengths[:, None] + np.arange(width)) % ring
+        start = int(indices[0, 0])
+        # Rows in front of the table, as a block: also what a batch is that the engine keeps together.
+        is_block = list(rows) == list(range(rows[0], rows[0] + count))
+        return Placement(
+            rows=torch.from_numpy(np.array(rows)).to(self.layout.device, non_blocking=True),
+            slots=torch.from_numpy(indices).to(self.layout.device, non_blocking=True),
+            columns=min(self.layout.round_up(end), ring, self.capacity),
+            block=slice(rows[0], rows[0] + count) if is_block else None,
+            run=(rows[0], start) if count == 1 and start + width <= ring else None,
         )
 
-    def commit(self, row: int, path: Sequence[int]) -> None:
-        """Keep the nodes of ``path`` (root to leaf, pass-local indices, so 0 is node 0) of the last pass, in order.
+    def commit_all(self, rows: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Keep nodes of the last pass; all others are rolled back by being left beyond their row's length.
 
-        Everything else of the pass is rolled back by being left beyond the row's length.
+        Only slots that must move do, in one go for all rows: everything is read before anything is written.
+
+        Args:
+            rows: rows of the last pass, all or some, in any order.
+            paths: per row the nodes to keep, pass-local: all m pending tokens, 0 to m - 1, and then the accepted path
+                below them, where draft node j is m + j. A range from 0 is the cheapest form of a path that moves
+                nothing.
         """
-        start = self.lengths[row]
-        moved = [(start + node, start + index) for index, node in enumerate(path) if node != index]
+        moved = [
+            (row, self.lengths[row] + node, self.lengths[row] + place)
+            for row, path in zip(rows, paths, strict=True)
+            if not isinstance(path, range) or path.step != 1 or path.start != 0
+            for place, node in enumerate(path)
+            if node != place
+        ]
         if moved:
-            source = torch.tensor([pair[0] for pair in moved], device=self.device)
-            target = torch.tensor([pair[1] for pair in moved], device=self.device)
-            rows = torch.full_like(source, row)
-            for layer in self.slot_layers:
-                layer.move(rows, source, target)
-        self.lengths[row] = start + len(path)
+            self._move(np.array(moved).T)
+        for row, path in zip(rows, paths, strict=True):
+            self.lengths[row] += len(path)
 
+    def commit(self, row: int, path: Sequence[int]) -> None:
+        """Keep nodes of one row (see :meth:`commit_all`)."""
+        self.commit_all([row], [path])
 
-def _tree(drafts: Sequence[Draft] | None, count: int, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Depths ``[n, T]`` and the ancestor-or-self relation ``[n, T, T]`` of node 0 and the draft below it."""
-    run = torch.arange(num_nodes, device=device).expand(count, -1)
-    lower = torch.ones(num_nodes, num_nodes, dtype=torch.bool, device=device).tril().expand(count, -1, -1)
-    if drafts is None or all(draft.is_chain for draft in drafts):
-        return run, lower
-    depths, ancestors = run.clone(), lower.clone()
-    for index, draft in enumerate(drafts):
-        if draft.is_chain:
-            continue
-        relation = torch.eye(num_nodes, dtype=torch.bool)
-        depth = list(range(num_nodes))
-        for node, parent in enumerate(draft.parents, start=1):
-            relation[node] |= relation[parent]
-            depth[node] = depth[parent] + 1
-        depths[index] = torch.tensor(depth)
-        ancestors[index] = relation.to(device)
-    return depths, ancestors
+    @torch.inference_mode()
+    def _move(self, moved: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> None:
+        plain = torch.from_numpy(moved).to(self.layout.device)
+        ringed = plain if self._ring is None else torch.stack([plain[0], *(plain[1:] % self._ring)])
+        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
+            rows, source, target = ringed if is_sliding else plain
+            layer.move(rows, source, target)
+
+    @torch.inference_mode()
+    def _widen(self, width: int) -> None:
+        """Make rings large enough for a pass of so many nodes; windows move to their slots in the larger ring."""
+        ring = self.layout.ring_slots(width)
+        if ring is None or self._ring is None or ring <= self._ring:
+            return
+        assert self.layout.window is not None
+        kept = [
+            (row, index % self._ring, index % ring)
+            for row, length in enumerate(self.lengths)
+            for index in range(max(0, length - self.layout.window + 1), length)
+        ]
+        self._ring = ring
+        rows, source, target = torch.tensor(kept, dtype=torch.long, device=self.layout.device).view(-1, 3).T
+        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
+            if is_sliding:
+                layer.relay(self._slots_of(is_sliding=True), rows, source, target)

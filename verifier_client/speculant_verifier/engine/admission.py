@@ -9,9 +9,12 @@ from speculant_graph.errors import GenerationError
 from speculant_verifier.engine.sequence import ActiveSequence, Request
 from speculant_verifier.model import TargetModel
 
+MOST_PENDING = 8
+"""Pending tokens that are read together with a draft; more of them are read before it, like a prompt."""
+
 
 class Admission:
-    """Keeps the rows of a batch, all as long as the longest of them may get, below the bound."""
+    """Gives rows of the cache to sequences; all rows, as long as the longest may get, stay below the bound."""
 
     def __init__(self, target: TargetModel, config: VerifierConfig, most_nodes: int) -> None:
         """Take the bounds.
@@ -23,7 +26,10 @@ class Admission:
         """
         self._target, self._most_nodes = target, most_nodes
         self._num_rows = config.max_batch_size
-        self._max_tokens = config.max_kv_tokens or config.max_batch_size * (target.max_length + most_nodes)
+        self.cache = target.new_cache(0, widest_pass=max(config.prefill_chunk, most_nodes + MOST_PENDING))
+        """The cache whose rows are given out: those in front are in use."""
+        most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + most_nodes + MOST_PENDING)
+        self._max_tokens = self.cache.max_slots = config.max_kv_tokens or most
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never run.
@@ -43,18 +49,50 @@ class Admission:
                 f"the prompt holds token ids outside 0..{self._target.vocabulary_size - 1}; "
                 "use the model's own tokenizer"
             )
-        if self._need(request) > self._max_tokens:
+        if self._slots(1, [request]) > self._max_tokens:
             raise GenerationError(
-                f"prompt and output may take {self._need(request)} tokens, but there is memory for {self._max_tokens}; "
-                "lower max_tokens, or raise --verifier.max-kv-tokens"
+                f"prompt and output may take {self._slots(1, [request])} tokens, but there is memory for "
+                f"{self._max_tokens}; lower max_tokens, or raise --verifier.max-kv-tokens"
             )
 
-    def has_room(self, sequence: ActiveSequence, running: Sequence[ActiveSequence]) -> bool:
-        """Whether a sequence can join those that run."""
-        if len(running) >= self._num_rows:
+    def admit(self, sequence: ActiveSequence, running: Sequence[ActiveSequence], num_waiting: int) -> bool:
+        """Give a row to a sequence if it can join those that run.
+
+        Args:
+            sequence: gets the row.
+            running: all that have a row.
+            num_waiting: requests that would like to join, this one included.
+
+        Returns:
+            Whether it can.
+        """
+        count = len(running) + 1
+        requests = [sequence.request, *(each.request for each in running)]
+        if count > self._num_rows or self._slots(count, requests) > self._max_tokens:
             return False
-        longest = max(self._need(each.request) for each in (sequence, *running))
-        return (len(running) + 1) * longest <= self._max_tokens
+        rows = max(self.cache.num_rows, min(self._num_rows, len(running) + num_waiting))
+        if self._slots(rows, requests) > self._max_tokens:
+            rows = count
+        if rows != self.cache.num_rows:
+            step = self.cache.slots_needed(1, 1)
+            self.cache.resize(rows, min(self.cache.capacity, self._max_tokens // rows // step * step))
+        sequence.row = len(running)
+        self.cache.clear(sequence.row)
+        return True
+
+    def release(self, sequence: ActiveSequence, running: Sequence[ActiveSequence]) -> None:
+        """Take a row back; the last one moves to its place, as rows that are neighbours are read without a copy."""
+        last = max((each for each in running if each.row > sequence.row), key=lambda each: each.row, default=None)
+        if last is None:
+            self.cache.clear(sequence.row)
+        else:
+            self.cache.move_row(last.row, sequence.row)
+            last.row = sequence.row
+        sequence.row = -1
+
+    def _slots(self, num_rows: int, requests: Sequence[Request]) -> int:
+        return self.cache.slots_needed(num_rows, max(map(self._need, requests)))
 
     def _need(self, request: Request) -> int:
-        return min(len(request.prompt) + request.config.max_tokens, self._target.max_length) + self._most_nodes
+        longest = min(len(request.prompt) + request.config.max_tokens, self._target.max_length)
+        return longest + self._most_nodes

@@ -19,7 +19,7 @@ from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
 from speculant_graph.errors import GenerationError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter
-from speculant_verifier.engine.admission import Admission
+from speculant_verifier.engine.admission import MOST_PENDING, Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.prefill import Prefill
 from speculant_verifier.engine.sequence import ActiveSequence, Emission, Request, is_out_of_memory
@@ -28,10 +28,6 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import Cost, Speculation
-
-_MOST_PENDING = 8
-"""Pending tokens that are read together with a draft; more of them are read before it, like a prompt."""
-
 
 class Engine:
     """Decodes any number of requests, at most ``max_batch_size`` at a time."""
@@ -59,13 +55,13 @@ class Engine:
         self._running: list[ActiveSequence] = []
         self._failed: list[Emission] = []
         self._has_emitted = False
-        self._cache = target.new_cache(config.max_batch_size)
         self._admission = Admission(target, config, draft.k)
-        self._prefill = Prefill(target, self._cache, config.prefill_chunk)
+        cache = self._admission.cache
+        self._prefill = Prefill(target, cache, config.prefill_chunk)
         promises = draft.strategy not in CHAIN_STRATEGY_NAMES
         self._speculation = Speculation(cost or target.typical_cost, promises=promises)
         self._drafting = Drafting(target, drafter, self._speculation, draft.k)
-        self._verification = Verification(target, self._cache, config)
+        self._verification = Verification(target, cache, config)
 
     @property
     def has_work(self) -> bool:
@@ -141,8 +137,8 @@ class Engine:
         emissions, self._failed = self._failed, []
         self._admit()
         active = list(self._running)
-        emissions += self._guarded(self._prefill.step, [each for each in active if each.num_pending > _MOST_PENDING])
-        ready = [sequence for sequence in self._running if sequence.num_pending <= _MOST_PENDING]
+        emissions += self._guarded(self._prefill.step, [each for each in active if each.num_pending > MOST_PENDING])
+        ready = [sequence for sequence in self._running if sequence.num_pending <= MOST_PENDING]
         if ready:
             emissions += self._guarded(self._decode, ready)
         elapsed_s = time.perf_counter() - started_s
@@ -167,14 +163,9 @@ class Engine:
         )
 
     def _admit(self) -> None:
-        while self._waiting and self._admission.has_room(self._waiting[0], self._running):
+        while self._waiting and self._admission.admit(self._waiting[0], self._running, len(self._waiting)):
             sequence = self._waiting.popleft()
-            used = {other.row for other in self._running}
-            sequence.row = next(row for row in range(self._cache.num_rows) if row not in used)
-            self._cache.clear(sequence.row)
             self._running.append(sequence)
-            # In the order of rows a full batch is one block of the cache, which then need not be gathered.
-            self._running.sort(key=lambda each: each.row)
             if self._drafting.wants(sequence):
                 self._open(sequence)
 
@@ -191,7 +182,7 @@ class Engine:
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         emissions = self._verification.recall(sequences)
         ended = {id(emission.sequence) for emission in emissions if emission.finish_reason is not None}
-        ready = [each for each in sequences if id(each) not in ended and each.num_pending <= _MOST_PENDING]
+        ready = [each for each in sequences if id(each) not in ended and each.num_pending <= MOST_PENDING]
         if not ready:
             return emissions
         drafts = self._drafting.drafts(ready)
@@ -217,8 +208,8 @@ class Engine:
 
     def _leave(self, sequence: ActiveSequence) -> None:
         self._running.remove(sequence)
-        if sequence.error:
-            self._cache.wipe(sequence.row)  # it may hold NaN, which would reach whoever gets the row
+        self._admission.release(sequence, self._running)
+        self._running.sort(key=lambda each: each.row)
         if sequence.has_session:
             self._drafter.finish(sequence.session_id)
 

@@ -33,9 +33,8 @@ class Prefill:
             width = max(width, take)
         chosen.sort(key=lambda pair: pair[0].row)
         stretches = [each.token_ids[each.num_cached : each.num_cached + take] for each, take in chosen]
-        self._target.forward(stretches, self._cache, [each.row for each, _ in chosen], last_only=True)
+        self._target.prefill(stretches, self._cache, [each.row for each, _ in chosen])
         for sequence, take in chosen:
-            self._cache.commit(sequence.row, range(take))
             sequence.num_cached += take
         elapsed_s = time.perf_counter() - started_s
         for sequence in sequences:

@@ -44,12 +44,11 @@ class Verification:
         """
         clock = [time.perf_counter()]
         pending = [each.token_ids[each.num_cached :] for each in sequences]
-        nodes = [(*tokens, *draft.token_ids) for tokens, draft in zip(pending, drafts, strict=True)]
-        trees = [below_pending(len(tokens), draft) for tokens, draft in zip(pending, drafts, strict=True)]
-        logits = self._target.forward(nodes, self._cache, [each.row for each in sequences], trees)
+        rows = [each.row for each in sequences]
+        logits = self._target.forward(pending, self._cache, rows, drafts)
         clock.append(time.perf_counter())
         contexts = []
-        for each, tokens, draft in zip(sequences, pending, drafts, strict=True):
+        for each, draft in zip(sequences, drafts, strict=True):
             assert each.sampler is not None
             contexts.append(RowContext(each.sampler, each.token_ids, draft))
         targets = targets_of(logits, contexts)
@@ -58,25 +57,24 @@ class Verification:
             for number, (each, draft, target) in enumerate(zip(sequences, drafts, targets, strict=True))
         ]
         clock.append(time.perf_counter())
-        emissions = []
+        kept: dict[int, Sequence[int]] = {}
         for each, tokens, draft, outcome in zip(sequences, pending, drafts, outcomes, strict=True):
-            if outcome.verdict is not None:
-                start = len(tokens)
-                kept = [*range(start), *(start + node for node in outcome.verdict.path)]
-                self._cache.commit(each.row, kept)
-                each.num_cached += len(kept)
-                depths = depths_of(draft)
-                _count(each.drafted_by_depth, depths)
-                _count(each.accepted_by_depth, range(1, outcome.emission.num_accepted + 1))
-                drafting.observe(each, draft, depths, len(outcome.verdict.path))
             each.num_steps += 1
-            emissions.append(outcome.emission)
+            if outcome.verdict is None:
+                continue
+            kept[each.row] = kept_nodes(len(tokens), outcome.verdict.path)
+            each.num_cached += len(kept[each.row])
+            depths = depths_of(draft)
+            _count(each.drafted_by_depth, depths)
+            _count(each.accepted_by_depth, range(1, outcome.emission.num_accepted + 1))
+            drafting.observe(each, draft, depths, len(outcome.verdict.path))
+        self._cache.commit_all(list(kept), list(kept.values()))
         clock.append(time.perf_counter())
         for each in sequences:
             each.forward_s += clock[1] - clock[0]
             each.verify_s += clock[2] - clock[1]
             each.commit_s += clock[3] - clock[2]
-        return emissions
+        return [outcome.emission for outcome in outcomes]
 
     def _outcome(self, sequence: ActiveSequence, draft: Draft, row: RowTarget, logits: Tensor) -> _Outcome:
         """Apply the rule of a request; whatever goes wrong ends this request alone."""
@@ -154,15 +152,11 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
     return kept, "length" if len(kept) == sequence.num_remaining else None
 
 
-def below_pending(num_pending: int, draft: Draft) -> Draft:
-    """Return the tree below the first pending token: the others, a chain, and the draft below the last one."""
-    if num_pending == 1:
-        return draft
-    shift = num_pending - 1
-    return Draft(
-        (0,) * shift + draft.token_ids,
-        (*range(shift), *(parent + shift for parent in draft.parents)),
-    )
+def kept_nodes(num_pending: int, path: Sequence[int]) -> Sequence[int]:
+    """Return the nodes of a pass that stay in the cache: pending tokens and the accepted path below them."""
+    if all(node == place for place, node in enumerate(path)):
+        return range(num_pending + len(path))
+    return [*range(num_pending), *(num_pending + node for node in path)]
 
 
 def depths_of(draft: Draft) -> list[int]:
