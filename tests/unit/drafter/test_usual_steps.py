@@ -109,6 +109,7 @@ STEPS = st.lists(
                 max_candidates=st.integers(0, 3),
                 omit_proposals=st.booleans(),
                 mixing=st.sampled_from([None, None, None, "attention"]),
+                coupling=st.sampled_from([None, "none", "gumbel"]),
             ),
             "has_budgets": st.booleans(),
             "has_feedback": st.sampled_from([False, False, False, True]),
