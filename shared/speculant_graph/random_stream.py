@@ -47,10 +47,10 @@ def gumbel_noise(seed: int, position: int, token_ids: NDArray[np.int64]) -> NDAr
     Args:
         seed: the request's seed, any integer (taken modulo 2**64).
         position: absolute index in the sequence of the token that is drawn.
-        token_ids: any shape.
+        token_ids: shape ``[n]``.
 
     Returns:
-        Numbers of the same shape, always finite.
+        Shape ``[n]``; never infinite.
     """
     key = _mix(_mix((seed + _GOLDEN) & _MASK) ^ ((position * _GOLDEN + _FIRST_FACTOR) & _MASK))
     word = token_ids.astype(np.uint64) * np.uint64(_FIRST_FACTOR) + np.uint64(_GOLDEN) ^ np.uint64(key)
