@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr
 
-from speculant_graph.types import MixingName, RuleName, SourceName, StrategyName, TokenId
+from speculant_graph.types import CouplingName, MixingName, RuleName, SourceName, StrategyName, TokenId
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
@@ -82,6 +82,9 @@ class DraftConfig(Config):
     mixing: MixingName = "longest"
     """Distribution of 'greedy' and 'sampling': 'longest' takes that of the longest known context, 'attention' a
     mixture of all known ones."""
+    coupling: CouplingName = "none"
+    """How 'sampling' draws: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token that a
+    verifier with the rule 'gumbel' draws by, which then agrees more often. The distribution is the same."""
     attention_order: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     """Attention: weight of a context's order in its score. The score is this times the order, plus
     'attention_count' times ln(1 + count), minus 'attention_entropy' times the entropy in nats of its successors."""

@@ -22,6 +22,9 @@ StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "nasd", "specex
 MixingName = Literal["longest", "attention"]
 """How the matched orders become one distribution of successors."""
 
+CouplingName = Literal["none", "gumbel"]
+"""Whether ``sampling`` draws by numbers of its own, or by the noise that the rule ``gumbel`` draws by."""
+
 SourceName = Literal["corpus", "session", "learned", "recycled"]
 """Where successors may come from: the graph; this sequence; what earlier sequences accepted; the target's own
 top tokens."""
