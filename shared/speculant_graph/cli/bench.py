@@ -26,7 +26,6 @@ BENCHES = {
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
     "verify-cost": ("speculant_verifier.bench.verify_cost", "verify drafts: time of a forward pass by batch and nodes"),
     "generate": ("speculant_verifier.bench.generate", "decode: plainly, with drafts, and with transformers' own"),
-    "refill": ("speculant_verifier.bench.refill", "decode unequal lengths: free rows refilled against fixed batches"),
 }
 """Bench -> (module with ``run(arguments) -> exit status``, what it measures). Those of the verifier are named as text
 and imported when they run, as in ``main``."""

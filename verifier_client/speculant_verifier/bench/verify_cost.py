@@ -98,7 +98,9 @@ def parse_numbers(flag: str, text: str, largest: int) -> list[int]:
         number = item.strip()
         is_whole = number.isascii() and number.isdigit() and len(number) <= len(str(largest))
         if not is_whole or not 1 <= int(number) <= largest:
-            raise ConfigError(f"--{flag}: '{number}' is no whole number from 1 to {largest:,}; write numbers such as 1,8")
+            raise ConfigError(
+                f"--{flag}: '{number}' is no whole number from 1 to {largest:,}; write numbers such as 1,8"
+            )
         numbers[int(number)] = None
     return list(numbers)
 
