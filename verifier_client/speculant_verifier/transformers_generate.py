@@ -1,7 +1,7 @@
 """``model.generate(..., custom_generate=speculant_generate)``: this project for users of transformers.
 
-transformers prepares everything (prompt expansion, processors, stopping criteria, limits); this decodes. Any batch, left
-padding included, and every processor that transformers has: they see what transformers would show them.
+transformers prepares everything (prompt expansion, processors, stopping criteria, limits); this decodes. Any batch, and
+every processor that transformers has: they see what transformers would show them, left padding included.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
@@ -133,7 +133,7 @@ def speculant_generate(
     ).to(input_ids.device)
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=LongTensor(token_ids))
-    return token_ids  # type: ignore[return-value]
+    return LongTensor(token_ids)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ class _Padded(LogitsProcessor):  # type: ignore[misc]
         self._padding = torch.tensor([list(padding)], dtype=torch.long)
 
     def __call__(self, input_ids: LongTensor, scores: Tensor) -> Tensor:
-        padded = torch.cat([self._padding.to(input_ids.device), input_ids], -1)
+        padded = LongTensor(torch.cat([self._padding.to(input_ids.device), input_ids], -1))
         processed: Tensor = self._processors(padded, scores)
         return processed
 

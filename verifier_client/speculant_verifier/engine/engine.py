@@ -28,6 +28,8 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import Cost, Speculation
+from speculant_verifier.speculation.target_cache import TargetCacheStatistics
+
 
 class Engine:
     """Decodes any number of requests, at most ``max_batch_size`` at a time."""
@@ -72,6 +74,11 @@ class Engine:
     def num_running(self) -> int:
         """Sequences in the batch."""
         return len(self._running)
+
+    @property
+    def target_cache_statistics(self) -> TargetCacheStatistics:
+        """What SpecExec's cache of the target's distributions did."""
+        return self._verification.target_cache_statistics
 
     @property
     def num_waiting(self) -> int:
@@ -137,10 +144,13 @@ class Engine:
         emissions, self._failed = self._failed, []
         self._admit()
         active = list(self._running)
-        emissions += self._guarded(self._prefill.step, [each for each in active if each.num_pending > MOST_PENDING])
-        ready = [sequence for sequence in self._running if sequence.num_pending <= MOST_PENDING]
-        if ready:
-            emissions += self._guarded(self._decode, ready)
+        emissions += self._verification.recall(active)
+        ended = {id(emission.sequence) for emission in emissions if emission.finish_reason is not None}
+        left = [sequence for sequence in active if id(sequence) not in ended]
+        emissions += self._guarded(self._prefill.step, [each for each in left if each.num_pending > MOST_PENDING])
+        emissions += self._guarded(
+            self._decode, [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING]
+        )
         elapsed_s = time.perf_counter() - started_s
         for sequence in active:
             sequence.total_s += elapsed_s
@@ -180,13 +190,7 @@ class Engine:
             logger.warning("the drafter has another tokenizer now, going on without drafts: {}", error)
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
-        emissions = self._verification.recall(sequences)
-        ended = {id(emission.sequence) for emission in emissions if emission.finish_reason is not None}
-        ready = [each for each in sequences if id(each) not in ended and each.num_pending <= MOST_PENDING]
-        if not ready:
-            return emissions
-        drafts = self._drafting.drafts(ready)
-        return emissions + self._verification.step(ready, drafts, self._drafting)
+        return self._verification.step(sequences, self._drafting.drafts(sequences), self._drafting)
 
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         """Do a part of a step; where memory does not suffice, end the youngest sequence and try the rest."""

@@ -14,6 +14,7 @@ from speculant_graph.types import Feedback, TokenId
 from speculant_verifier.results import FinishReason, PhaseTimes, TokenLogprobs
 from speculant_verifier.sampling import Sampler
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
+from speculant_verifier.speculation.target_cache import PrefixKey
 
 StopCheck = Callable[[Sequence[TokenId]], int | None]
 """Told of newly emitted tokens, it says how many of them stay if the text ends with them, or None. It keeps count of
@@ -58,6 +59,9 @@ class ActiveSequence:
     feedback: Feedback | None = None
     """What the drafter is told with the next step."""
     has_session: bool = False
+    prefix_key: PrefixKey | None = None
+    """Key of the first ``num_keyed`` tokens."""
+    num_keyed: int = 0
     num_steps: int = 0
     num_steps_without_drafter: int = 0
     num_from_target_cache: int = 0

@@ -10,14 +10,17 @@ from torch import Tensor
 
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import GenerationError
-from speculant_graph.types import Draft, Feedback, TokenId
+from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
 from speculant_verifier.cache import SlotCache
 from speculant_verifier.engine.drafting import Drafting
+from speculant_verifier.engine.recall import Recall
+from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import ActiveSequence, Emission
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason, TokenLogprobs
 from speculant_verifier.rules import RULES, DraftTarget, TargetDistribution, Verdict
 from speculant_verifier.sampling import RowContext, RowTarget, targets_of
+from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 
 
 class Verification:
@@ -25,14 +28,34 @@ class Verification:
 
     def __init__(self, target: TargetModel, cache: SlotCache, config: VerifierConfig) -> None:
         """Take the model and its cache."""
-        self._target, self._cache, self._config = target, cache, config
+        self._target, self._cache = target, cache
+        self._feedback_top_k = config.feedback_top_k
+        self._records = Records(config)
+        self._recall = Recall(target.name, config.target_cache)
+
+    @property
+    def target_cache_statistics(self) -> TargetCacheStatistics:
+        """What the speculative cache did."""
+        return self._recall.statistics
 
     def recall(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
-        """Emit what needs no forward pass."""
-        return []
+        """Emit what needs no forward pass, until none of the sequences' prefixes is known."""
+        emissions: list[Emission] = []
+        for sequence in sequences:
+            while (logits := self._recall.logits(sequence)) is not None:
+                assert sequence.sampler is not None
+                [target] = targets_of(
+                    logits[None, None], [RowContext(sequence.sampler, sequence.token_ids, EMPTY_DRAFT)]
+                )
+                emissions.append(self._outcome(sequence, EMPTY_DRAFT, target, logits[None]).emission)
+                if emissions[-1].finish_reason is not None:
+                    break
+                sequence.num_from_target_cache += 1
+        return emissions
 
     def close(self) -> None:
         """Bring records to disk."""
+        self._records.close()
 
     def step(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], drafting: Drafting) -> list[Emission]:
         """Verify the drafts of the sequences, and emit.
@@ -86,7 +109,7 @@ class Verification:
         try:
             verdict = RULES[request.config.rule](draft, target, sampler.next_number)
             token_ids, reason = ended(sequence, verdict.token_ids)
-            num_accepted = min(len(verdict.path), len(token_ids))
+            path = verdict.path[: len(token_ids)]
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
         except GenerationError as error:
             sequence.error = str(error)
@@ -94,13 +117,15 @@ class Verification:
         except Exception as error:  # processors are anybody's code
             sequence.error = f"a logits processor failed ({type(error).__name__}: {error}); mend or leave it out"
             return _Outcome(None, Emission(sequence, (), 0, "error"))
+        self._records.take(sequence, draft, Verdict(path, token_ids), logits)
+        self._recall.keep(sequence, draft, path, logits[: len(draft) + 1])
         sequence.token_ids += token_ids
         if reason is None and len(sequence.token_ids) >= self._target.max_length:
             reason = "length"
-        if self._config.feedback_top_k and draft.draft_id:
-            top = logits[: len(draft) + 1].topk(self._config.feedback_top_k).indices
+        if self._feedback_top_k and draft.draft_id:
+            top = logits[: len(draft) + 1].topk(self._feedback_top_k).indices
             sequence.feedback = Feedback(draft.draft_id, range(len(draft) + 1), top.cpu().numpy())
-        return _Outcome(verdict, Emission(sequence, token_ids, num_accepted, reason, logprobs))
+        return _Outcome(verdict, Emission(sequence, token_ids, len(path), reason, logprobs))
 
     def _logprobs(
         self, sequence: ActiveSequence, row: RowTarget, verdict: Verdict, token_ids: Sequence[TokenId]

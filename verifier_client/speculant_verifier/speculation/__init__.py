@@ -1,1 +1,7 @@
-"""How much to speculate: what verifying costs, what drafts have been worth, and what the target has said before."""
+"""What speculation costs on this machine: measured once, kept, and asked for whenever a draft must earn its price."""
+
+from speculant_verifier.speculation.cost_files import load_or_measure
+from speculant_verifier.speculation.cost_measure import measure_costs
+from speculant_verifier.speculation.costs import CostPoint, CostTable
+
+__all__ = ["CostPoint", "CostTable", "load_or_measure", "measure_costs"]
