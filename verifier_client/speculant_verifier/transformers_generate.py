@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from speculant_graph.client import LocalDrafter
+from speculant_graph.client import LocalDrafter, NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError, GenerationError
 from speculant_graph.types import Drafter, RuleName, TokenId
@@ -39,7 +39,6 @@ def speculant_generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: TransformersConfig,
-    attention_mask: Tensor | None = None,
     drafter: Drafter | None = None,
     draft_config: DraftConfig | None = None,
     seeds: Sequence[int] | None = None,
@@ -47,7 +46,7 @@ def speculant_generate(
     max_batch_size: int = 0,
     sequences: list[ActiveSequence] | None = None,
     spec_streamer: Callable[[int, Sequence[TokenId]], object] | None = None,
-    **_: Any,
+    **model_inputs: Any,
 ) -> LongTensor | GenerateDecoderOnlyOutput:
     """Decode as ``model.generate`` does, with drafts; greedy output is the same.
 
@@ -60,7 +59,6 @@ def speculant_generate(
         logits_processor: made by transformers from the call's settings.
         stopping_criteria: the same.
         generation_config: the same.
-        attention_mask: 0 where a prompt is padded.
         drafter: where drafts come from, opened and closed by the caller; None drafts from the sequences themselves.
         draft_config: most nodes per step, ``k``, and how to draft if no drafter is given.
         seeds: of every row, for sampling; None draws them from torch's random state.
@@ -68,6 +66,7 @@ def speculant_generate(
         max_batch_size: most rows at a time; 0: all of them.
         sequences: a list that is filled with what became of every row: steps, acceptance, times.
         spec_streamer: called with the number of a row and its new tokens, as they come.
+        model_inputs: what transformers made of the call, of which ``attention_mask`` tells where prompts are padded.
 
     Returns:
         Token ids ``[batch, longest]`` padded on the right, prompts included; in an object if the call asks for one.
@@ -82,13 +81,16 @@ def speculant_generate(
     if (generation_config.num_beams or 1) > 1:
         raise ConfigError("speculative decoding has no beams; leave num_beams out, or 1")
     rows: list[list[int]] = input_ids.tolist()
+    attention_mask: Tensor | None = model_inputs.get("attention_mask")
     starts = [0] * len(rows) if attention_mask is None else attention_mask.long().argmax(-1).tolist()
     if seeds is None:
         seeds = torch.randint(1 << 62, (len(rows),)).tolist() if generation_config.do_sample else [0] * len(rows)
     if len(seeds) != len(rows):
         raise ConfigError(f"there are {len(seeds)} seeds for {len(rows)} rows; give one for each")
     draft_config = draft_config or DraftConfig(strategy="tree")
-    owned = LocalDrafter(None, draft_config) if drafter is None else None
+    owned: Drafter | None = None
+    if drafter is None:
+        owned = LocalDrafter(None, draft_config) if draft_config.k else NullDrafter()
     requests = [
         Request(
             index,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from speculant_graph.graph.compiled import Integer, compiled, inlined
 from speculant_graph.graph.layout import CUMULATIVE, TOKEN_MASK, Int64Array, UInt32Array
 from speculant_graph.graph.lookup import _advance, _linked, _row, _settle, _width
-from speculant_graph.random_stream import NOISE_STREAM, PROPOSAL_STREAM
+from speculant_graph.random_stream import PROPOSAL_STREAM
 
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
@@ -41,28 +41,29 @@ def _scramble(value: Any) -> Any:
     return value ^ (value >> _31)
 
 
-@inlined
-def _word(seed: Any, position: Any, stream: Any) -> Any:
-    word = _scramble(np.uint64(seed) + _GOLDEN * np.uint64(stream + 1))
-    return _scramble(word ^ _scramble(np.uint64(position) * _GOLDEN + _OFFSET))
-
-
 @compiled
 def uniform(seed: int, position: int, stream: int) -> float:
     """Return the number of :func:`speculant_graph.random_stream.uniform`; all arguments are signed 64-bit integers."""
-    return float(_word(seed, position, stream) >> _11) * 2.0**-53
+    word = _scramble(np.uint64(seed) + _GOLDEN * np.uint64(stream + 1))
+    word = _scramble(word ^ _scramble(np.uint64(position) * _GOLDEN + _OFFSET))
+    return float(word >> _11) * 2.0**-53
+
+
+@inlined
+def _noise_key(seed: Any, position: Any) -> Any:
+    return _scramble(_scramble(np.uint64(seed) + _GOLDEN) ^ (np.uint64(position) * _GOLDEN + _FIRST_FACTOR))
 
 
 @inlined
 def _noise(key: Any, token_id: Any) -> Any:
-    word = _scramble(key ^ (np.uint64(token_id) * _GOLDEN + _OFFSET))
+    word = _scramble(key ^ (np.uint64(token_id) * _FIRST_FACTOR + _GOLDEN))
     return -math.log(-math.log((float(word >> _12) + 0.5) * 2.0**-52))
 
 
 @compiled
 def gumbel(seed: int, position: int, token_id: int) -> float:
     """Return the number of :func:`speculant_graph.random_stream.gumbel_noise` for a token; up to the last bit."""
-    return float(_noise(_word(seed, position, NOISE_STREAM), token_id))
+    return float(_noise(_noise_key(seed, position), token_id))
 
 
 @inlined
@@ -273,7 +274,7 @@ def couple(
     Returns:
         Number in the row of the token drawn; of equals the first one.
     """
-    key = _word(seed, position, NOISE_STREAM)
+    key = _noise_key(seed, position)
     best, highest = 0, -np.inf
     for index in range(token_ids.size):
         value = math.log(np.float64(probabilities[index])) + _noise(key, token_ids[index])

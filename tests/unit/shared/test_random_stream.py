@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare, gumbel_r, kstest
 
-from speculant_graph.random_stream import NOISE_STREAM, PROPOSAL_STREAM, TARGET_STREAM, _gumbel, gumbel_noise, uniform
+from speculant_graph.random_stream import PROPOSAL_STREAM, TARGET_STREAM, _gumbel, gumbel_noise, uniform
 
-GOLDEN, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+GOLDEN, FIRST, MASK = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, (1 << 64) - 1
 
 
 def mixed(value):
@@ -24,9 +24,8 @@ def mixed(value):
 
 def slow_noise(seed, position, token):
     """One number, in whole numbers of any size."""
-    key = mixed((seed + GOLDEN * (NOISE_STREAM + 1)) % 2**64)
-    key = mixed(key ^ mixed((position * GOLDEN + 0xD1B54A32D192ED03) % 2**64))
-    word = mixed(key ^ ((token * GOLDEN + 0xD1B54A32D192ED03) % 2**64))
+    key = mixed(mixed((seed + GOLDEN) % 2**64) ^ ((position * GOLDEN + FIRST) % 2**64))
+    word = mixed(key ^ ((token * FIRST + GOLDEN) % 2**64))
     return -math.log(-math.log(((word >> 12) + 0.5) / 2**52))
 
 
