@@ -22,6 +22,9 @@ from speculant_verifier.engine import Engine
 from speculant_verifier.engine.runner import Runner
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
+from speculant_verifier.speculation import CostTable, load_or_measure
+from speculant_verifier.speculation.cost_measure import batches_up_to
+from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 from speculant_verifier.text import Batch, Prompt, Prompts
 
 
@@ -74,24 +77,40 @@ class SpeculativeDecoder:
         self.verifier_config = verifier_config or VerifierConfig()
         self.target = target or TargetModel.load(self.verifier_config)
         self._owns_drafter = drafter is None
+        drafts = self.draft_config.strategy not in CHAIN_STRATEGY_NAMES or graph is not None or sidecar is not None
+        costs = self._costs() if drafts or (drafter is not None and drafter.state != "off") else None
+        curve = costs.curve(1) if costs is not None else None
         self.drafter: Drafter
         if drafter is not None:
             self.drafter = drafter
         elif graph is not None:
             _check_tokenizers(graph.metadata.tokenizer, self.target.fingerprint)
-            self.drafter = LocalDrafter(graph, self.draft_config)
+            self.drafter = LocalDrafter(graph, self.draft_config, cost=curve)
         elif sidecar is not None:
             self.drafter = DrafterClient(
                 sidecar,
                 tokenizer=self.target.fingerprint,
                 draft=self.draft_config,
                 wants_proposals=self.draft_config.strategy == "sampling",
+                cost=curve,
             )
-        elif self.draft_config.strategy in CHAIN_STRATEGY_NAMES:  # which know nothing but a graph
+        elif drafts:
+            self.drafter = LocalDrafter(None, self.draft_config, cost=curve)
+        else:  # the other strategies know nothing but a graph
             self.drafter = NullDrafter()
-        else:
-            self.drafter = LocalDrafter(None, self.draft_config)
-        self._runner = Runner(Engine(self.target, self.drafter, self.verifier_config, self.draft_config))
+        cost = costs.relative_of_widths if costs is not None else None
+        self._engine = Engine(self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost)
+        self._runner = Runner(self._engine)
+
+    @property
+    def target_cache_statistics(self) -> TargetCacheStatistics:
+        """What the speculative cache (``VerifierConfig.target_cache``) found and kept."""
+        return self._engine.target_cache_statistics
+
+    def _costs(self) -> CostTable | None:
+        if not (self.verifier_config.measure_costs and self.draft_config.k):
+            return None
+        return load_or_measure(self.target, batches_up_to(self.verifier_config.max_batch_size))
 
     @overload
     def generate(self, prompt: str, generation_config: GenerationConfig | None = None) -> GenerationResult: ...

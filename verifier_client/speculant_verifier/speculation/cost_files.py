@@ -57,6 +57,7 @@ def load_or_measure(
     known = _read(path)
     if known is not None:
         return known
+    logger.info("measuring what passes of '{}' cost on this machine, once, for up to {:.0f} s", target.name, budget_s)
     table = measure_costs(target, batches, tokens, context, budget_s, progress)
     _write(path, {**table.to_json(), "conditions": conditions})
     return table

@@ -43,6 +43,7 @@ class CostTable:
     context: int
     """Tokens that every row had in the cache."""
     _curves: _Curves = field(init=False, repr=False, compare=False)
+    _tables: dict[int, NDArray[np.float64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the points and put them in order.
@@ -94,6 +95,14 @@ class CostTable:
     def relative(self, batch: int, tokens: float) -> float:
         """Estimate a pass in passes of one token over the same batch."""
         return self.ms(batch, tokens) / self.ms(batch, 1)
+
+    def relative_of_widths(self, batch: int, width: int) -> NDArray[np.float64]:
+        """Return the relative costs of passes of 0 to ``width`` tokens, shape ``[width + 1]``; that of 0 is that of 1."""
+        known = self._tables.get(batch)
+        if known is None or len(known) <= width:
+            known = np.array([self.relative(batch, max(1, tokens)) for tokens in range(max(64, width) + 1)])
+            self._tables[batch] = known
+        return known[: width + 1]
 
     def curve(self, batch: int) -> CostCurve:
         """Return the costs of a batch by tokens of a row, as drafters take them."""
