@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as examples
+from hypothesis import given, settings
 from scipy.stats import chisquare
 from transformers import LogitsProcessor, LogitsProcessorList, SuppressTokensLogitsProcessor
 
@@ -16,14 +15,13 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.random_stream import RULE_STREAM, TARGET_STREAM, gumbel_noise, uniform
 from speculant_graph.types import EMPTY_DRAFT
 from speculant_verifier.sampling import RowTarget, Sampler, choose, processors_of
-from support.transformers_settings import TOKENIZER, as_transformers, transformers_processors
-from unit.verifier.test_processors import settings
+from support.transformers_settings import TOKENIZER, as_transformers, sampling_settings, transformers_processors
 
 CPU = torch.device("cpu")
 PROMPT = TOKENIZER.encode("that the cat")
 
 
-def sampler_of(config, prompt_length=len(PROMPT), end_token_ids=(257,), vocabulary_size=258):
+def sampler_of(config, prompt_length=12, end_token_ids=(257,), vocabulary_size=258):
     processors = processors_of(config, prompt_length, end_token_ids, vocabulary_size, TOKENIZER, CPU)
     return Sampler(config, processors)
 
@@ -48,8 +46,8 @@ def generate(target, prompt, config, end_token_ids):
     return theirs[0].tolist()
 
 
-@examples(max_examples=25)
-@given(settings(sampled=False))
+@settings(max_examples=25)
+@given(sampling_settings(sampled=False))
 def test_greedy_decoding_equals_transformers_with_any_processors(llama, config):
     end_token_ids = [257, 32, 101]
     ours = decode(llama, PROMPT, config, end_token_ids)
@@ -71,7 +69,7 @@ def test_each_processor_alone_and_past_the_sliding_window(request, model, option
         assert len(ours) > len(PROMPT) + config.min_tokens
 
 
-@given(settings())
+@given(sampling_settings())
 def test_scores_are_those_of_transformers(llama, config):
     logits = torch.randn(258, generator=torch.Generator().manual_seed(1)) * 3
     prefix = PROMPT * 2

@@ -21,8 +21,9 @@ _BUCKETS = (0x3F800000 >> _SHIFT) + 2
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
     """Return the scores with -inf for all but the most probable tokens that hold the mass.
 
-    The same as ``TopPLogitsWarper(top_p)``, ties included, up to the rounding of the softmax: a token may differ whose
-    cumulative probability is within about 1e-6 of the border.
+    The same as ``TopPLogitsWarper(top_p)`` but for tokens whose cumulative probability is within about 1e-6 of the
+    border, the rounding of the softmax. Of equal scores at the border those of larger token ids stay; transformers
+    keeps as many, but leaves open which.
 
     Args:
         scores: float32 ``[V]`` on the CPU, without NaN and not all -inf.

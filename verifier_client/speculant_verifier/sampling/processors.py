@@ -49,7 +49,7 @@ def processors_of(
     check_settings(config, vocabulary_size)
     processors = LogitsProcessorList()
     if config.logit_bias:
-        processors.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in config.logit_bias.items()}))
+        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in config.logit_bias.items()]))
     if config.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
     if config.no_repeat_ngram_size > 0:
@@ -59,9 +59,7 @@ def processors_of(
         words = bad_word_ids(config.bad_words, end_token_ids, vocabulary_size, tokenizer)
         processors.append(NoBadWordsLogitsProcessor(words, ends))
     if config.min_tokens > 0 and ends is not None:
-        processors.append(
-            MinNewTokensLengthLogitsProcessor(prompt_length, config.min_tokens, ends, device=str(device))
-        )
+        processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, config.min_tokens, ends, device=str(device)))
     if config.temperature > 0.0:
         processors.extend(_warpers(config))
     return processors

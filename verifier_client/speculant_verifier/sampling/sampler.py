@@ -136,7 +136,7 @@ class Sampler:
 
 
 def _is_context_free(processor: LogitsProcessor) -> bool:
-    if type(processor) in (SequenceBiasLogitsProcessor, NoBadWordsLogitsProcessor):
+    if isinstance(processor, SequenceBiasLogitsProcessor) and type(processor) in _KEEPS_ITS_INPUT:
         return all(len(sequence) == 1 for sequence in processor.sequence_bias)
     return type(processor) in _CONTEXT_FREE
 
