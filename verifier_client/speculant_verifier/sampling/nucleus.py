@@ -40,8 +40,9 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     cumulative = (mass + np.cumsum(probabilities[border], dtype=np.float64)).astype(np.float32)
     border = border[cumulative > most_removed]
     kept[border] = array[border]
-    last_of_largest = len(array) - 1 - array[::-1].argmax()
-    kept[last_of_largest] = array[last_of_largest]  # one token stays, however little mass is asked for
+    if not len(border) and kept.max() == -np.inf:  # one token stays, however little mass is asked for
+        last_of_largest = np.flatnonzero(array == array.max())[-1]
+        kept[last_of_largest] = array[last_of_largest]
     return torch.from_numpy(kept)
 
 
