@@ -209,6 +209,8 @@ def test_draws_over_many_blocks_have_their_distribution_and_never_weight_zero():
     assert distribution.draw(math.nextafter(1, 0), np.arange(size), weights, 1.0) == 4999
     last = np.arange(size - 10, size)
     assert distribution.draw(math.nextafter(1, 0), last, np.zeros(10), 1.0) < size - 10
+    weights = np.where(np.arange(size) == 7, 5e-324, 0.0)  # so little that its share rounds to all of it
+    assert distribution.draw(0.9, np.arange(size), weights, 1.0) == 7
 
 
 def test_a_masked_token_is_never_drawn():

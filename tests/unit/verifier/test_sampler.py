@@ -83,6 +83,15 @@ def test_scores_are_those_of_transformers(llama, config):
         np.testing.assert_allclose(p, torch.softmax(theirs, -1, dtype=torch.float64).numpy(), atol=1e-15)
 
 
+def test_end_tokens_may_come_as_soon_as_there_are_enough_tokens():
+    logits, sampler = torch.randn(258), sampler_of(GenerationConfig(min_tokens=3))
+    for new in range(6):
+        prefix = [*PROMPT, *range(new)]
+        theirs = sampler.processors(torch.tensor([prefix]), logits[None])[0]
+        assert torch.equal(sampler.scores(logits, prefix), theirs)
+        assert bool(theirs[257] > -torch.inf) == (new >= 3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_scores_and_logits_of_every_number_type(dtype):
     logits = (torch.randn(4, 258, generator=torch.Generator().manual_seed(2)) * 3).to(dtype)

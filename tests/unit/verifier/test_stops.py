@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_verifier.sampling.stops import Stop, StopStrings, stop_in
@@ -50,6 +50,7 @@ def blocks_of(token_ids, sizes):
         start += size
 
 
+@settings(max_examples=200)
 @given(outputs())
 def test_stops_and_streams_equal_decoding_everything_after_each_token(case):
     decode, token_ids, strings, sizes = case
@@ -108,6 +109,11 @@ def test_the_first_of_several_end_tokens_or_stop_texts_ends_the_text():
     strings = StopStrings(decode_bytes, ["abc"])
     assert stop_in(TOKENIZER.encode("xab"), ends, strings) is None
     assert stop_in(TOKENIZER.encode("cd"), ends, strings) == Stop(1, "x")
+
+
+def test_of_texts_complete_at_one_token_the_one_that_begins_first_counts():
+    assert StopStrings(decode_bytes, ["b", "aab", "ab"]).push(TOKENIZER.encode("xaab")) == Stop(4, "x")
+    assert StopStrings(decode_bytes, ["b", "aabc", "ab"]).push(TOKENIZER.encode("xaabc")) == Stop(4, "xa")
 
 
 def test_decoders_that_tidy_up_spaces_end_somewhere():
