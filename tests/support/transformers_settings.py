@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from transformers import GenerationConfig as TransformersConfig
 from transformers import LogitsProcessorList
 
@@ -13,6 +15,23 @@ from speculant_verifier.model import TargetModel
 from support.tiny_models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
+
+
+@st.composite
+def sampling_settings(draw: st.DrawFn, sampled: bool = True) -> GenerationConfig:
+    """Any combination of what transformers has a processor for."""
+    return GenerationConfig(
+        max_tokens=30,
+        temperature=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7])) if sampled else 0.0,
+        top_k=draw(st.sampled_from([0, 1, 5, 1000])),
+        top_p=draw(st.sampled_from([0.3, 0.95, 1.0])),
+        min_p=draw(st.sampled_from([0.0, 0.1, 1.0])),
+        repetition_penalty=draw(st.sampled_from([0.8, 1.0, 1.5])),
+        no_repeat_ngram_size=draw(st.sampled_from([0, 1, 2, 4])),
+        logit_bias=draw(st.dictionaries(st.integers(0, 257), st.sampled_from([-math.inf, -3.0, 0.5, 8.0]), max_size=4)),
+        bad_words=tuple(draw(st.lists(st.sampled_from(["a", "the", "é", "\n", "zz"]), max_size=3))),
+        min_tokens=draw(st.sampled_from([0, 1, 12])),
+    )
 
 
 def as_transformers(config: GenerationConfig, end_token_ids: list[int] | None) -> TransformersConfig:

@@ -33,7 +33,7 @@ def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
         raise GenerationError("the tokenizer has no chat template; give the prompt as text, or choose a chat model")
     _check(messages)
     try:
-        token_ids = tokenizer.apply_chat_template(
+        token_ids: Any = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             **{"add_generation_prompt": True} | options | {"tokenize": True, "return_dict": False},
         )

@@ -12,29 +12,13 @@ from hypothesis import strategies as st
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationError
 from speculant_verifier.sampling import end_token_ids_of, processors_of
-from support.transformers_settings import TOKENIZER, transformers_processors
+from support.transformers_settings import TOKENIZER, sampling_settings, transformers_processors
 
 CPU = torch.device("cpu")
 
 
 def ours(config, prompt_length=7, end_token_ids=(257,), vocabulary_size=258):
     return processors_of(config, prompt_length, end_token_ids, vocabulary_size, TOKENIZER, CPU)
-
-
-@st.composite
-def settings(draw, sampled=True):
-    return GenerationConfig(
-        max_tokens=30,
-        temperature=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7])) if sampled else 0.0,
-        top_k=draw(st.sampled_from([0, 1, 5, 1000])),
-        top_p=draw(st.sampled_from([0.3, 0.95, 1.0])),
-        min_p=draw(st.sampled_from([0.0, 0.1, 1.0])),
-        repetition_penalty=draw(st.sampled_from([0.8, 1.0, 1.5])),
-        no_repeat_ngram_size=draw(st.sampled_from([0, 1, 2, 4])),
-        logit_bias=draw(st.dictionaries(st.integers(0, 257), st.sampled_from([-math.inf, -3.0, 0.5, 8.0]), max_size=4)),
-        bad_words=tuple(draw(st.lists(st.sampled_from(["a", "the", "é", "\n", "zz"]), max_size=3))),
-        min_tokens=draw(st.sampled_from([0, 1, 12])),
-    )
 
 
 def parameters(processor):
@@ -44,7 +28,7 @@ def parameters(processor):
     return {name: plain(value) for name, value in vars(processor).items() if name != "bad_word_ids"}
 
 
-@given(settings(), st.sampled_from([None, [257], [256, 257]]), st.integers(1, 20))
+@given(sampling_settings(), st.sampled_from([None, [257], [256, 257]]), st.integers(1, 20))
 def test_types_order_and_parameters_are_those_of_transformers(llama, config, end_token_ids, prompt_length):
     mine = ours(config, prompt_length, end_token_ids or ())
     theirs = transformers_processors(llama, config, prompt_length, end_token_ids)

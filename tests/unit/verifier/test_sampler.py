@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as examples
+from hypothesis import given, settings
 from scipy.stats import chisquare
 from transformers import LogitsProcessor, LogitsProcessorList, SuppressTokensLogitsProcessor
 
@@ -16,14 +15,13 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.random_stream import RULE_STREAM, TARGET_STREAM, gumbel_noise, uniform
 from speculant_graph.types import EMPTY_DRAFT
 from speculant_verifier.sampling import RowTarget, Sampler, choose, processors_of
-from support.transformers_settings import TOKENIZER, as_transformers, transformers_processors
-from unit.verifier.test_processors import settings
+from support.transformers_settings import TOKENIZER, as_transformers, sampling_settings, transformers_processors
 
 CPU = torch.device("cpu")
 PROMPT = TOKENIZER.encode("that the cat")
 
 
-def sampler_of(config, prompt_length=len(PROMPT), end_token_ids=(257,), vocabulary_size=258):
+def sampler_of(config, prompt_length=12, end_token_ids=(257,), vocabulary_size=258):
     processors = processors_of(config, prompt_length, end_token_ids, vocabulary_size, TOKENIZER, CPU)
     return Sampler(config, processors)
 
@@ -48,8 +46,8 @@ def generate(target, prompt, config, end_token_ids):
     return theirs[0].tolist()
 
 
-@examples(max_examples=25)
-@given(settings(sampled=False))
+@settings(max_examples=25)
+@given(sampling_settings(sampled=False))
 def test_greedy_decoding_equals_transformers_with_any_processors(llama, config):
     end_token_ids = [257, 32, 101]
     ours = decode(llama, PROMPT, config, end_token_ids)
@@ -71,7 +69,7 @@ def test_each_processor_alone_and_past_the_sliding_window(request, model, option
         assert len(ours) > len(PROMPT) + config.min_tokens
 
 
-@given(settings())
+@given(sampling_settings())
 def test_scores_are_those_of_transformers(llama, config):
     logits = torch.randn(258, generator=torch.Generator().manual_seed(1)) * 3
     prefix = PROMPT * 2
@@ -83,6 +81,15 @@ def test_scores_are_those_of_transformers(llama, config):
     if config.temperature:
         p = RowTarget(sampler, logits[None], prefix, EMPTY_DRAFT).after(0).probabilities_of(np.arange(258))
         np.testing.assert_allclose(p, torch.softmax(theirs, -1, dtype=torch.float64).numpy(), atol=1e-15)
+
+
+def test_end_tokens_may_come_as_soon_as_there_are_enough_tokens():
+    logits, sampler = torch.randn(258), sampler_of(GenerationConfig(min_tokens=3))
+    for new in range(6):
+        prefix = [*PROMPT, *range(new)]
+        theirs = sampler.processors(torch.tensor([prefix]), logits[None])[0]
+        assert torch.equal(sampler.scores(logits, prefix), theirs)
+        assert bool(theirs[257] > -torch.inf) == (new >= 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -168,7 +175,7 @@ def test_numbers_for_rules_are_never_given_twice_and_not_those_of_positions():
 ])  # fmt: skip
 def test_two_tokens_have_the_joint_distribution_of_transformers_processors(config):
     """Every position of one seed is a trial; the second token's logits depend on the first."""
-    size, trials = 4, 6_000
+    size, trials = 4, 4_000
     generator = torch.Generator().manual_seed(5)
     first_logits, second_logits = torch.randn(size, generator=generator), torch.randn(size, size, generator=generator)
     sampler = sampler_of(config, 1, (), size)

@@ -21,8 +21,9 @@ _BUCKETS = (0x3F800000 >> _SHIFT) + 2
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
     """Return the scores with -inf for all but the most probable tokens that hold the mass.
 
-    The same as ``TopPLogitsWarper(top_p)``, ties included, up to the rounding of the softmax: a token may differ whose
-    cumulative probability is within about 1e-6 of the border.
+    The same as ``TopPLogitsWarper(top_p)`` but for tokens whose cumulative probability is within about 1e-6 of the
+    border, the rounding of the softmax. Of equal scores at the border those of larger token ids stay; transformers
+    keeps as many, but leaves open which.
 
     Args:
         scores: float32 ``[V]`` on the CPU, without NaN and not all -inf.
@@ -39,8 +40,9 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     cumulative = (mass + np.cumsum(probabilities[border], dtype=np.float64)).astype(np.float32)
     border = border[cumulative > most_removed]
     kept[border] = array[border]
-    last_of_largest = len(array) - 1 - array[::-1].argmax()
-    kept[last_of_largest] = array[last_of_largest]  # one token stays, however little mass is asked for
+    if not len(border) and kept.max() == -np.inf:  # one token stays, however little mass is asked for
+        last_of_largest = np.flatnonzero(array == array.max())[-1]
+        kept[last_of_largest] = array[last_of_largest]
     return torch.from_numpy(kept)
 
 

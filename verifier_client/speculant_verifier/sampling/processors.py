@@ -49,7 +49,7 @@ def processors_of(
     check_settings(config, vocabulary_size)
     processors = LogitsProcessorList()
     if config.logit_bias:
-        processors.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in config.logit_bias.items()}))
+        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in config.logit_bias.items()]))
     if config.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
     if config.no_repeat_ngram_size > 0:

@@ -38,7 +38,7 @@ class RowContext:
 class RowTarget:
     """One row's :class:`~speculant_verifier.rules.target.DraftTarget`; every node is worked out once at most."""
 
-    __slots__ = ("_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_token_ids")
+    __slots__ = ("_chosen", "_distributions", "_draft", "_logits", "_sampler", "_token_ids")
 
     def __init__(
         self,
@@ -59,7 +59,6 @@ class RowTarget:
         """
         self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft
         self._chosen = dict(enumerate(chosen))
-        self._scores: dict[int, Tensor] = {}
         self._distributions: dict[int, Distribution] = {}
 
     def choice_after(self, node: int) -> TokenId:
@@ -125,11 +124,9 @@ class RowTarget:
         return Distribution.of_scores(scores)
 
     def _scores_after(self, node: int) -> Tensor:
-        if node not in self._scores:
-            sampler = self._sampler
-            prefix = sampler.prefix(self._token_ids, self._path_to(node)) if sampler.needs_prefix else ()
-            self._scores[node] = sampler.scores(self._logits[node], prefix)
-        return self._scores[node]
+        sampler = self._sampler
+        prefix = sampler.prefix(self._token_ids, self._path_to(node)) if sampler.needs_prefix else ()
+        return sampler.scores(self._logits[node], prefix)
 
     def _path_to(self, node: int) -> list[TokenId]:
         path: list[TokenId] = []

@@ -105,6 +105,8 @@ class Sampler:
     def _processed(self, logits: Tensor, prefix: Tensor) -> Tensor:
         scores = logits.to(torch.float32, copy=not self._keeps_logits)
         for processor in self.processors:
+            if type(processor) is MinNewTokensLengthLogitsProcessor and _is_over(processor, prefix):
+                continue
             if type(processor) is TopPLogitsWarper and _can_be_quick(processor, scores):
                 scores = nucleus(scores[0], processor.top_p)[None]
             else:
@@ -136,9 +138,14 @@ class Sampler:
 
 
 def _is_context_free(processor: LogitsProcessor) -> bool:
-    if type(processor) in (SequenceBiasLogitsProcessor, NoBadWordsLogitsProcessor):
+    if isinstance(processor, SequenceBiasLogitsProcessor) and type(processor) in _KEEPS_ITS_INPUT:
         return all(len(sequence) == 1 for sequence in processor.sequence_bias)
     return type(processor) in _CONTEXT_FREE
+
+
+def _is_over(processor: MinNewTokensLengthLogitsProcessor, prefix: Tensor) -> bool:
+    """Whether it would return its scores as they are, which takes it longer than all else."""
+    return prefix.shape[-1] - processor.prompt_length_to_skip >= processor.min_new_tokens
 
 
 def _can_be_quick(processor: TopPLogitsWarper, scores: Tensor) -> bool:
