@@ -31,6 +31,7 @@ def p_value(rule, kind, drafts, count, length, **settings):
 CHAINS = [
     ("token", "certain", "dense"), ("token", "sampled", "dense"), ("token", "sampled", "sparse"),
     ("block", "certain", "dense"), ("block", "sampled", "dense"), ("block", "sampled", "sparse"),
+    ("token", "sampled", "far sparse"), ("block", "sampled", "far"), ("block", "sampled", "far sparse"),
     ("nasd", "certain", "dense"), ("nasd", "unknown", "sparse"),
     ("follow", "unknown", "dense"), ("follow", "unknown", "sparse"),
 ]  # fmt: skip
@@ -144,8 +145,8 @@ CONTROLS = [
     (RULES["token"], "sampled", "sparse", 0.3),
     (RULES["block"], "sampled", "sparse", 0.3),
     (drawing_again, "certain", "dense", 0.0),
-    (block_with_the_remainder_of_token, "sampled", "dense", 0.0),
-    (token_with_the_lengths_of_block, "sampled", "dense", 0.0),
+    (block_with_the_remainder_of_token, "sampled", "far", 0.0),
+    (token_with_the_lengths_of_block, "sampled", "far", 0.0),
 ]
 
 

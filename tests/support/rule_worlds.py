@@ -30,18 +30,21 @@ class World:
 
     Args:
         seed: of everything.
-        kind: 'dense' q, or 'sparse' ones of one to three tokens, some of which p rules out.
+        kind: 'dense' q, or 'sparse' ones of one to three tokens, some of which p rules out; 'far' or 'far sparse' if
+            they have nothing to do with p, so that block often keeps a part of a draft whose ratio is below 1.
     """
 
     def __init__(self, seed: int, kind: str):
         generator = np.random.default_rng(seed)
         count = _FIRST[LENGTH]
         self.p = generator.dirichlet(np.full(SIZE, 0.8), count)
-        self.q = (self.p + generator.dirichlet(np.full(SIZE, 0.8), count)) / 2
+        self.q = generator.dirichlet(np.full(SIZE, 0.8), count)
+        if "far" not in kind:
+            self.q = (self.p + self.q) / 2
         for context in range(count):
             if context % 3 == 0:
                 self.p[context, generator.integers(SIZE)] = 0
-            if kind == "sparse":
+            if "sparse" in kind:
                 self.q[context, generator.permutation(SIZE)[: 1 + context % 3]] = 0
             if context % 5 == 4:
                 self.q[context] = self.p[context]

@@ -85,35 +85,39 @@ def check(rule, draft, p, seed, expected):
     assert len(verdict.token_ids) == len(verdict.path) + 1
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(chains(), st.integers(0, 2**32))
 def test_token_equals_its_formula(case, seed):
     draft, p = case
-    check("token", draft, p, seed, token_oracle(draft, p, numbers_of(seed)))
+    for other in range(seed, seed + 8):
+        check("token", draft, p, other, token_oracle(draft, p, numbers_of(other)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(chains(), st.integers(0, 2**32))
 def test_block_equals_its_formula(case, seed):
     draft, p = case
-    check("block", draft, p, seed, block_oracle(draft, p, numbers_of(seed)))
+    for other in range(seed, seed + 8):
+        check("block", draft, p, other, block_oracle(draft, p, numbers_of(other)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(trees(repeats=True), st.integers(0, 2**32))
 def test_independent_siblings_equal_the_formula(case, seed):
     draft, p = case
-    check("tree-iid", draft, p, seed, tree_oracle(draft, p, numbers_of(seed), without_replacement=False))
+    for other in range(seed, seed + 8):
+        check("tree-iid", draft, p, other, tree_oracle(draft, p, numbers_of(other), without_replacement=False))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.booleans().flatmap(trees), st.integers(0, 2**32))
 def test_siblings_without_replacement_equal_the_formula(case, seed):
     draft, p = case
-    check("tree-wor", draft, p, seed, tree_oracle(draft, p, numbers_of(seed), without_replacement=True))
+    for other in range(seed, seed + 8):
+        check("tree-wor", draft, p, other, tree_oracle(draft, p, numbers_of(other), without_replacement=True))
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(chains(), st.integers(0, 2**32))
 def test_a_sampled_chain_is_verified_by_tree_rules_as_by_token(case, seed):
     draft, p = case
@@ -122,7 +126,7 @@ def test_a_sampled_chain_is_verified_by_tree_rules_as_by_token(case, seed):
             check(rule, draft, p, seed, token_oracle(draft, p, numbers_of(seed)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.booleans().flatmap(trees), st.lists(st.floats(0, 1, exclude_max=True), min_size=12, max_size=12))
 def test_trees_are_followed_by_rules_for_chains_and_without_q(case, choice_numbers):
     draft, p = case
@@ -180,9 +184,26 @@ def test_rejected_by_rounding_alone(rule):
     assert verdict.token_ids == (1,), "nothing else is possible"
 
 
+def test_block_draws_from_what_a_ratio_below_1_leaves_of_p():
+    """a[1] = .5 leaves .1 of token 0 and .25 of token 2; without the ratio the others would weigh twice as much."""
+    draft = chain_of([0, 1], np.float32([[0.8, 0.2, 0, 0, 0], [0.1, 0.9, 0, 0, 0]]))
+    p = np.array([[0.4, 0.6, 0, 0, 0], [0.4, 0.1, 0.5, 0, 0], [1, 0, 0, 0, 0]])
+    for number, token in ((0.25, 0), (0.3, 2)):
+        verdict = RULES["block"](draft, DenseTarget(draft, p), iter([0.1, 0.99, number]).__next__)
+        assert verdict.token_ids == (0, token)
+
+
+def test_a_repeated_sibling_takes_no_number_and_leaves_p_as_it_is():
+    draft = Draft((0, 0), (0, 0), proposals=(proposal_of([0.6, 0.1, 0.3, 0, 0]),) * 2)
+    p = np.array([[0.1, 0.2, 0.3, 0.4, 0]] * 3)
+    verdict = RULES["tree-wor"](draft, DenseTarget(draft, p), iter([0.9, 0.1, 0.5]).__next__)
+    assert verdict.token_ids == (1,)
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_token_outside_of_its_own_q_is_taken_as_certain(rule):
-    draft = Draft((2, 4), (0, 1), proposals=(proposal_of([0.5, 0.5, 0, 0, 0]), proposal_of([1, 0, 0, 0, 0])))
+    ruled_out = Proposal(np.array([0, 2], np.uint32), np.float32([1, 0]))
+    draft = Draft((2, 4), (0, 1), proposals=(ruled_out, proposal_of([1, 0, 0, 0, 0])))
     p = [np.array([0.1, 0.1, 0.6, 0.1, 0.1])] * 3
     for seed in range(50):
         expected = RULES[rule](chain_of([2, 4]), DenseTarget(chain_of([2, 4]), p), numbers_of(seed))
@@ -210,7 +231,7 @@ def test_scores_that_are_not_finite_are_an_error(rule, wrong, node):
         RULES[rule](draft, DenseTarget(draft, p), lambda: 0.25)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.one_of(chains(), st.booleans().flatmap(trees)), st.integers(0, 2**32))
 def test_without_temperature_every_rule_emits_the_most_probable_tokens(case, seed):
     draft, p = case
