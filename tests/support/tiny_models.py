@@ -87,4 +87,6 @@ def tiny_model(family: str, seed: int = 0, *, attention: str = "auto") -> Target
         pad_token_id=None,
         **more,
     )
-    return TargetModel(AutoModelForCausalLM.from_config(config), byte_tokenizer(), f"tiny-{family}", attention=attention)
+    return TargetModel(
+        AutoModelForCausalLM.from_config(config), byte_tokenizer(), f"tiny-{family}", attention=attention
+    )
