@@ -1,7 +1,7 @@
 """On a GPU: gpt-oss-20b's real shape with random weights, in bfloat16. No checkpoint and no network are needed.
 
-In bfloat16 a pass over nine nodes rounds differently from a pass over one, so equality of tokens is no test. Instead the
-model's own text is forced on it: at every node its favourite must be the favourite of a fresh pass, or a near tie.
+In bfloat16 a pass over nine nodes rounds differently from a pass over one, so equality of tokens is no test. Instead a
+text is forced on the model: at every node its favourite must be the favourite of a fresh pass, or a near tie.
 """
 
 from __future__ import annotations

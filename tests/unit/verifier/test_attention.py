@@ -129,3 +129,14 @@ def test_kernels_that_compute_something_else_are_noticed_before_they_are_used(mo
         monkeypatch.setattr(attention, "_fused", fake)
         with pytest.raises(ConfigError, match=detail + r".*--verifier.attention eager"):
             tiny_gpt_oss()
+
+
+@pytest.mark.parametrize(("length", "columns", "rows"), [(1, 33, 1), (9, 48, 72), (9, 41, 9), (100, 128, 100)])
+def test_shapes_on_a_gpu(length, columns, rows):
+    """Without one: the kernels for other devices than CPUs are asked for shapes only."""
+    query = torch.empty(2, 64, length, 64, dtype=torch.bfloat16, device="meta")
+    key = torch.empty(2, 8, 256, 64, dtype=torch.bfloat16, device="meta")[:, :, :columns]
+    mask = torch.empty(2, 1, rows, columns, dtype=torch.bfloat16, device="meta")
+    sinks = torch.empty(64, dtype=torch.bfloat16, device="meta")
+    output, _ = masked_attention(torch.nn.Module(), query, key, key, mask, 0.125, s_aux=sinks)
+    assert (output.shape, output.dtype) == ((2, length, 64, 64), torch.bfloat16)
