@@ -67,13 +67,13 @@ def masked_attention(
     if mask.shape[2] == groups * length or length == 1:
         folded_sinks = None if sinks is None else sinks.expand(-1, -1, -1, length).flatten(2)
         output = _fused(query.flatten(2, 3), key, value, mask, scaling, folded_sinks)
-        output = output.view(batch, heads, length, dimensions)
+        output = output.reshape(batch, heads, length, dimensions)  # kernels of GPUs put the heads last
     else:  # many queries: repeating the mask would cost more memory than one call per group costs time
         parts = [
             _fused(query[:, :, group], key, value, mask, scaling, None if sinks is None else sinks[:, :, group])
             for group in range(groups)
         ]
-        output = torch.stack(parts, dim=2).view(batch, heads, length, dimensions)
+        output = torch.stack(parts, dim=2).reshape(batch, heads, length, dimensions)
     return output.transpose(1, 2).contiguous(), None
 
 
