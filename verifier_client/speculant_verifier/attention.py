@@ -27,7 +27,8 @@ MaskForm = Literal["folded", "added", "blocks"]
 ``blocks``: a block mask of flex_attention."""
 
 _MASK_FORMS: dict[str, MaskForm] = {IMPLEMENTATION: "folded", "eager": "added", "flex_attention": "blocks"}
-_LARGEST_LOGIT_ERROR = 0.05  # of the check on a GPU: kernels there may round as bfloat16 does
+_ALIGNED_COLUMNS = 16  # what the GPU's kernel wants rows of a mask to begin at
+_LARGEST_ERROR = 0.05  # of the check on a GPU: kernels there may round as bfloat16 does
 
 
 def masked_attention(
@@ -66,13 +67,13 @@ def masked_attention(
     if mask.shape[2] == groups * length or length == 1:
         folded_sinks = None if sinks is None else sinks.expand(-1, -1, -1, length).flatten(2)
         output = _fused(query.flatten(2, 3), key, value, mask, scaling, folded_sinks)
-        output = output.view(batch, heads, length, dimensions)
+        output = output.reshape(batch, heads, length, dimensions)  # kernels of GPUs put the heads last
     else:  # many queries: repeating the mask would cost more memory than one call per group costs time
         parts = [
             _fused(query[:, :, group], key, value, mask, scaling, None if sinks is None else sinks[:, :, group])
             for group in range(groups)
         ]
-        output = torch.stack(parts, dim=2).view(batch, heads, length, dimensions)
+        output = torch.stack(parts, dim=2).reshape(batch, heads, length, dimensions)
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -100,6 +101,8 @@ def _fused(
             query, key, value, attn_mask=mask, scale=scaling
         )
     else:
+        if missing := -mask.shape[-1] % _ALIGNED_COLUMNS:  # only with masks that transformers made
+            mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
         bias = mask.expand(query.shape[0], query.shape[1], query.shape[2], -1)
         output, logarithms, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
             query, key, value, bias, True, scale=scaling
@@ -174,7 +177,7 @@ def _check_kernels(model: PreTrainedModel) -> None:
         detail = str(reason).strip().splitlines()[0]
     else:
         detail = f"an error of {error:.2g}"
-    if not error < _LARGEST_LOGIT_ERROR:
+    if not error < _LARGEST_ERROR:
         raise ConfigError(
             f"attention '{IMPLEMENTATION}' does not work on '{model.device}' with {model.dtype} ({detail}); "
             "use --verifier.attention eager"

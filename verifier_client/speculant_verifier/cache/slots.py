@@ -74,7 +74,10 @@ class SlotCache(Cache):
         return sum(layer.num_bytes for layer in self._slot_layers)
 
     def slots_needed(self, num_rows: int, longest: int) -> int:
-        """Return rows times capacity if the longest row (committed tokens, pending ones, draft) takes so many slots."""
+        """Return rows times capacity for the longest row's committed tokens plus the nodes of the widest pass.
+
+        All rows of a pass are padded to the same number of nodes, so both may belong to different rows.
+        """
         return num_rows * self.layout.round_up(longest)
 
     @torch.inference_mode()
@@ -177,7 +180,6 @@ class SlotCache(Cache):
         count, width = shape.depths.shape
         indices = (shape.lengths[:, None] + np.arange(width)) % ring
         start = int(indices[0, 0])
-        # Rows in front of the table, as a block: also what a batch is that the engine keeps together.
         is_block = list(rows) == list(range(rows[0], rows[0] + count))
         return Placement(
             rows=torch.from_numpy(np.array(rows)).to(self.layout.device, non_blocking=True),

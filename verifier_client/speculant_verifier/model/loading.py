@@ -59,13 +59,13 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
             output_loading_info=True,
             **options,
         )
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise ConfigError(
-            f"model '{config.model_name}' does not fit into the memory of '{device}'; {_SMALLER}"
-        ) from error
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"can't load model '{config.model_name}': {reason} {_REMEDY}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, MemoryError, SafetensorError) as error:
+        # On a CPU torch says no memory by an error without a type of its own.
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error):
+            raise ConfigError(
+                f"model '{config.model_name}' does not fit into the memory of '{device}'; {_SMALLER}"
+            ) from error
+        raise ConfigError(f"can't load model '{config.model_name}': {_first_line(error)} {_REMEDY}") from error
     model: PreTrainedModel
     model, report = loaded
     # transformers fills what is missing with random numbers, which would decode without complaint.
@@ -88,8 +88,7 @@ def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fin
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, token=token)
     except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"can't load model '{name}': {reason} {_REMEDY}") from error
+        raise ConfigError(f"can't load model '{name}': {_first_line(error)} {_REMEDY}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(f"the tokenizer of '{name}' is not a fast one; choose a model with a tokenizer.json")
     try:
@@ -118,6 +117,10 @@ def device_named(name: str) -> torch.device:
             f"device '{name}' was asked for but torch sees {torch.cuda.device_count()} GPUs; use --verifier.device auto"
         )
     return device
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _is_mxfp4(config: PreTrainedConfig) -> bool:
