@@ -95,7 +95,7 @@ class GenerateRuns:
         progress.begin(f"{group.name}: warming up")
         warm_up = self._warm_up()
         for decode in ways.values():
-            decode([warm_up] * (1 if self._assistant else self.batch))
+            decode([warm_up] * self.batch)
         names = list(ways)
         chunks = list(_chunks(group.cases, self.batch))
         tell = progress.teller(f"{group.name}: decoding")
