@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -39,7 +40,7 @@ def slow_ms(table, batch, tokens):
             rising.append((length, highest))
         if len(rising) == 1 or wanted <= rising[0][0]:
             return rising[0][1]
-        for (left, low), (right, high) in zip(rising, rising[1:], strict=False):
+        for (left, low), (right, high) in itertools.pairwise(rising):
             if wanted <= right or right == rising[-1][0]:
                 return low + (high - low) * (wanted - left) / (right - left)
         raise AssertionError

@@ -1,8 +1,8 @@
 """The benches that need a GPU, one after another: the released model's configuration with random weights.
 
 Usage: ``python -m speculant_verifier.bench.gpu``. Nothing is downloaded: the tokenizer is the demo's, and what is
-replayed is the standard library of the interpreter that runs, of which the graph has seen other files. Where there is no
-GPU it says so and ends.
+replayed is the standard library of the interpreter that runs, of which the graph has seen other files. Where there is
+no GPU it says so and ends.
 """
 
 from __future__ import annotations
