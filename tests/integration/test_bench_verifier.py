@@ -115,6 +115,7 @@ def test_replaying_workloads(bench: Bench, traces: list[Path], tmp_path: Path) -
         assert group["relative_pass_cost"] >= 1
         expected = group["decode_speedup"] * group["relative_pass_cost"] / group["mean_accepted_tokens"]
         assert group["cost_efficiency"] == pytest.approx(expected, rel=1e-2)
+        assert group["cost_efficiency_in_run"] > 0
     assert figures["tokens"] == sum(group["tokens"] for group in figures["workloads"])
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from loguru import logger
 
 from speculant_graph.errors import ConfigError
-from speculant_verifier.speculation import CostPoint, CostTable, load_or_measure, measure_costs
+from speculant_verifier.speculation import CostPoint, CostTable, batches_up_to, load_or_measure, measure_costs
 from speculant_verifier.speculation.cost_files import cache_folder
 
 MS = st.floats(0.01, 1e4)
@@ -127,6 +127,11 @@ def test_measuring_takes_every_point_and_leaves_the_model_as_it_was(gpt_oss):
 def test_no_time_measures_the_smallest_pass_only(gpt_oss):
     table = measure_costs(gpt_oss, (1, 8), (1, 64), context=50, budget_s=1e-6)
     assert [(point.batch, point.tokens) for point in table.points] == [(1, 1)]
+
+
+@pytest.mark.parametrize(("largest", "batches"), [(1, (1,)), (4, (1, 4)), (6, (1, 4, 6)), (32, (1, 4, 8, 32))])
+def test_batches_for_an_engine_end_with_its_largest(largest, batches):
+    assert batches_up_to(largest) == batches
 
 
 def measure(target, folder, **more):

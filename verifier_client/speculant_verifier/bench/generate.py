@@ -194,7 +194,7 @@ def _drafting(settings: BenchGenerateSettings, target: TargetModel, place: int, 
     from speculant_verifier.decoder import SpeculativeDecoder
 
     path = _graph_path(settings, place)
-    if path is None and settings.demo and not settings.client.address:
+    if path is None and settings.demo and settings.draft.k and not settings.client.address:
         return _demo_decoder(settings, target, progress)
     return SpeculativeDecoder(path, settings.verifier, settings.draft, client_config=settings.client, target=target)
 
