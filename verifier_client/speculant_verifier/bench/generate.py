@@ -47,7 +47,7 @@ class BenchGenerateSettings(CommandSettings):
     limit: Annotated[int, Field(ge=1)] | None = None
     """Most requests of each file, the first ones; 10 of recorded outputs unless said otherwise."""
     requests: Annotated[int, Field(ge=1, le=100_000)] = 64
-    """Requests of --mixed-lengths; prompts are used again and again."""
+    """Requests of --mixed-lengths. Prompts are used again and again, which drafts learn from; '-k 0' goes without."""
     mixed_lengths: bool = False
     """Measure something else: requests of unequal lengths in --batch rows that are refilled when one is free, against
     batches that wait for their slowest."""
@@ -194,7 +194,7 @@ def _drafting(settings: BenchGenerateSettings, target: TargetModel, place: int, 
     from speculant_verifier.decoder import SpeculativeDecoder
 
     path = _graph_path(settings, place)
-    if path is None and settings.demo and not settings.client.address:
+    if path is None and settings.demo and settings.draft.k and not settings.client.address:
         return _demo_decoder(settings, target, progress)
     return SpeculativeDecoder(path, settings.verifier, settings.draft, client_config=settings.client, target=target)
 

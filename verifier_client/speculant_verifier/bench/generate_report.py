@@ -66,6 +66,8 @@ def _print_group(console: Console, name: str, group: Mapping[str, Any]) -> None:
     line += f"; {group['acceptance_rate']:.0%} of {group['drafted_per_step']:.1f} drafted tokens per step accepted"
     if group.get("cost_efficiency") is not None:
         line += f"; cost efficiency {group['cost_efficiency']:.2f}"
+        if group.get("cost_efficiency_in_run") is not None:
+            line += f" ({group['cost_efficiency_in_run']:.2f} by the passes of these runs)"
     console.print(line + "\n", soft_wrap=True)
 
 

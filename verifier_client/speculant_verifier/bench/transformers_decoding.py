@@ -62,7 +62,8 @@ def decode_transformers(
     with _end_tokens(target.model, end_token_ids), forced_outputs(target.model, cases):
         torch.manual_seed(config.seed)
         arrivals = _Arrivals()
-        output = target.model.generate(
+        generate: Any = target.model.generate
+        output = generate(
             torch.tensor(padded, device=target.device),
             attention_mask=torch.tensor(shown, device=target.device),
             max_new_tokens=max(case.max_tokens for case in cases),
@@ -92,7 +93,8 @@ def load_assistant(path: str, target: TargetModel) -> PreTrainedModel:
         raise ConfigError(f"--assistant: can't load a model from {path}; give a folder with a checkpoint") from error
     if model.config.get_text_config().vocab_size != target.vocabulary_size:
         raise ConfigError(f"--assistant: {path} has another vocabulary than '{target.name}'; choose one that shares it")
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def _row(
