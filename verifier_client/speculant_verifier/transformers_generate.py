@@ -150,7 +150,7 @@ def _attention_of(model: PreTrainedModel) -> Iterator[None]:
         model.train(was_training)
 
 
-class _Padded(LogitsProcessor):  # type: ignore[misc]
+class _Padded(LogitsProcessor):
     """Shows processors the row as transformers has it, padding included: lengths were counted with it."""
 
     def __init__(self, processors: LogitsProcessorList, padding: Sequence[TokenId]) -> None:

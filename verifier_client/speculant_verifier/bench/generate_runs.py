@@ -11,9 +11,8 @@ from speculant_graph.client import NullDrafter
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import Drafter
 from speculant_verifier.bench.cases import Case, CaseGroup
-from speculant_verifier.bench.instruments import PHASES
 from speculant_verifier.bench.own_decoding import decode_own
-from speculant_verifier.bench.tally import Decoded, Tally
+from speculant_verifier.bench.tally import PHASES, Decoded, Tally
 from speculant_verifier.bench.transformers_decoding import PROMPT_LOOKUP_TOKENS, decode_transformers
 from speculant_verifier.model import TargetModel
 from speculant_verifier.speculation import CostTable, measure_costs

@@ -16,7 +16,8 @@ from transformers import AutoTokenizer, GptOssConfig, GptOssForCausalLM, PreTrai
 from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError
-from speculant_verifier.model import TargetModel, _device
+from speculant_verifier.model import TargetModel
+from speculant_verifier.model.loading import device_named
 
 RANDOM = "random:"
 """Prefix of names of models with random weights: 'random:150M', 'random:gpt-oss-20b'."""
@@ -63,7 +64,7 @@ def load_target(config: VerifierConfig) -> TargetModel:
         raise ConfigError(f"--model: '{size}' is no size of a random model; write {RANDOM}150M or {RANDOM}{_REAL}")
     if config.tokenizer_name is None:
         raise ConfigError(f"--model {config.model_name} needs a tokenizer; name its folder with --tokenizer")
-    device = _device(config.device)
+    device = device_named(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) - 1))
     known = CorpusTokenizer.load(config.tokenizer_name)

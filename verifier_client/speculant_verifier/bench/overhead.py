@@ -10,9 +10,8 @@ from speculant_graph.bench.report import print_report
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, SequenceStep
 from speculant_verifier.bench.cases import Case
-from speculant_verifier.bench.instruments import PHASES
 from speculant_verifier.bench.own_decoding import decode_own
-from speculant_verifier.bench.tally import Tally
+from speculant_verifier.bench.tally import PHASES, Tally
 from speculant_verifier.model import TargetModel
 
 if TYPE_CHECKING:

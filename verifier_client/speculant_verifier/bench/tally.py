@@ -11,6 +11,9 @@ import numpy as np
 
 from speculant_graph.types import TokenId
 
+PHASES = ("draft", "forward", "verify", "commit", "other")
+"""Of a step. ``verify``: from logits to accepted tokens, stop checks included."""
+
 
 @dataclass(eq=False, slots=True)
 class DecodedRow:

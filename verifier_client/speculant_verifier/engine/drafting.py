@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
-from speculant_verifier.engine.sequence import ActiveSequence
+from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import TRAITS
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
@@ -16,11 +16,17 @@ from speculant_verifier.speculation.controller import Speculation
 class Drafting:
     """Gets a draft for every sequence of a step."""
 
-    def __init__(self, target: TargetModel, drafter: Drafter, speculation: Speculation, most_nodes: int) -> None:
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        speculation: Speculation,
+        most_nodes: int,
+        totals: EngineTotals,
+    ) -> None:
         """Take the drafter and the most nodes per sequence and step."""
         self._target, self._drafter, self._most_nodes = target, drafter, most_nodes
-        self._speculation = speculation
-        self._offered: dict[int, Draft] = {}
+        self._speculation, self._totals = speculation, totals
 
     def wants(self, sequence: ActiveSequence) -> bool:
         """Whether a sequence is drafted for at all."""
@@ -52,6 +58,7 @@ class Drafting:
         can_trim = [not TRAITS[sequence.config.rule].wants_proposals for sequence in sequences]
         drafts = self._speculation.keep(histories, drafts, can_trim)
         elapsed_s = time.perf_counter() - started_s
+        self._totals.draft_s += elapsed_s
         for sequence in sequences:
             sequence.draft_s += elapsed_s
         return drafts

@@ -22,7 +22,7 @@ from speculant_graph.types import Drafter
 from speculant_verifier.engine.admission import MOST_PENDING, Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.prefill import Prefill
-from speculant_verifier.engine.sequence import ActiveSequence, Emission, Request, is_out_of_memory
+from speculant_verifier.engine.sequence import ActiveSequence, Emission, EngineTotals, Request, is_out_of_memory
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason
@@ -57,13 +57,15 @@ class Engine:
         self._running: list[ActiveSequence] = []
         self._failed: list[Emission] = []
         self._has_emitted = False
+        self.totals = EngineTotals()
+        """Times and counts since the engine was made."""
         self._admission = Admission(target, config, draft.k)
         cache = self._admission.cache
-        self._prefill = Prefill(target, cache, config.prefill_chunk)
+        self._prefill = Prefill(target, cache, config.prefill_chunk, self.totals)
         promises = draft.strategy not in CHAIN_STRATEGY_NAMES
         self._speculation = Speculation(cost or target.typical_cost, promises=promises)
-        self._drafting = Drafting(target, drafter, self._speculation, draft.k)
-        self._verification = Verification(target, cache, config)
+        self._drafting = Drafting(target, drafter, self._speculation, draft.k, self.totals)
+        self._verification = Verification(target, cache, config, self.totals)
 
     @property
     def has_work(self) -> bool:
@@ -152,6 +154,7 @@ class Engine:
             self._decode, [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING]
         )
         elapsed_s = time.perf_counter() - started_s
+        self.totals.total_s += elapsed_s
         for sequence in active:
             sequence.total_s += elapsed_s
         for emission in emissions:

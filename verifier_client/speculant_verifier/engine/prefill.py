@@ -6,16 +6,16 @@ import time
 from collections.abc import Sequence
 
 from speculant_verifier.cache import SlotCache
-from speculant_verifier.engine.sequence import ActiveSequence, Emission
+from speculant_verifier.engine.sequence import ActiveSequence, Emission, EngineTotals
 from speculant_verifier.model import TargetModel
 
 
 class Prefill:
     """Reads pending tokens, all but the last of each sequence."""
 
-    def __init__(self, target: TargetModel, cache: SlotCache, chunk: int) -> None:
+    def __init__(self, target: TargetModel, cache: SlotCache, chunk: int, totals: EngineTotals) -> None:
         """Take the model, its cache and the most tokens of one pass, padding included."""
-        self._target, self._cache, self._chunk = target, cache, chunk
+        self._target, self._cache, self._chunk, self._totals = target, cache, chunk, totals
 
     def step(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         """Read one stretch of the sequences that have waited longest; nothing is emitted.
@@ -37,6 +37,7 @@ class Prefill:
         for sequence, take in chosen:
             sequence.num_cached += take
         elapsed_s = time.perf_counter() - started_s
+        self._totals.prefill_s += elapsed_s
         for sequence in sequences:
             sequence.prefill_s += elapsed_s
         return []

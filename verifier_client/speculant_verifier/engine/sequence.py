@@ -141,6 +141,30 @@ class Emission:
     """One per token, if they were asked for."""
 
 
+@dataclass(slots=True)
+class EngineTotals:
+    """What an engine did since it was made."""
+
+    total_s: float = 0.0
+    """In steps; the parts below, and the rest."""
+    prefill_s: float = 0.0
+    """Reading prompts."""
+    draft_s: float = 0.0
+    """Waiting for drafts."""
+    forward_s: float = 0.0
+    """Forward passes over drafts."""
+    verify_s: float = 0.0
+    """Choosing tokens and applying rules."""
+    commit_s: float = 0.0
+    """Keeping what was accepted in the cache."""
+    num_passes: int = 0
+    """Forward passes over drafts."""
+    num_rows: int = 0
+    """Rows in them."""
+    num_nodes: int = 0
+    """Tokens in them: pending ones and drafted nodes, without padding."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error of torch means that a device, or this machine, had no memory left."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

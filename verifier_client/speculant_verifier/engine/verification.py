@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from speculant_graph.config import VerifierConfig
@@ -15,7 +16,7 @@ from speculant_verifier.cache import SlotCache
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.recall import Recall
 from speculant_verifier.engine.records import Records
-from speculant_verifier.engine.sequence import ActiveSequence, Emission
+from speculant_verifier.engine.sequence import ActiveSequence, Emission, EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason, TokenLogprobs
 from speculant_verifier.rules import RULES, DraftTarget, TargetDistribution, Verdict
@@ -26,9 +27,9 @@ from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 class Verification:
     """Turns pending tokens and drafts into emitted tokens."""
 
-    def __init__(self, target: TargetModel, cache: SlotCache, config: VerifierConfig) -> None:
+    def __init__(self, target: TargetModel, cache: SlotCache, config: VerifierConfig, totals: EngineTotals) -> None:
         """Take the model and its cache."""
-        self._target, self._cache = target, cache
+        self._target, self._cache, self._totals = target, cache, totals
         self._feedback_top_k = config.feedback_top_k
         self._records = Records(config)
         self._recall = Recall(target.name, config.target_cache)
@@ -69,6 +70,8 @@ class Verification:
         pending = [each.token_ids[each.num_cached :] for each in sequences]
         rows = [each.row for each in sequences]
         logits = self._target.forward(pending, self._cache, rows, drafts)
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)  # the choices wait for it anyway
         clock.append(time.perf_counter())
         contexts = []
         for each, draft in zip(sequences, drafts, strict=True):
@@ -93,6 +96,13 @@ class Verification:
             drafting.observe(each, draft, depths, len(outcome.verdict.path))
         self._cache.commit_all(list(kept), list(kept.values()))
         clock.append(time.perf_counter())
+        totals = self._totals
+        totals.num_passes += 1
+        totals.num_rows += len(sequences)
+        totals.num_nodes += sum(map(len, pending)) + sum(map(len, drafts))
+        totals.forward_s += clock[1] - clock[0]
+        totals.verify_s += clock[2] - clock[1]
+        totals.commit_s += clock[3] - clock[2]
         for each in sequences:
             each.forward_s += clock[1] - clock[0]
             each.verify_s += clock[2] - clock[1]

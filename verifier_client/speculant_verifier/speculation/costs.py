@@ -97,7 +97,7 @@ class CostTable:
         return self.ms(batch, tokens) / self.ms(batch, 1)
 
     def relative_of_widths(self, batch: int, width: int) -> NDArray[np.float64]:
-        """Return the relative costs of passes of 0 to ``width`` tokens, shape ``[width + 1]``; that of 0 is that of 1."""
+        """Return the relative costs of passes of 0 to ``width`` tokens, ``[width + 1]``; that of 0 is that of 1."""
         known = self._tables.get(batch)
         if known is None or len(known) <= width:
             known = np.array([self.relative(batch, max(1, tokens)) for tokens in range(max(64, width) + 1)])
