@@ -201,8 +201,9 @@ def test_a_repeated_sibling_takes_no_number_and_leaves_p_as_it_is():
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_token_outside_of_its_own_q_is_taken_as_certain(rule):
-    ruled_out = Proposal(np.array([0, 2], np.uint32), np.float32([1, 0]))
+@pytest.mark.parametrize("support", [[0, 2], [0, 3]])
+def test_a_token_outside_of_its_own_q_is_taken_as_certain(rule, support):
+    ruled_out = Proposal(np.array(support, np.uint32), np.float32([1, 0] if 2 in support else [0.5, 0.5]))
     draft = Draft((2, 4), (0, 1), proposals=(ruled_out, proposal_of([1, 0, 0, 0, 0])))
     p = [np.array([0.1, 0.1, 0.6, 0.1, 0.1])] * 3
     for seed in range(50):
@@ -211,8 +212,9 @@ def test_a_token_outside_of_its_own_q_is_taken_as_certain(rule):
 
 
 @pytest.mark.parametrize("rule", ["tree-wor", "tree-iid"])
-def test_siblings_of_different_q_are_followed(rule):
-    draft = Draft((0, 1), (0, 0), proposals=(proposal_of([0.5, 0.5, 0, 0, 0]), proposal_of([0.25, 0.75, 0, 0, 0])))
+@pytest.mark.parametrize("other", [[0.25, 0.75, 0, 0, 0], [0, 0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0, 0]])
+def test_siblings_of_different_q_are_followed(rule, other):
+    draft = Draft((0, 1), (0, 0), proposals=(proposal_of([0.5, 0.5, 0, 0, 0]), proposal_of(other)))
     p = [np.array([0.3, 0.3, 0.4, 0, 0])] * 3
     verdict = RULES[rule](draft, DenseTarget(draft, p, [0.35, 0.9]), lambda: 0.9)
     assert verdict.path == (1,)
