@@ -161,8 +161,8 @@ def test_log_probabilities_are_those_of_the_raw_logits():
     of_token = target.logprobs_after(1, 33, 5)
     assert of_token.token_id == 33
     assert of_token.logprob == pytest.approx(expected[33].item(), abs=1e-5)
-    assert (of_token.top_ids, of_token.top_logprobs) == (ids, logprobs)
-    assert target.logprobs_after(1, 33, 0).top_ids == ()
+    assert (of_token.top_token_ids, of_token.top_logprobs) == (ids, logprobs)
+    assert target.logprobs_after(1, 33, 0).top_token_ids == ()
     assert len(target.top_after(0, 100)[0]) == 60
 
 

@@ -162,7 +162,7 @@ class EngineTotals:
     num_rows: int = 0
     """Rows in them."""
     num_nodes: int = 0
-    """Tokens in them: pending ones and drafted nodes, without padding."""
+    """Nodes in them: roots and drafted ones, without padding."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

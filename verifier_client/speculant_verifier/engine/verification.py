@@ -99,7 +99,7 @@ class Verification:
         totals = self._totals
         totals.num_passes += 1
         totals.num_rows += len(sequences)
-        totals.num_nodes += sum(map(len, pending)) + sum(map(len, drafts))
+        totals.num_nodes += len(sequences) + sum(map(len, drafts))
         totals.forward_s += clock[1] - clock[0]
         totals.verify_s += clock[2] - clock[1]
         totals.commit_s += clock[3] - clock[2]
