@@ -86,7 +86,7 @@ def measure_overhead(target: TargetModel, batch: int, progress: BenchProgress) -
     tell = progress.teller("decoding")
     for number in range(1 + _ROUNDS):
         tell(number, 1 + _ROUNDS)
-        run = decode_own(target, drafter, cases, GenerationConfig(), batch, NODES)
+        run = decode_own(target, drafter, cases, GenerationConfig(speculation="on"), batch, NODES)
         if number:  # the first one warms up
             tally.add(run)
     tell(1, 1)

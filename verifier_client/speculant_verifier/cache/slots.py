@@ -218,7 +218,7 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def _move(self, moved: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> None:
-        plain = torch.from_numpy(moved).to(self.layout.device)
+        plain = torch.from_numpy(np.ascontiguousarray(moved)).to(self.layout.device)
         ringed = plain if self._ring is None else torch.stack([plain[0], *(plain[1:] % self._ring)])
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             rows, source, target = ringed if is_sliding else plain
