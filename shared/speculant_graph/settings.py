@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -43,13 +43,17 @@ DEFAULT_FILE = Path("speculant.toml")
 _WRAPPED = "verbatim-hex:"
 
 
-def _unwrap(item: object) -> object:
-    if isinstance(item, str) and item.startswith(_WRAPPED):
-        return bytes.fromhex(item.removeprefix(_WRAPPED)).decode(errors="surrogateescape")
-    return item
+def _unwrap(value: object) -> object:
+    if isinstance(value, str) and value.startswith(_WRAPPED):
+        return bytes.fromhex(value.removeprefix(_WRAPPED)).decode(errors="surrogateescape")
+    if isinstance(value, list):
+        return [_unwrap(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _unwrap(item) for name, item in value.items()}
+    return value
 
 
-TypedPath = Annotated[Path, BeforeValidator(_unwrap)]
+TypedPath = Annotated[Path, "as typed"]
 """A path in a list of arguments, exactly as it was typed."""
 
 
@@ -94,6 +98,11 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
     class Loaded(kind):  # type: ignore[misc,valid-type]
         __doc__ = kind.__doc__
 
+        @model_validator(mode="before")
+        @classmethod
+        def unwrap_lists(cls, values: object) -> object:
+            return _unwrap(values)
+
         @classmethod
         def settings_customise_sources(
             cls,
@@ -108,7 +117,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
                 cli_prog_name=f"speculant {command}",
                 cli_parse_args=list(arguments),
                 cli_shortcuts=_shortcuts(kind),
-                parse_args_method=partial(_parse_verbatim, _path_lists(kind)),
+                parse_args_method=partial(_parse_verbatim, _typed_lists(kind)),
                 formatter_class=_Help,
             )
             toml = () if path is None else (TomlConfigSettingsSource(settings_cls, path),)
@@ -119,8 +128,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
     except SettingsError as error:
-        reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
-        raise ConfigError(f"{reason} (see speculant {command} --help)") from error
+        raise ConfigError(f"{_explain_syntax(error)} (see speculant {command} --help)") from error
     return loaded
 
 
@@ -141,16 +149,22 @@ def _names(members: str) -> str:
     return ",".join(sorted(member.strip("' ") for member in members.split(",")))
 
 
-def _path_lists(kind: type[CommandSettings]) -> frozenset[str]:
-    """Return the names of the settings that are lists of paths."""
-    return frozenset(name for name, info in kind.model_fields.items() if TypedPath in get_args(info.annotation))
+def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
+    """Return the names of the settings that are lists of paths or of any texts; those of sections as section.name."""
+    fields = {name: info.annotation for name, info in kind.model_fields.items()}
+    for section, inner in list(fields.items()):
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            fields |= {f"{section}.{name}": info.annotation for name, info in inner.model_fields.items()}
+    return frozenset(
+        name for name, annotation in fields.items() if annotation in (list[TypedPath], list[str], tuple[str, ...])
+    )
 
 
-def _parse_verbatim(path_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
-    """Parse a command line and wrap the paths of lists, which would be split at commas and read as JSON otherwise."""
+def _parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
+    """Parse a command line and wrap the items of lists, which would be split at commas and read as JSON otherwise."""
     parsed: Namespace = ArgumentParser.parse_args(parser, *arguments)
     for name, value in vars(parsed).items():
-        if isinstance(value, list) and name in path_lists:
+        if isinstance(value, list) and name in typed_lists:
             setattr(parsed, name, [_WRAPPED + item.encode(errors="surrogateescape").hex() for item in value])
     return parsed
 
@@ -205,10 +219,24 @@ def config_file(arguments: Sequence[str]) -> Path | None:
     return path
 
 
+def _explain_syntax(error: SettingsError) -> str:
+    """Say which value could not be taken apart, and how it is written."""
+    reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
+    if 'source "EnvSettingsSource"' in reason:
+        section = reason.split('"')[1].upper()
+        return (
+            f"a variable SPECULANT_{section}__... is no JSON; lists and tables are, such as '[\"a\"]' or '{{\"5\": 1}}'"
+        )
+    if match := re.fullmatch(r"Parsing error encountered for (\S+): .*", reason):
+        flag = match[1].replace("_", "-")
+        return f"--{flag} can't be taken apart; tables are written KEY=VALUE, once for each key"
+    return reason
+
+
 def _explain(error: ValidationError) -> str:
     """Put the first complaint of pydantic into one line that names the setting as a flag."""
     first: Any = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
+    location = [str(part) for part in first["loc"] if part != "[key]"]  # that is how pydantic names keys of tables
     flag = "--" + ".".join(location).replace("_", "-")
     variable = "SPECULANT_" + "__".join(location).upper()
     if first["type"] == "extra_forbidden":
@@ -216,4 +244,5 @@ def _explain(error: ValidationError) -> str:
     value = first.get("input")
     is_shown = isinstance(value, str | int | float) and not any(word in location[-1] for word in _SECRET_WORDS)
     got = f" (got {value!r})" if is_shown else ""
-    return f"{flag} (or {variable}): {first['msg'][0].lower()}{first['msg'][1:]}{got}"
+    message = first["msg"].replace("a valid tuple", "a list")
+    return f"{flag} (or {variable}): {message[0].lower()}{message[1:]}{got}"
