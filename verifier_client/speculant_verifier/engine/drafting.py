@@ -50,7 +50,12 @@ class Drafting:
         drafts = [EMPTY_DRAFT] * len(sequences)
         for number, draft in zip(asked, self._drafter.draft(steps), strict=True):
             sequences[number].feedback = None
-            if len(draft) <= budgets[number] and self._is_usable(draft):
+            wants_proposals = TRAITS[sequences[number].config.rule].wants_proposals
+            if (
+                len(draft) <= budgets[number]
+                and self._is_usable(draft)
+                and (not wants_proposals or self._can_be_drawn_from(draft))
+            ):
                 drafts[number] = draft
         if self._drafter.state == "unavailable":
             for number in asked:
@@ -86,7 +91,25 @@ class Drafting:
                 0 <= token < self._target.vocabulary_size and 0 <= parent <= node
                 for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
             )
+            and _is_falling(draft)
         )
+
+    def _can_be_drawn_from(self, draft: Draft) -> bool:
+        """Whether proposals are of known tokens; rules look them up."""
+        return all(
+            len(proposal.token_ids) == len(proposal.probabilities)
+            and int(proposal.token_ids.max(initial=0)) < self._target.vocabulary_size
+            for proposal in draft.proposals
+        )
+
+
+def _is_falling(draft: Draft) -> bool:
+    """Whether no path is more probable than the one it goes on from: drafts are cut by it."""
+    above = (1.0, *draft.path_probabilities)
+    return all(
+        0.0 <= probability <= above[parent]
+        for probability, parent in zip(draft.path_probabilities, draft.parents, strict=False)
+    )
 
 
 def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:
