@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine import Engine, Request
-from support.drafters import ScriptedDrafter, knowing
+from support.drafters import ScriptedDrafter, chain, knowing
 from support.tiny_models import tiny_gpt_oss
 
 CONFIG = GenerationConfig(max_tokens=12, ignore_end_tokens=True, speculation="on")
@@ -175,3 +179,69 @@ def test_forced_tokens_are_written_whatever_the_model_prefers(target):
     [emission] = finish(engine).values()
     assert emission.sequence.output == forced
     assert sum(emission.sequence.accepted_by_depth) > 0
+
+
+def scripted(budget_to_draft):
+    return ScriptedDrafter(lambda step: budget_to_draft(step.node_budget))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "settings"),
+    [((220, 100), {"max_kv_tokens": 2 * 256, "prefill_chunk": 200}), ((490, 240), {"prefill_chunk": 480})],
+    ids=["bound", "default bound"],
+)
+def test_a_stretch_of_one_prompt_beside_the_end_of_another_stays_within_the_bound(target, lengths, settings):
+    """All rows of a pass are as wide as the widest, so together they would take more than either needs."""
+    engine = make_engine(target, max_batch_size=2, **settings)
+    prompts = [tuple(index % 250 for index in range(length)) for length in lengths]
+    for index, prompt in enumerate(prompts):
+        engine.add(Request(index, prompt, CONFIG.model_copy(update={"max_tokens": 4})))
+    outputs = [emission.sequence.output for _, emission in sorted(finish(engine).items())]
+    config = CONFIG.model_copy(update={"max_tokens": 4})
+    assert outputs == [alone(target, prompt, config) for prompt in prompts]
+
+
+@pytest.mark.parametrize("step", range(3, 9))
+@pytest.mark.parametrize("length", [98, 100])
+def test_a_short_prompt_joins_one_that_is_nearly_done_within_the_bound(target, step, length):
+    """Its few tokens are read with its draft, so the pass is wider than that of the long row alone."""
+    drafter = scripted(lambda budget: chain([1] * budget))
+    longest = -(-(length + 8 + 4) // 16) * 16  # too little for both at once: the short one has to wait
+    engine = make_engine(target, drafter, max_kv_tokens=2 * longest)
+    engine.add(Request(0, tuple(range(length)), CONFIG.model_copy(update={"max_tokens": 8})))
+    ended = {}
+    for _ in range(step):
+        ended |= {emission.sequence.index: emission for emission in engine.step() if emission.finish_reason}
+    engine.add(Request(1, tuple(range(8)), CONFIG))
+    ended |= finish(engine)
+    assert sorted(ended) == [0, 1]
+    assert ended[1].sequence.output == alone(target, tuple(range(8)))
+
+
+def proposal(token_ids, probabilities):
+    return Proposal(np.array(token_ids, np.uint32), np.array(probabilities, np.float32))
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        Draft((1, 2), (0, 1), (0.1, 0.9)),
+        Draft((1, 2), (0, 1), (math.nan, math.nan)),
+        Draft((1, 2), (0, 1), (1e30, 1e30)),
+        Draft((1, 2), (0, 1), (), [proposal([1, 5_000_000], [0.5, 0.5])] * 2),
+        Draft((1, 2), (0, 1), (), [proposal([1, 2, 3], [1.0])] * 2),
+    ],
+    ids=["rising", "NaN", "above 1", "unknown tokens", "few probabilities"],
+)
+@pytest.mark.parametrize("rule", ["follow", "token", "block", "tree-wor"])
+def test_drafts_that_can_not_be_are_no_drafts(target, draft, rule):
+    """Whoever sends them must not end a request, far less those of others."""
+    config = CONFIG.model_copy(update={"rule": rule, "temperature": 1.0, "speculation": "auto"})
+    drafter = scripted(lambda budget: draft if budget >= 2 else EMPTY_DRAFT)
+    engine = Engine(target, drafter, VerifierConfig(), DraftConfig(k=8, strategy="tree"))
+    for index in range(3):
+        engine.add(Request(index, (1, 2, 3), config))
+    for emission in finish(engine).values():
+        assert emission.finish_reason == "length", emission.sequence.error
+        if rule == "follow" and draft.path_probabilities:
+            assert not emission.sequence.drafted_by_depth

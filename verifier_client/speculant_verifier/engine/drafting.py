@@ -56,7 +56,9 @@ class Drafting:
         answer = self._ask(steps)
         for number, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
             sequences[number].feedback = None
-            drafts[number] = draft
+            wants_proposals = TRAITS[sequences[number].config.rule].wants_proposals
+            if not wants_proposals or self._can_be_drawn_from(draft):
+                drafts[number] = draft
         if answer is None or self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
@@ -113,6 +115,14 @@ class Drafting:
         return all(
             0.0 <= probability <= above[parent]
             for probability, parent in zip(draft.path_probabilities, draft.parents, strict=False)
+        )
+
+    def _can_be_drawn_from(self, draft: Draft) -> bool:
+        """Whether proposals are of known tokens; rules look them up."""
+        return all(
+            len(proposal.token_ids) == len(proposal.probabilities)
+            and int(proposal.token_ids.max(initial=0)) < self._target.vocabulary_size
+            for proposal in draft.proposals
         )
 
 
