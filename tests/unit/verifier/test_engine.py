@@ -11,8 +11,10 @@ import torch
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
+from speculant_verifier.cache import SlotCache
+from speculant_verifier.cache.layers import SlotLayer
 from speculant_verifier.engine import Engine, Request
-from support.drafters import ScriptedDrafter, chain, knowing
+from support.drafters import ScriptedDrafter, chain, knowing, knowing_tree
 from support.tiny_models import tiny_gpt_oss
 
 CONFIG = GenerationConfig(max_tokens=12, ignore_end_tokens=True, speculation="on")
@@ -153,6 +155,158 @@ def test_memory_that_does_not_suffice_ends_the_youngest_and_spares_the_others(ta
     assert reasons == ["length", "length", "error"]
     assert "max-kv-tokens" in ended[2].sequence.error
     assert [ended[index].sequence.output for index in range(2)] == expected[:2]
+
+
+def test_memory_that_ends_while_the_cache_grows_leaves_it_whole(target, monkeypatch):
+    """Whichever layer it ends at, whoever goes on has the layers that the cache says."""
+    prompts = [(1, 2, 3), (1,) * 400]
+    expected = alone(target, prompts[0])
+    replace = SlotLayer._replace
+    for failing in range(8):
+        engine = make_engine(target, max_batch_size=2)
+        engine.add(Request(0, prompts[0], CONFIG))
+        engine.step()
+        left = [failing]
+
+        def small(layer, num_rows, num_slots, moves, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            replace(layer, num_rows, num_slots, moves)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SlotLayer, "_replace", small)
+            engine.add(Request(1, prompts[1], CONFIG))
+            emissions = [emission for _ in range(2) for emission in engine.step()]
+        reasons = {emission.sequence.index: emission.finish_reason for emission in emissions}
+        assert reasons[1] == "error"
+        engine.add(Request(2, prompts[0], CONFIG))
+        ended = finish(engine)
+        assert ended[0].sequence.output == ended[2].sequence.output == expected
+
+
+def test_memory_that_ends_in_a_commit_reads_what_was_accepted_again(target, monkeypatch):
+    expected = alone(target, (1, 2))
+    drafter = ScriptedDrafter(knowing_tree([(1, 2, *expected)], 258))
+    engine = make_engine(target, drafter, k=8)
+    engine.add(Request(0, (1, 2), CONFIG))
+    failures = []
+
+    def full(self, moved):
+        failures.append(moved)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(SlotCache, "_move", full)
+    emissions = []
+    while engine.has_work:
+        emissions += engine.step()
+    assert failures
+    assert tuple(token for emission in emissions for token in emission.token_ids) == expected
+
+
+def test_memory_that_does_not_suffice_for_a_prompt_ends_no_other_that_waits(target, monkeypatch):
+    prefill = target.prefill
+
+    def small(token_ids, *rest):
+        if sum(map(len, token_ids)) > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        prefill(token_ids, *rest)
+
+    monkeypatch.setattr(target, "prefill", small)
+    engine = make_engine(target, prefill_chunk=200)
+    for index, length in enumerate((190, 150, 20)):
+        engine.add(Request(index, (1,) * length, CONFIG))
+    ended = finish(engine)
+    assert [ended[index].finish_reason for index in range(3)] == ["error", "error", "length"]
+
+
+@pytest.mark.parametrize("answer", [
+    lambda steps: 1 // 0,
+    lambda steps: [],
+    lambda steps: [None] * len(steps),
+    lambda steps: [Draft((None,), (0,))] * len(steps),
+    lambda steps: [Draft((10**30, -1), (0, 1))] * len(steps),
+    lambda steps: [Draft((1, 2), (0, 2))] * len(steps),
+    lambda steps: [Draft((1, 2), (0, 1), (0.3, 0.9))] * len(steps),
+    lambda steps: [Draft((1, 2), (0, 1), (float("nan"), 0.9))] * len(steps),
+    lambda steps: [Draft((1, 1, 1), (0, 0, 0), (0.5, 0.5, 0.5))] * len(steps),
+    lambda steps: [Draft((1,), (0,), (), (Proposal(np.array([1, 2**31], np.uint32), np.full(2, 0.5)),))] * len(steps),
+])  # fmt: skip
+@pytest.mark.parametrize("rule", ["follow", "token", "tree-wor"])
+def test_whatever_a_drafter_answers_the_text_is_the_same(target, answer, rule):
+    """One that costs no more than its acceptance: drafts with probabilities are trimmed, so these must be sound."""
+    drafter = ScriptedDrafter(lambda _: None)
+    drafter.draft = answer
+    config = CONFIG.model_copy(update={"rule": rule, "speculation": "auto"})
+    engine = Engine(target, drafter, VerifierConfig(), DraftConfig(k=4, strategy="tree"))
+    engine.add(Request(0, (1, 2, 3), config))
+    assert finish(engine)[0].sequence.output == alone(target, (1, 2, 3))
+
+
+@pytest.mark.parametrize("most_nodes_kept", [0, 1, 2, 4])
+def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(target, monkeypatch, most_nodes_kept):
+    """Also where nodes were left out: the row of a node is what the target says after that node's own path."""
+    draft = Draft((7, 8, 9, 10), (0, 0, 2, 3), (0.1, 0.9, 0.8, 0.7), draft_id=5)
+    told = []
+
+    def script(step):
+        told.append((tuple(step.token_ids), step.feedback))
+        return draft
+
+    engine = Engine(
+        target, ScriptedDrafter(script), VerifierConfig(feedback_top_k=3), DraftConfig(k=4, strategy="tree")
+    )
+    order = [1, 2, 3, 0][:most_nodes_kept]
+
+    def keep(histories, drafts, can_trim):
+        return [sorted(order) if len(draft) else [] for draft in drafts]
+
+    monkeypatch.setattr(engine._speculation, "keep", keep)
+    engine.add(Request(0, (1, 2, 3), CONFIG.model_copy(update={"speculation": "auto"})))
+    finish(engine)
+    (known, _), (_, feedback) = told[:2]
+    assert feedback.draft_id == 5
+    assert list(feedback.nodes) == [0, *(node + 1 for node in sorted(order))]
+    paths = {0: (), 1: (7,), 2: (8,), 3: (8, 9), 4: (8, 9, 10)}
+    for node, row in zip(feedback.nodes, feedback.rows, strict=True):
+        logits = target.forward([[*known, *paths[node]]], target.new_cache(1), [0])[0, 0]
+        assert row.tolist() == logits.topk(3).indices.tolist()
+
+
+def test_rows_that_are_padded_to_others_stay_within_the_bound(target):
+    drafter = ScriptedDrafter(lambda step: chain([1] * step.node_budget))
+    engine = make_engine(target, drafter, max_kv_tokens=2 * 48, max_batch_size=2)
+    engine.add(Request(0, tuple(range(1, 25)), CONFIG))  # nearly at its end when eight pending tokens join
+    for _ in range(11):
+        engine.step()
+    engine.add(Request(1, tuple(range(1, 9)), CONFIG))
+    assert {each.finish_reason for each in finish(engine).values()} == {"length"}
+    engine = make_engine(target, max_kv_tokens=2 * 528, max_batch_size=2, prefill_chunk=490)
+    engine.add(Request(0, (1,) * 500, CONFIG.model_copy(update={"max_tokens": 8})))
+    engine.add(Request(1, (1,) * 200, CONFIG))
+    assert {each.finish_reason for each in finish(engine).values()} == {"length"}
+
+
+def test_prompts_are_read_in_the_order_in_which_they_came(target):
+    """Numbers of callers begin at 0 again and again; who came first must not wait for all who come later."""
+    engine = make_engine(target, prefill_chunk=16)
+    first = engine.add(Request(7, (1,) * 60, CONFIG))
+    for _ in range(8):
+        engine.add(Request(0, (1,) * 60, CONFIG))
+        engine.step()
+    assert first.num_emitted
+
+
+def test_a_stop_check_that_fails_ends_its_request_alone(target):
+    def failing(token_ids):
+        raise ValueError("no such thing")
+
+    engine = make_engine(target)
+    engine.add(Request(0, (1, 2), CONFIG, stop_check=failing))
+    engine.add(Request(1, (1, 2), CONFIG))
+    ended = finish(engine)
+    assert "stop check" in ended[0].sequence.error
+    assert ended[1].sequence.output == alone(target, (1, 2))
 
 
 def test_a_cancelled_sequence_frees_its_row_and_session(target):
