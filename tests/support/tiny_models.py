@@ -62,13 +62,15 @@ def tiny_gpt_oss(
     return TargetModel(model, byte_tokenizer(), "tiny-gpt-oss", attention=attention, ring_cache=ring_cache)
 
 
-def tiny_model(family: str, seed: int = 0, *, attention: str = "auto") -> TargetModel:
+def tiny_model(
+    family: str, seed: int = 0, *, window: int = WINDOW, attention: str = "auto", ring_cache: bool = True
+) -> TargetModel:
     """A random Llama, Mistral (every layer has a window), Qwen2 (some have), Qwen3 (none has) or Qwen3-MoE."""
     torch.manual_seed(seed)
     kind, more = {
         "llama": (LlamaConfig, {}),
-        "mistral": (MistralConfig, {"sliding_window": WINDOW}),
-        "qwen2": (Qwen2Config, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+        "mistral": (MistralConfig, {"sliding_window": window}),
+        "qwen2": (Qwen2Config, {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}),
         "qwen3": (Qwen3Config, {"head_dim": 16}),
         "qwen3_moe": (Qwen3MoeConfig, {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
                                        "moe_intermediate_size": 32, "norm_topk_prob": True}),
@@ -88,5 +90,9 @@ def tiny_model(family: str, seed: int = 0, *, attention: str = "auto") -> Target
         **more,
     )
     return TargetModel(
-        AutoModelForCausalLM.from_config(config), byte_tokenizer(), f"tiny-{family}", attention=attention
+        AutoModelForCausalLM.from_config(config),
+        byte_tokenizer(),
+        f"tiny-{family}",
+        attention=attention,
+        ring_cache=ring_cache,
     )

@@ -78,8 +78,9 @@ class SpeculativeDecoder:
         self.target = target or TargetModel.load(self.verifier_config)
         self._owns_drafter = drafter is None
         drafts = self.draft_config.strategy not in CHAIN_STRATEGY_NAMES or graph is not None or sidecar is not None
-        costs = self._costs() if drafts or (drafter is not None and drafter.state != "off") else None
-        curve = costs.curve(1) if costs is not None else None
+        self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
+        """What passes cost here, if that was measured."""
+        curve = self.costs.curve(1) if self.costs is not None else None
         self.drafter: Drafter
         if drafter is not None:
             self.drafter = drafter
@@ -98,7 +99,7 @@ class SpeculativeDecoder:
             self.drafter = LocalDrafter(None, self.draft_config, cost=curve)
         else:  # the other strategies know nothing but a graph
             self.drafter = NullDrafter()
-        cost = costs.relative_of_widths if costs is not None else None
+        cost = self.costs.relative_of_widths if self.costs is not None else None
         self._engine = Engine(self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost)
         self._runner = Runner(self._engine)
 
@@ -107,7 +108,7 @@ class SpeculativeDecoder:
         """What the speculative cache (``VerifierConfig.target_cache``) found and kept."""
         return self._engine.target_cache_statistics
 
-    def _costs(self) -> CostTable | None:
+    def _measured_costs(self) -> CostTable | None:
         if not (self.verifier_config.measure_costs and self.draft_config.k):
             return None
         return load_or_measure(self.target, batches_up_to(self.verifier_config.max_batch_size))

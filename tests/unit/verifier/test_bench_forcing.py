@@ -7,11 +7,11 @@ import random
 import pytest
 
 from speculant_graph.client import NullDrafter
-from speculant_graph.config import GenerationConfig, VerifierConfig
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_verifier.bench.cases import Case
 from speculant_verifier.bench.models import _EXPERTS, Shape, load_target
 from speculant_verifier.bench.overhead import NODES, HalfRightDrafter
-from speculant_verifier.bench.own_decoding import decode_own
+from speculant_verifier.bench.own_decoding import OwnDecoding
 from speculant_verifier.bench.refill import mixed_lengths
 from speculant_verifier.bench.tally import Tally
 from speculant_verifier.bench.transformers_decoding import decode_transformers
@@ -44,11 +44,11 @@ def test_our_engine_writes_the_record_whatever_is_drafted(gpt_oss, rows, shape):
     cases = cases_of(rows, RAGGED)
     references = [(*case.prompt, *case.forced) for case in cases]
     script = shape(references, 0.7, 250) if shape is knowing else shape(references, 250)
-    run = decode_own(gpt_oss, ScriptedDrafter(script), cases, CONFIG, rows, 6)
+    run = OwnDecoding(gpt_oss, ScriptedDrafter(script), DraftConfig(k=6), rows).decode(cases, CONFIG)
     assert emitted(run) == [case.forced for case in cases]
     assert sum(row.num_steps for row in run.rows) < sum(case.max_tokens for case in cases), "drafts were accepted"
     assert run.num_rows == sum(row.num_steps for row in run.rows)
-    plain = decode_own(gpt_oss, NullDrafter(), cases, CONFIG, rows, 0)
+    plain = OwnDecoding(gpt_oss, NullDrafter(), DraftConfig(k=0), rows).decode(cases, CONFIG)
     assert emitted(plain) == [case.forced for case in cases]
     assert plain.num_nodes == plain.num_rows == sum(case.max_tokens for case in cases)
 
@@ -56,7 +56,7 @@ def test_our_engine_writes_the_record_whatever_is_drafted(gpt_oss, rows, shape):
 def test_requests_that_begin_alike_get_their_own_records(gpt_oss):
     first, second = cases_of(0, [(20, 12), (20, 12)])
     alike = Case(first.prompt, second.max_tokens, second.forced)
-    run = decode_own(gpt_oss, NullDrafter(), [first, alike, first], CONFIG, 2, 0)
+    run = OwnDecoding(gpt_oss, NullDrafter(), DraftConfig(k=0), 2).decode([first, alike, first], CONFIG)
     assert emitted(run) == [first.forced, alike.forced, first.forced]
 
 
@@ -86,7 +86,7 @@ def test_an_assistant_is_not_forced(gpt_oss, llama):
 def test_without_a_record_the_model_chooses_and_all_ways_agree(gpt_oss):
     cases = [Case(case.prompt, case.max_tokens) for case in cases_of(3, RAGGED)]
     config = GenerationConfig(ignore_end_tokens=True)
-    plain = decode_own(gpt_oss, NullDrafter(), cases, config, 3, 0)
+    plain = OwnDecoding(gpt_oss, NullDrafter(), DraftConfig(k=0), 3).decode(cases, config)
     forced = cases_of(3, RAGGED)
     assert emitted(plain) != [case.forced for case in forced]
     assert emitted(decode_transformers(gpt_oss, cases, config)) == emitted(plain)
@@ -96,7 +96,7 @@ def test_without_a_record_the_model_chooses_and_all_ways_agree(gpt_oss):
 
 def test_phases_and_tallies_add_up(gpt_oss):
     cases = cases_of(4, [(WINDOW, 40)] * 3)
-    run = decode_own(gpt_oss, HalfRightDrafter(cases, 250), cases, CONFIG, 3, NODES)
+    run = OwnDecoding(gpt_oss, HalfRightDrafter(cases, 250), DraftConfig(k=NODES), 3).decode(cases, CONFIG)
     tally = Tally()
     tally.add(run)
     assert 0 < sum(run.phase_s.values()) <= run.total_s * 1.01

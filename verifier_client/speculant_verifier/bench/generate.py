@@ -46,6 +46,8 @@ class BenchGenerateSettings(CommandSettings):
     """Requests decoded together. Transformers' own speculation takes one only and is left out otherwise."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Most requests of each file, the first ones; 10 of recorded outputs unless said otherwise."""
+    wrong_drafts: bool = False
+    """Make every drafted token a wrong one: what drafts cost where none is ever accepted."""
     requests: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Requests of --mixed-lengths. Prompts are used again and again, which drafts learn from; '-k 0' goes without."""
     mixed_lengths: bool = False
@@ -93,7 +95,7 @@ def run(arguments: Sequence[str]) -> int:
                 with _drafting(settings, target, 0, progress) as decoder:
                     figures = measure_refill(
                         target, decoder.drafter, groups, settings.generation, settings.batch, settings.requests,
-                        settings.draft.k, progress,
+                        settings.draft, progress,
                     )  # fmt: skip
                 printing = print_refill
             else:
@@ -161,14 +163,19 @@ def _compare(
     settings: BenchGenerateSettings, target: TargetModel, groups: Sequence[CaseGroup], progress: BenchProgress
 ) -> dict[str, Any]:
     from speculant_verifier.bench.generate_runs import GenerateRuns, Outcome, generate_figures, total_efficiency
+    from speculant_verifier.bench.own_decoding import WrongDrafter
     from speculant_verifier.bench.transformers_decoding import load_assistant
 
     assistant = None if settings.assistant is None else load_assistant(settings.assistant, target)
-    runs = GenerateRuns(target, settings.generation, settings.batch, settings.draft.k, assistant)
+    runs = GenerateRuns(target, settings.generation, settings.batch, settings.draft, assistant)
     total, outcomes, names = Outcome("all"), [], []
     for place, group in enumerate(groups):
         with _drafting(settings, target, place, progress) as decoder:
-            outcome = runs.run(group, decoder.drafter, total, progress)
+            drafter = (
+                WrongDrafter(decoder.drafter, target.vocabulary_size) if settings.wrong_drafts else decoder.drafter
+            )
+            cost = decoder.costs.relative_of_widths if decoder.costs is not None else None
+            outcome = runs.run(group, drafter, cost, total, progress)
             names.append(_source(settings, place, decoder.drafter.state))
         if settings.replay:
             runs.measure_costs(group, outcome, progress)
@@ -186,6 +193,8 @@ def _compare(
         "strategy": settings.draft.strategy,
         "k": settings.draft.k,
         "drafter": "; ".join(dict.fromkeys(names)),
+        "speculation": settings.generation.speculation,
+        "wrong_drafts": settings.wrong_drafts,
     }
 
 

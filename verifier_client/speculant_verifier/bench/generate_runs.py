@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speculant_graph.client import NullDrafter
-from speculant_graph.config import GenerationConfig
+from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.types import Drafter
 from speculant_verifier.bench.cases import Case, CaseGroup
-from speculant_verifier.bench.own_decoding import decode_own
+from speculant_verifier.bench.own_decoding import OwnDecoding
 from speculant_verifier.bench.tally import PHASES, Decoded, Tally
 from speculant_verifier.bench.transformers_decoding import PROMPT_LOOKUP_TOKENS, decode_transformers
 from speculant_verifier.model import TargetModel
 from speculant_verifier.speculation import CostTable, measure_costs
+from speculant_verifier.speculation.controller import Cost
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,7 +72,7 @@ class GenerateRuns:
         target: TargetModel,
         config: GenerationConfig,
         batch: int,
-        node_budget: int,
+        draft: DraftConfig,
         assistant: PreTrainedModel | None,
     ) -> None:
         """Set up.
@@ -80,15 +81,17 @@ class GenerateRuns:
             target: the model of all ways.
             config: how tokens are chosen.
             batch: requests decoded together.
-            node_budget: most nodes drafted per request and step.
+            draft: how drafts are made.
             assistant: draft model of assisted generation, if there is one.
         """
         self._target, self._config, self.batch = target, config, batch
-        self._node_budget, self._assistant = node_budget, assistant
+        self._draft, self._assistant = draft, assistant
 
-    def run(self, group: CaseGroup, drafter: Drafter, total: Outcome, progress: BenchProgress) -> Outcome:
+    def run(
+        self, group: CaseGroup, drafter: Drafter, cost: Cost | None, total: Outcome, progress: BenchProgress
+    ) -> Outcome:
         """Decode a group of requests in every way; count it in ``total``, too."""
-        ways = self._ways(drafter)
+        ways = self._ways(drafter, cost)
         outcome = Outcome(group.name, len(group.cases))
         total.num_requests += len(group.cases)
         progress.begin(f"{group.name}: warming up")
@@ -118,23 +121,28 @@ class GenerateRuns:
         """Measure what passes take with about as many tokens in the cache as the group's requests have."""
         lengths = [len(case.prompt) + case.max_tokens // 2 for case in group.cases]
         context = min(_LONGEST_COST_CONTEXT, sum(lengths) // len(lengths))
-        widest = self._node_budget + 1
+        widest = self._draft.k + 1
         tokens = [number for number in _FIRST_DOUBLINGS if number < widest] + [widest]
         label = f"{group.name}: measuring forward passes"
         outcome.costs = measure_costs(
             self._target, [self.batch], tokens, context, _COST_BUDGET_S, progress.teller(label)
         )
 
-    def _ways(self, drafter: Drafter) -> dict[str, Callable[[Sequence[Case]], Decoded]]:
+    def _ways(self, drafter: Drafter, cost: Cost | None) -> dict[str, Callable[[Sequence[Case]], Decoded]]:
         target, config = self._target, self._config
 
-        def own(each: Drafter, node_budget: int) -> Callable[[Sequence[Case]], Decoded]:
-            return lambda cases: decode_own(target, each, cases, config, self.batch, node_budget)
+        def own(each: Drafter, draft: DraftConfig) -> Callable[[Sequence[Case]], Decoded]:
+            decoding = OwnDecoding(target, each, draft, self.batch, cost)
+            return lambda cases: decoding.decode(cases, config)
 
         def other(**more: Any) -> Callable[[Sequence[Case]], Decoded]:
             return lambda cases: decode_transformers(target, cases, config, more)
 
-        ways = {PLAIN: own(NullDrafter(), 0), SPECULATIVE: own(drafter, self._node_budget), TRANSFORMERS: other()}
+        ways = {
+            PLAIN: own(NullDrafter(), DraftConfig(k=0)),
+            SPECULATIVE: own(drafter, self._draft),
+            TRANSFORMERS: other(),
+        }
         if self.batch == 1:  # all that transformers' own speculation takes
             ways[PROMPT_LOOKUP] = other(prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
             if self._assistant is not None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speculant_graph.bench.report import print_report
-from speculant_graph.config import GenerationConfig
+from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, SequenceStep
 from speculant_verifier.bench.cases import Case
-from speculant_verifier.bench.own_decoding import decode_own
+from speculant_verifier.bench.own_decoding import OwnDecoding
 from speculant_verifier.bench.tally import PHASES, Tally
 from speculant_verifier.model import TargetModel
 
@@ -82,11 +82,12 @@ def measure_overhead(target: TargetModel, batch: int, progress: BenchProgress) -
 
     cases = [Case(tokens(_PROMPT), _OUTPUT, tokens(_OUTPUT)) for _ in range(batch)]
     drafter = HalfRightDrafter(cases, target.vocabulary_size)
+    decoding = OwnDecoding(target, drafter, DraftConfig(k=NODES, strategy="tree"), batch)
     tally = Tally()
     tell = progress.teller("decoding")
     for number in range(1 + _ROUNDS):
         tell(number, 1 + _ROUNDS)
-        run = decode_own(target, drafter, cases, GenerationConfig(), batch, NODES)
+        run = decoding.decode(cases, GenerationConfig(speculation="on"))
         if number:  # the first one warms up
             tally.add(run)
     tell(1, 1)

@@ -10,10 +10,10 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from speculant_graph.bench.report import print_report
-from speculant_graph.config import GenerationConfig
+from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.types import Drafter
 from speculant_verifier.bench.cases import Case, CaseGroup
-from speculant_verifier.bench.own_decoding import decode_own
+from speculant_verifier.bench.own_decoding import OwnDecoding
 from speculant_verifier.bench.tally import Decoded
 from speculant_verifier.model import TargetModel
 
@@ -45,7 +45,7 @@ def measure_refill(
     config: GenerationConfig,
     batch: int,
     num_requests: int,
-    node_budget: int,
+    draft: DraftConfig,
     progress: BenchProgress,
 ) -> dict[str, Any]:
     """Decode the requests both ways, in turns, and return the figures, ready for JSON.
@@ -54,8 +54,10 @@ def measure_refill(
     """
     cases = mixed_lengths([case for group in groups for case in group.cases], num_requests, config.seed)
 
+    decoding = OwnDecoding(target, drafter, draft, batch)
+
     def decode(some: Sequence[Case]) -> Decoded:
-        return decode_own(target, drafter, some, config, batch, node_budget)
+        return decoding.decode(some, config)
 
     ways: dict[str, Callable[[], list[Decoded]]] = {
         "refilled": lambda: [decode(cases)],
@@ -70,7 +72,7 @@ def measure_refill(
             tell(number * len(ways) + done, _ROUNDS * len(ways))
             results[name].append(ways[name]())
     tell(1, 1)
-    figures: dict[str, Any] = {"requests": len(cases), "node_budget": node_budget}
+    figures: dict[str, Any] = {"requests": len(cases), "k": draft.k}
     for name, rounds in results.items():
         figures[name] = _figures(rounds, batch)
     texts = {name: [row.token_ids for run in rounds[0] for row in run.rows] for name, rounds in results.items()}

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from speculant_verifier.cache.layout import Placement
+from speculant_verifier.cache.moves import Buffer, memory_of, move_slots
 
 
 class SlotLayer(CacheLayerMixin):
@@ -26,12 +27,14 @@ class SlotLayer(CacheLayerMixin):
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_rows, self.num_slots = num_rows, num_slots
         self.placement: Placement | None = None
+        self._memories: tuple[Buffer | None, Buffer | None] = None, None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate on the first pass, when shapes, dtype and device are known."""
         shape = self.num_rows, key_states.shape[1], self.num_slots
         self.keys = key_states.new_zeros(*shape, key_states.shape[3])
         self.values = value_states.new_zeros(*shape, value_states.shape[3])
+        self._memories = memory_of(self.keys), memory_of(self.values)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -79,9 +82,16 @@ class SlotLayer(CacheLayerMixin):
             else:
                 new[moves[0], :, moves[2]] = old[moves[0], :, moves[1]]
             setattr(self, name, new)
+        self._memories = memory_of(self.keys), memory_of(self.values)
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
-        """Copy slots ``source`` of ``rows`` to slots ``target``; everything is read before anything is written."""
+        """Copy slots ``source`` of ``rows`` to slots ``target``, in the order of paths: none moves behind itself."""
+        keys, values = self._memories
+        if keys is not None and values is not None:
+            places = rows.numpy(), source.numpy(), target.numpy()
+            move_slots(keys, *places)
+            move_slots(values, *places)
+            return
         self.keys[rows, :, target] = self.keys[rows, :, source]
         self.values[rows, :, target] = self.values[rows, :, source]
 

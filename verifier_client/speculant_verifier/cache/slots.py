@@ -15,6 +15,7 @@ pass begins with (usually one).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -97,6 +98,13 @@ class SlotCache(Cache):
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             layer.resize(num_rows, self._slots_of(is_sliding))
 
+    @property
+    def most_capacity(self) -> int:
+        """Most slots per row that the bound allows, with as many rows as there are."""
+        if self.max_slots is None:
+            return sys.maxsize
+        return self.max_slots // self.num_rows // self.layout.step * self.layout.step
+
     def reserve(self, num_slots: int) -> None:
         """Make room for so many slots per row, with some to spare if the bound allows.
 
@@ -107,7 +115,7 @@ class SlotCache(Cache):
             return
         capacity = self.layout.round_up(max(num_slots, self.capacity + max(_LEAST_GROWTH, self.capacity // 4)))
         if self.max_slots is not None and self.num_rows * capacity > self.max_slots:
-            capacity = max(num_slots, self.max_slots // self.num_rows // self.layout.step * self.layout.step)
+            capacity = max(num_slots, self.most_capacity)
             if self.slots_needed(self.num_rows, capacity) > self.max_slots:
                 raise ValueError(f"{self.num_rows} rows of {num_slots} slots do not fit into {self.max_slots} slots")
         self.resize(self.num_rows, capacity)
@@ -218,7 +226,7 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def _move(self, moved: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> None:
-        plain = torch.from_numpy(moved).to(self.layout.device)
+        plain = torch.from_numpy(np.ascontiguousarray(moved)).to(self.layout.device)
         ringed = plain if self._ring is None else torch.stack([plain[0], *(plain[1:] % self._ring)])
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             rows, source, target = ringed if is_sliding else plain

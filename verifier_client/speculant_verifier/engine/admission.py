@@ -24,11 +24,12 @@ class Admission:
             config: rows and tokens.
             most_nodes: nodes of a draft, which need slots while they are verified.
         """
-        self._target, self._most_nodes = target, most_nodes
+        self._target = target
+        self._widest_step = target.layout.width_of(most_nodes + MOST_PENDING)
         self._num_rows = config.max_batch_size
         self.cache = target.new_cache(0, widest_pass=max(config.prefill_chunk, most_nodes + MOST_PENDING))
         """The cache whose rows are given out: those in front are in use."""
-        most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + most_nodes + MOST_PENDING)
+        most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
         self._max_tokens = self.cache.max_slots = config.max_kv_tokens or most
 
     def check(self, request: Request) -> None:
@@ -95,4 +96,5 @@ class Admission:
 
     def _need(self, request: Request) -> int:
         longest = min(len(request.prompt) + request.config.max_tokens, self._target.max_length)
-        return longest + self._most_nodes
+        # A pass is as wide for all rows as its widest one, which may be that of a short prompt beside a long row.
+        return longest + self._widest_step

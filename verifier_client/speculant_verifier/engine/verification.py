@@ -49,9 +49,9 @@ class Verification:
                     logits[None, None], [RowContext(sequence.sampler, sequence.token_ids, EMPTY_DRAFT)]
                 )
                 emissions.append(self._outcome(sequence, EMPTY_DRAFT, target, logits[None]).emission)
+                sequence.num_from_target_cache += len(emissions[-1].token_ids)
                 if emissions[-1].finish_reason is not None:
                     break
-                sequence.num_from_target_cache += 1
         return emissions
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ class RowContext:
 class RowTarget:
     """One row's :class:`~speculant_verifier.rules.target.DraftTarget`; every node is worked out once at most."""
 
-    __slots__ = ("_chosen", "_distributions", "_draft", "_logits", "_sampler", "_token_ids")
+    __slots__ = ("_array", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_token_ids")
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class RowTarget:
         token_ids: Sequence[TokenId],
         draft: Draft,
         chosen: Sequence[tuple[TokenId, float]] = (),
+        array: NDArray[np.float32] | None = None,
     ) -> None:
         """Wrap a row.
 
@@ -56,8 +57,10 @@ class RowTarget:
             token_ids: the sequence so far; must not change while the target is used.
             draft: what was drafted behind it.
             chosen: per node the choice and a number that is finite unless the choice is void, where they are made.
+            array: the memory of the logits, if they are float32 on a CPU.
         """
         self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft
+        self._array = array
         self._chosen = dict(enumerate(chosen))
         self._distributions: dict[int, Distribution] = {}
 
@@ -103,7 +106,9 @@ class RowTarget:
     def _choice_after(self, node: int) -> tuple[TokenId, float]:
         sampler = self._sampler
         if sampler.is_greedy:
-            return _largest(self._logits[node] if sampler.is_plain_greedy else self._scores_after(node))
+            if not sampler.is_plain_greedy:
+                return _largest(self._scores_after(node))
+            return _largest(self._logits[node]) if self._array is None else _largest_of_array(self._array[node])
         distribution, position = self._distribution_after(node), self._position_after(node)
         if sampler.config.rule == "gumbel":
             return distribution.choose_by_noise(sampler.seed, position), 0.0
@@ -159,10 +164,14 @@ def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
         rows: one per row, in the same order.
     """
     chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows)
+    arrays: Sequence[NDArray[np.float32] | None] = [None] * len(rows)
     if logits.device.type != "cpu":
         chosen = choices_at_once(logits, rows)
+    elif logits.dtype == torch.float32:
+        arrays = list(logits.numpy())
     return [
-        RowTarget(row.sampler, logits[index], row.token_ids, row.draft, chosen[index]) for index, row in enumerate(rows)
+        RowTarget(row.sampler, logits[index], row.token_ids, row.draft, chosen[index], arrays[index])
+        for index, row in enumerate(rows)
     ]
 
 
@@ -202,9 +211,12 @@ def _sampled_at_once(logits: Tensor, row: RowContext) -> list[tuple[TokenId, flo
 def _largest(scores: Tensor) -> tuple[TokenId, float]:
     """Return the first of the largest scores; a NaN counts as largest."""
     if scores.device.type == "cpu":
-        array: NDArray[np.float32] = scores.float().numpy()  # several times faster than torch over one row
-        token = int(array.argmax())
-        return token, float(array[token])
+        return _largest_of_array(scores.float().numpy())
     largest = scores.max(-1)
     token, value = torch.stack((largest.indices.double(), largest.values.double())).tolist()
     return int(token), value
+
+
+def _largest_of_array(scores: NDArray[np.float32]) -> tuple[TokenId, float]:
+    token = int(scores.argmax())  # several times faster than torch over one row
+    return token, float(scores[token])

@@ -148,6 +148,7 @@ def trimmed(draft: Draft, nodes: NDArray[np.int64]) -> Draft:
         return EMPTY_DRAFT
     kept = np.sort(nodes).tolist()
     numbers = {0: 0} | {node + 1: place + 1 for place, node in enumerate(kept)}
+    are_first = kept[-1] == len(kept) - 1
     return Draft(
         tuple(draft.token_ids[node] for node in kept),
         tuple(numbers[draft.parents[node]] for node in kept),
@@ -155,5 +156,5 @@ def trimmed(draft: Draft, nodes: NDArray[np.int64]) -> Draft:
         tuple(draft.proposals[node] for node in kept) if draft.proposals else (),
         draft.strategy,
         draft.terminated_early,
-        draft.draft_id,
+        draft.draft_id if are_first else 0,  # feedback names nodes by the numbers that the drafter gave them
     )
