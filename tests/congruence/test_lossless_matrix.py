@@ -136,9 +136,7 @@ def test_prompts_of_any_length(length):
         text = [*prompt, *output]
         for ring, chunk in ((True, 7), (False, 512), (True, 128)):
             for script in (knowing([text], 0.85, 258, length), knowing_tree([text], 258, length)):
-                outcome = decode(
-                    target_of("gpt_oss", ring), [job], ScriptedDrafter(script), 12, prefill_chunk=chunk
-                )
+                outcome = decode(target_of("gpt_oss", ring), [job], ScriptedDrafter(script), 12, prefill_chunk=chunk)
                 assert outcome.outputs == [output], (ring, chunk)
 
 
