@@ -90,7 +90,7 @@ class Runner:
             self._withdraw(mailbox)
 
     def close(self) -> None:
-        """End everything after the step that is being done; those who still wait get an error, and so do later calls."""
+        """End everything after the step that is being done; who still waits gets an error, and so do later calls."""
         with self._changed:
             self._is_closed = True
             self._tell_all(GenerationError(_CLOSED))  # first, as whoever works would go on for as long as it reads
