@@ -62,7 +62,9 @@ class Batch:
                 self._texts.append(TextStream(target.decode, config.stop))
                 self._endings.append(ending)
                 settings = config.model_copy(update={"seed": (config.seed + sample) % (1 << 63), "n": 1})
-                self.requests.append(Request(len(self.requests), token_ids, settings, stop_check=ending, refusal=refusal))
+                self.requests.append(
+                    Request(len(self.requests), token_ids, settings, stop_check=ending, refusal=refusal)
+                )
 
     def note(self, emission: Emission) -> None:
         """Keep the result of a sequence that ended."""

@@ -62,7 +62,9 @@ class SlotCache(Cache):
         self._written = [0] * num_rows  # slots that may hold something, rejected nodes included
         self._ring = layout.ring_slots(widest_pass)
         self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout)
-        self._slot_layers = [SlotLayer(num_rows, self._slots_of(sliding, self.capacity)) for sliding in layout.is_sliding]
+        self._slot_layers = [
+            SlotLayer(num_rows, self._slots_of(sliding, self.capacity)) for sliding in layout.is_sliding
+        ]
         super().__init__(layers=list(self._slot_layers))
 
     def _slots_of(self, is_sliding: bool, capacity: int) -> int:

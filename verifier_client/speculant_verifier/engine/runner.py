@@ -90,7 +90,7 @@ class Runner:
             self._withdraw(mailbox)
 
     def close(self) -> None:
-        """End everything after the step that is being done; those who still wait get an error, and so do later calls."""
+        """End everything after the step that is being done; who still waits gets an error, and so do later calls."""
         with self._changed:
             self._is_closed = True
             self._tell_all(GenerationError(_CLOSED))  # first, as whoever works would go on for as long as it reads
@@ -105,7 +105,6 @@ class Runner:
             if self._is_closed:
                 raise GenerationError(_CLOSED)
             self._arriving.append(mailbox)
-            # After a fork there is no thread, though there is its object.
             if mailbox.is_driven and (self._driver is None or not self._driver.is_alive()):
                 self._driver = threading.Thread(target=self._drive, name="speculant-engine", daemon=True)
                 self._driver.start()
