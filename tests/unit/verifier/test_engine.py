@@ -8,7 +8,8 @@ import torch
 
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.types import Draft, Proposal
+from speculant_graph.errors import SpeculantError
+from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.cache import SlotCache
 from speculant_verifier.cache.layers import SlotLayer
 from speculant_verifier.engine import Engine, Request
@@ -232,13 +233,34 @@ def test_memory_that_does_not_suffice_for_a_prompt_ends_no_other_that_waits(targ
 ])  # fmt: skip
 @pytest.mark.parametrize("rule", ["follow", "token", "tree-wor"])
 def test_whatever_a_drafter_answers_the_text_is_the_same(target, answer, rule):
-    """One that costs no more than its acceptance: drafts with probabilities are trimmed, so these must be sound."""
+    """Drafts with probabilities are trimmed by them, so these must be sound."""
     drafter = ScriptedDrafter(lambda _: None)
     drafter.draft = answer
     config = CONFIG.model_copy(update={"rule": rule, "speculation": "auto"})
     engine = Engine(target, drafter, VerifierConfig(), DraftConfig(k=4, strategy="tree"))
     engine.add(Request(0, (1, 2, 3), config))
     assert finish(engine)[0].sequence.output == alone(target, (1, 2, 3))
+
+
+def test_a_session_that_can_not_be_opened_ends_no_other_request(target):
+    """A strict drafter's refusal ends its own request; what is merely broken costs the drafts."""
+    errors = [SpeculantError("no answer; start the sidecar"), OSError("broken"), None]
+
+    class Failing(ScriptedDrafter):
+        def open(self, session_id):
+            if error := errors.pop(0):
+                raise error
+            super().open(session_id)
+
+    drafter = Failing(lambda _: EMPTY_DRAFT)
+    engine = make_engine(target, drafter)
+    for index in range(3):
+        engine.add(Request(index, (1, 2, 3), CONFIG))
+    ended = finish(engine)
+    assert [ended[index].finish_reason for index in range(3)] == ["error", "length", "length"]
+    assert ended[0].sequence.error == "no answer; start the sidecar"
+    assert ended[1].sequence.output == ended[2].sequence.output == alone(target, (1, 2, 3))
+    assert not drafter.open_sessions
 
 
 @pytest.mark.parametrize("most_nodes_kept", [0, 1, 2, 4])
