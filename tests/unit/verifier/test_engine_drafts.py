@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.errors import SpeculantError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine import Engine, Request
 from support.drafters import ScriptedDrafter
-from support.engines import CONFIG, alone, finish, scripted
+from support.engines import CONFIG, alone, finish, make_engine, scripted
 from support.tiny_models import tiny_gpt_oss
 
 
@@ -34,7 +35,7 @@ def target():
 ])  # fmt: skip
 @pytest.mark.parametrize("rule", ["follow", "token", "tree-wor"])
 def test_whatever_a_drafter_answers_the_text_is_the_same(target, answer, rule):
-    """One that costs no more than its acceptance: drafts with probabilities are trimmed, so these must be sound."""
+    """Drafts with probabilities are trimmed by them, so these must be sound."""
     drafter = ScriptedDrafter(lambda _: None)
     drafter.draft = answer
     config = CONFIG.model_copy(update={"rule": rule, "speculation": "auto"})
@@ -100,3 +101,24 @@ def test_drafts_that_can_not_be_are_no_drafts(target, draft, rule):
         assert emission.finish_reason == "length", emission.sequence.error
         if rule == "follow" and draft.path_probabilities:
             assert not emission.sequence.drafted_by_depth
+
+
+def test_a_session_that_can_not_be_opened_ends_no_other_request(target):
+    """A strict drafter's refusal ends its own request; what is merely broken costs the drafts."""
+    errors = [SpeculantError("no answer; start the sidecar"), OSError("broken"), None]
+
+    class Failing(ScriptedDrafter):
+        def open(self, session_id):
+            if error := errors.pop(0):
+                raise error
+            super().open(session_id)
+
+    drafter = Failing(lambda _: EMPTY_DRAFT)
+    engine = make_engine(target, drafter)
+    for index in range(3):
+        engine.add(Request(index, (1, 2, 3), CONFIG))
+    ended = finish(engine)
+    assert [ended[index].finish_reason for index in range(3)] == ["error", "length", "length"]
+    assert ended[0].sequence.error == "no answer; start the sidecar"
+    assert ended[1].sequence.output == ended[2].sequence.output == alone(target, (1, 2, 3))
+    assert not drafter.open_sessions

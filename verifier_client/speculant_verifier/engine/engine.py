@@ -212,6 +212,11 @@ class Engine:
             if not self._has_emitted:
                 raise
             logger.warning("the drafter has another tokenizer now, going on without drafts: {}", error)
+        except SpeculantError as error:  # it was asked to be strict
+            self._leave(sequence)
+            self._failed.append(_failure(sequence, error))
+        except Exception as error:  # drafters are anybody's code
+            logger.warning("the drafter can't begin a session, going on without drafts: {!r}; mend it", error)
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         return self._verification.step(sequences, self._drafting.drafts(sequences), self._drafting)

@@ -105,7 +105,6 @@ class Runner:
             if self._is_closed:
                 raise GenerationError(_CLOSED)
             self._arriving.append(mailbox)
-            # After a fork there is no thread, though there is its object.
             if mailbox.is_driven and (self._driver is None or not self._driver.is_alive()):
                 self._driver = threading.Thread(target=self._drive, name="speculant-engine", daemon=True)
                 self._driver.start()
