@@ -119,7 +119,7 @@ def test_other_families_at_random(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_anything_at_random(family, seed):
     rng = random.Random(f"{family} {seed}")
-    for _ in range(14):
+    for _ in range(18):
         scenario, written, expected = random_scenario(rng, family)
         assert written == expected, scenario
 
@@ -136,9 +136,7 @@ def test_prompts_of_any_length(length):
         text = [*prompt, *output]
         for ring, chunk in ((True, 7), (False, 512), (True, 128)):
             for script in (knowing([text], 0.85, 258, length), knowing_tree([text], 258, length)):
-                outcome = decode(
-                    target_of("gpt_oss", ring), [job], ScriptedDrafter(script), 12, prefill_chunk=chunk
-                )
+                outcome = decode(target_of("gpt_oss", ring), [job], ScriptedDrafter(script), 12, prefill_chunk=chunk)
                 assert outcome.outputs == [output], (ring, chunk)
 
 

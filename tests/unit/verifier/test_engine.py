@@ -181,6 +181,21 @@ def test_forced_tokens_are_written_whatever_the_model_prefers(target):
     assert sum(emission.sequence.accepted_by_depth) > 0
 
 
+def test_prompts_are_read_in_the_order_in_which_they_came(target):
+    """Callers who share an engine number their requests from 0, each for themselves."""
+    engine = make_engine(target, prefill_chunk=20)
+    config = CONFIG.model_copy(update={"max_tokens": 1})
+    first = engine.add(Request(3, tuple(range(60)), config))
+    engine.step()
+    ended = []
+    for _ in range(3):
+        engine.add(Request(0, tuple(range(1, 61)), config))
+        ended += [emission.sequence for emission in engine.step()]
+    assert ended == [first]
+    finish_all = [emission.sequence.index for _ in range(9) for emission in engine.step()]
+    assert finish_all == [0, 0, 0]
+
+
 def scripted(budget_to_draft):
     return ScriptedDrafter(lambda step: budget_to_draft(step.node_budget))
 

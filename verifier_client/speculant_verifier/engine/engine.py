@@ -8,6 +8,7 @@ ends that request alone. The engine knows neither text nor gRPC; the drafter is 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,6 +58,7 @@ class Engine:
         self._running: list[ActiveSequence] = []
         self._failed: list[Emission] = []
         self._has_emitted = False
+        self._arrivals = itertools.count()
         self.totals = EngineTotals()
         """Times and counts since the engine was made."""
         self._admission = Admission(target, config, draft.k)
@@ -93,7 +95,7 @@ class Engine:
         Returns:
             The sequence, which its emissions name.
         """
-        sequence = ActiveSequence(request, token_ids=list(request.prompt))
+        sequence = ActiveSequence(request, arrival=next(self._arrivals), token_ids=list(request.prompt))
         try:
             self._admission.check(request)
             sequence.end_token_ids = end_token_ids_of(request.config, self._target.end_token_ids)
@@ -207,7 +209,7 @@ class Engine:
                 if not is_out_of_memory(error):
                     raise
             self._target.free_memory()
-            youngest = max(left, key=lambda each: (-each.num_steps, each.index))
+            youngest = max(left, key=lambda each: (-each.num_steps, each.arrival))
             left.remove(youngest)
             self._leave(youngest)
             failures.append(_failure(youngest, GenerationError(_OUT_OF_MEMORY)))

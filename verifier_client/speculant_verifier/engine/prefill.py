@@ -26,7 +26,7 @@ class Prefill:
         started_s = time.perf_counter()
         chosen: list[tuple[ActiveSequence, int]] = []
         width = start = 0
-        for sequence in sorted(sequences, key=lambda each: each.index):
+        for sequence in sorted(sequences, key=lambda each: each.arrival):
             take = min(sequence.num_pending - 1, self._chunk)
             if not self._fits(sequence.num_cached, take):  # but without padding it does
                 take = 1 << take.bit_length() - 1

@@ -48,6 +48,8 @@ class ActiveSequence:
     request: Request
     row: int = -1
     """Its row of the cache; -1 if it has none."""
+    arrival: int = 0
+    """Number in the order in which requests came: callers that share an engine all count theirs from 0."""
     session_id: int = field(default_factory=lambda: secrets.randbits(63) + 1)
     token_ids: list[TokenId] = field(default_factory=list)
     """Prompt and output."""
