@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections import Counter
 from functools import cache
@@ -12,7 +14,11 @@ import torch
 from scipy.stats import chi2
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.types import Draft, Proposal
+from speculant_graph.random_stream import PROPOSAL_STREAM, RULE_STREAM, uniform
+from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
+from speculant_verifier.engine.drafting import draft_seed
+from speculant_verifier.rules import block
+from speculant_verifier.sampling import Distribution
 from support.drafters import ScriptedDrafter
 from support.graphs import graph_of
 from support.lossless import Job, alone, decode, local_drafter
@@ -216,3 +222,62 @@ def test_gumbel_coupling_accepts_more_and_changes_nothing(temperature):
         assert outcome.outputs == plain
         accepted[coupling] = sum(sum(each.accepted_by_depth) for each in outcome.sequences)
     assert accepted["gumbel"] > accepted["none"]
+
+
+def test_only_block_asks_for_drafts_of_new_numbers():
+    """*gumbel* needs the request's seed at the drafter, and repeated runs need the same drafts."""
+    seen = {}
+    for rule in RULES:
+        drafter = ScriptedDrafter(lambda step, rule=rule: seen.setdefault(rule, []).append(step.seed) or EMPTY_DRAFT)
+        outputs_of(rule, drafter, 1, 77, max_tokens=6)
+    assert all(set(seeds) == {77} for rule, seeds in seen.items() if rule != "block")
+    assert len(set(seen["block"])) == len(seen["block"]) == 5
+    assert seen["block"] == [draft_seed(GenerationConfig(rule="block", seed=77), len(PROMPT) + i) for i in range(5)]
+
+
+OWN, DRAFTED = [[0.3, 0.7], [0.8, 0.2]], [[0.7, 0.3], [0.3, 0.7]]
+"""p and q of two tokens after each of them."""
+
+
+class Coins:
+    """A target of two tokens, of which the last one says all about the next."""
+
+    def __init__(self, token_ids):
+        self._token_ids = token_ids
+
+    def after(self, node):
+        return Distribution(None, np.array(OWN[self._token_ids[node]]))
+
+
+def coins(seed, seed_of_step, num_tokens=4, budget=4):
+    """Write tokens by the rule *block*, from drafts by the numbers of seed and position, as real drafters draw."""
+    numbers = (uniform(seed, count, RULE_STREAM) for count in itertools.count())
+    written = [0]
+    while len(written) <= num_tokens:
+        path, proposals = [written[-1]], []
+        for position in range(len(written), len(written) + budget):
+            q = DRAFTED[path[-1]]
+            proposals.append(Proposal(np.arange(2, dtype=np.uint32), np.array(q, np.float32)))
+            path.append(int(uniform(seed_of_step(seed, len(written)), position, PROPOSAL_STREAM) >= q[0]))
+        draft = Draft(tuple(path[1:]), tuple(range(budget)), (), proposals)
+        written += block(draft, Coins(path), lambda: next(numbers)).token_ids
+    return tuple(written[1 : num_tokens + 1])
+
+
+@pytest.mark.slow
+def test_block_needs_new_numbers_at_every_step():
+    """The control: with the same numbers for a position that is drafted again, the distribution is another one."""
+    joint = {
+        key: math.prod(OWN[last][token] for last, token in itertools.pairwise((0, *key)))
+        for key in itertools.product((0, 1), repeat=4)
+    }
+    p_values = {}
+    for name, seed_of_step in {
+        "own": lambda seed, length: draft_seed(GenerationConfig(rule="block", seed=seed), length),
+        "the request's": lambda seed, _: seed,
+    }.items():
+        counts = Counter(coins(seed, seed_of_step) for seed in range(25_000))
+        statistic = sum((counts[key] - 25_000 * mass) ** 2 / (25_000 * mass) for key, mass in joint.items())
+        p_values[name] = float(chi2.sf(statistic, len(joint) - 1))
+    assert p_values["own"] > 1e-4
+    assert p_values["the request's"] < 1e-6

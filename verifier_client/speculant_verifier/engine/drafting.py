@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from loguru import logger
 
+from speculant_graph.config import GenerationConfig
+from speculant_graph.random_stream import STEP_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
 from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
 from speculant_verifier.model import TargetModel
@@ -49,7 +51,13 @@ class Drafting:
             return [EMPTY_DRAFT] * len(sequences)
         asked = [number for number, sequence in enumerate(sequences) if sequence.has_session and budgets[number]]
         steps = [
-            SequenceStep(each.session_id, each.token_ids, budgets[number], each.config.seed, each.feedback)
+            SequenceStep(
+                each.session_id,
+                each.token_ids,
+                budgets[number],
+                draft_seed(each.config, len(each.token_ids)),
+                each.feedback,
+            )
             for number, each in ((number, sequences[number]) for number in asked)
         ]
         drafts = [EMPTY_DRAFT] * len(sequences)
@@ -124,6 +132,18 @@ class Drafting:
             and int(proposal.token_ids.max(initial=0)) < self._target.vocabulary_size
             for proposal in draft.proposals
         )
+
+
+def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
+    """Return the seed that a sequence of so many tokens is drafted for with.
+
+    Drafters take the numbers of seed and position. *block* judges a draft as a whole: how much of it is accepted tells
+    something of the numbers of the rest, which would be drawn by again in the next step, so its steps have seeds of
+    their own. The other rules never look behind the first token that they reject.
+    """
+    if config.rule != "block":
+        return config.seed
+    return int(uniform(config.seed, num_tokens, STEP_STREAM) * 2**53)
 
 
 def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:
