@@ -140,8 +140,8 @@ class VerifierConfig(Config):
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
     """Most sequences decoded together; others wait for a free place."""
     attention: Literal["auto", "speculant", "eager", "flex"] = "auto"
-    """How attention is computed. 'speculant' is a fused kernel with any mask and sinks; 'eager' is the model's own, slow
-    and obvious; 'flex' is compiled and needs a GPU; 'auto' takes 'speculant'."""
+    """How attention is computed. 'speculant' is a fused kernel with any mask and sinks; 'eager' is the model's own,
+    slow and obvious; 'flex' is compiled and needs a GPU; 'auto' takes 'speculant'."""
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0
     """Most tokens that keys and values are kept for: running sequences times the longest that any of them may become.
     Requests wait until there is room. 0 is as many as the largest batch of the model's longest contexts takes."""
@@ -153,8 +153,8 @@ class VerifierConfig(Config):
     """Memory for what the target said after prefixes it has seen, also those of rejected drafts (SpecExec's speculative
     cache): a prefix that comes again needs no forward pass. 0 keeps nothing."""
     measure_costs: bool = True
-    """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds; the
-    result is kept in the cache folder. Without it typical costs are assumed."""
+    """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
+    the result is kept in the cache folder. Without it typical costs are assumed."""
     feedback_top_k: Annotated[int, Field(ge=0, le=64)] = 0
     """Tell the drafter the target's most probable tokens at every verified position, this many; 0 tells nothing."""
     disagreements: Path | None = None
@@ -175,7 +175,8 @@ class GenerationConfig(Config):
     max_tokens: Annotated[int, Field(ge=1)] = 256
     """Most new tokens."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_not_tiny)] = 0.0
-    """0 is greedy, and 'top_k', 'top_p' and 'min_p' do nothing; otherwise at least 0.001, below which logits overflow."""
+    """0 is greedy, where 'top_k', 'top_p' and 'min_p' do nothing; otherwise at least 0.001, below which logits
+    overflow."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
