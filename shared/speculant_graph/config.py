@@ -138,23 +138,23 @@ class VerifierConfig(Config):
     num_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step down."""
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
-    """Most sequences decoded together; of longer lists, prompts wait for a free place."""
+    """Most sequences decoded together; others wait for a free place."""
     attention: Literal["auto", "speculant", "eager", "flex"] = "auto"
-    """How attention is computed. 'speculant' is a fused kernel with any mask and sinks, on CPU and GPU; 'eager' is the
-    model's own, slow and obvious; 'flex' is compiled and needs a GPU; 'auto' takes 'speculant'."""
+    """How attention is computed. 'speculant' is a fused kernel with any mask and sinks; 'eager' is the model's own,
+    slow and obvious; 'flex' is compiled and needs a GPU; 'auto' takes 'speculant'."""
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0
-    """Most tokens of all sequences together that keys and values are kept for; requests wait until there is room. 0 is
-    as many as the largest batch of the model's longest contexts takes."""
+    """Most tokens that keys and values are kept for: running sequences times the longest that any of them may become.
+    Requests wait until there is room. 0 is as many as the largest batch of the model's longest contexts takes."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
-    """Most tokens of a prompt that are read between two steps of the sequences that are running."""
+    """Most tokens of prompts that are read between two steps of the sequences that are running."""
     ring_cache: bool = True
     """Keep no more than the window of sliding-window layers, which saves memory; the text is the same."""
     target_cache: ByteSize = ByteSize(0)
     """Memory for what the target said after prefixes it has seen, also those of rejected drafts (SpecExec's speculative
     cache): a prefix that comes again needs no forward pass. 0 keeps nothing."""
     measure_costs: bool = True
-    """Measure what verifying drafts costs on this machine when a model is first used on it, for a few seconds; the
-    result is kept in the cache folder. Without it speculation judges by what it has seen so far."""
+    """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
+    the result is kept in the cache folder. Without it typical costs are assumed."""
     feedback_top_k: Annotated[int, Field(ge=0, le=64)] = 0
     """Tell the drafter the target's most probable tokens at every verified position, this many; 0 tells nothing."""
     disagreements: Path | None = None
@@ -170,12 +170,13 @@ class VerifierConfig(Config):
 
 
 class GenerationConfig(Config):
-    """How tokens are chosen; the names are those of transformers."""
+    """How tokens are chosen, and for how long; a setting of the request."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 256
     """Most new tokens."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_not_tiny)] = 0.0
-    """0 is greedy; otherwise at least 0.001, below which logits overflow."""
+    """0 is greedy, where 'top_k', 'top_p' and 'min_p' do nothing; otherwise at least 0.001, below which logits
+    overflow."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -199,16 +200,18 @@ class GenerationConfig(Config):
     n: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Samples of the same prompt; sample i uses the seed + i."""
     logprobs: Annotated[int, Field(ge=0, le=1_024)] | None = None
-    """Return the log-probability of every emitted token, and those of so many most probable ones."""
+    """Return the log-probability of every emitted token, and those of so many most probable ones; all of the model
+    itself, before temperature and the like."""
     rule: RuleName = "follow"
-    """How drafts are verified. 'follow': the output is a function of prompt, settings and seed alone. The others keep
-    the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block verification),
-    'nasd' (the model's own choice against the most probable proposal), 'tree-wor' and 'tree-iid' (trees whose siblings
-    were drawn without replacement, or independently), 'gumbel' (as 'follow', by noise that a drafter can repeat)."""
+    """How drafts are verified. 'follow': the output is a function of prompt, settings and seed alone; so it is with
+    'nasd', which looks at the most probable proposal only, and 'gumbel', by noise that a drafter can repeat. The others
+    keep the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block
+    verification), 'tree-wor' and 'tree-iid' (trees whose siblings were drawn without replacement, or independently)."""
     speculation: Literal["auto", "on", "off"] = "auto"
-    """Whether to use drafts: 'auto' uses as many as pay. With the rule 'follow' the text is the same."""
+    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. With the rules 'follow',
+    'gumbel' and 'nasd' the text is the same."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the request's random stream: the output is a function of prompt, settings and seed alone."""
+    """Seed of the request's random streams."""
     ignore_end_tokens: bool = False
     """Go on after the model's end token, up to 'max_tokens'."""
 

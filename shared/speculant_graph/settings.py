@@ -9,6 +9,7 @@ the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` wh
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_settings import (
@@ -128,7 +129,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
     except SettingsError as error:
-        raise ConfigError(f"{_explain_syntax(error)} (see speculant {command} --help)") from error
+        raise ConfigError(f"{_explain_syntax(kind, error)} (see speculant {command} --help)") from error
     return loaded
 
 
@@ -219,18 +220,31 @@ def config_file(arguments: Sequence[str]) -> Path | None:
     return path
 
 
-def _explain_syntax(error: SettingsError) -> str:
+def _explain_syntax(kind: type[CommandSettings], error: SettingsError) -> str:
     """Say which value could not be taken apart, and how it is written."""
     reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
-    if 'source "EnvSettingsSource"' in reason:
-        section = reason.split('"')[1].upper()
-        return (
-            f"a variable SPECULANT_{section}__... is no JSON; lists and tables are, such as '[\"a\"]' or '{{\"5\": 1}}'"
-        )
+    if match := re.fullmatch(r'error parsing value for field "(\w+)" from source "EnvSettingsSource"', reason):
+        variable = _variable_without_json(kind, match[1])
+        return f"{variable} is no JSON; lists and tables are, such as '[\"a\"]' or '{{\"5\": 1}}'"
     if match := re.fullmatch(r"Parsing error encountered for (\S+): .*", reason):
         flag = match[1].replace("_", "-")
         return f"--{flag} can't be taken apart; tables are written KEY=VALUE, once for each key"
     return reason
+
+
+def _variable_without_json(kind: type[CommandSettings], section: str) -> str:
+    """Return the name of the variable that should hold a list or a table and does not."""
+    inner = kind.model_fields[section].annotation
+    fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
+    for name, info in fields.items():
+        variable = f"SPECULANT_{section}__{name}".upper()
+        value = next((value for key, value in os.environ.items() if key.upper() == variable), None)
+        if value is not None and get_origin(info.annotation) in (list, tuple, dict, frozenset):
+            try:
+                json.loads(value)
+            except ValueError:
+                return variable
+    return f"SPECULANT_{section}".upper()
 
 
 def _explain(error: ValidationError) -> str:

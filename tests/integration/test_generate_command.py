@@ -14,7 +14,9 @@ from speculant_graph.cli.main import main
 from speculant_graph.config import GenerationConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.generate_output import InOrder
 from speculant_verifier.model import TargetModel
+from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
@@ -202,8 +204,30 @@ def test_settings_of_a_request_come_from_everywhere(elsewhere: Path, capsys, mon
     assert all(not each["top"] for report in reports for each in report["logprobs"])
 
 
-@pytest.mark.parametrize("value", ["END", "5=1"])
-def test_a_list_in_a_variable_that_is_no_json_says_how_it_is_written(capsys, monkeypatch, value: str) -> None:
-    monkeypatch.setenv("SPECULANT_GENERATION__STOP", value)
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("SPECULANT_GENERATION__STOP", "END"), ("SPECULANT_GENERATION__LOGIT_BIAS", "5=1"), ("SPECULANT_GENERATION", "{")],
+)
+def test_a_list_in_a_variable_that_is_no_json_says_how_it_is_written(
+    capsys, monkeypatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv("SPECULANT_GENERATION__RULE", "token")
+    monkeypatch.setenv(variable, value)
     assert generate("x") == 2
-    assert "SPECULANT_GENERATION__... is no JSON; lists and tables are, such as" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"{variable} is no JSON; lists and tables are, such as" in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_what_was_decoded_before_an_interruption_is_shown() -> None:
+    def event(prompt: int, text: str, *, is_last: bool) -> StepEvent:
+        result = GenerationResult(text, (), (), "length", 1, 0, (), (), PhaseTimes())
+        return StepEvent(prompt, (5,), 0, text, "", result if is_last else None)
+
+    order = InOrder([1, 1, 1])
+    assert not list(order.push(event(1, "b", is_last=True)))
+    assert [each.text for each in order.push(event(0, "a", is_last=False))] == ["a"]
+    assert not list(order.push(event(2, "c", is_last=False)))
+    assert [each.text for each in order.rest()] == ["b", "c"]
+    assert not list(order.rest())
+    assert [each.text for each in order.push(event(0, "a2", is_last=True))] == ["a2"]
