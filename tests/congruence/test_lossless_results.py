@@ -84,11 +84,11 @@ def test_logprobs_do_not_depend_on_processors():
 
 
 def test_samples_use_the_seeds_after_the_first():
-    outputs = [plain(0.9, seed) for seed in range(21, 25)]
+    outputs = [plain(0.9, seed) for seed in range(21, 24)]
     script = knowing([[*PROMPT, *output] for output in outputs], 0.9, 258)
-    results = generate(LONG.model_copy(update={"temperature": 0.9, "seed": 21, "n": 4}), script)
+    results = generate(LONG.model_copy(update={"temperature": 0.9, "seed": 21, "n": 3}), script)
     assert [result.token_ids for result in results] == outputs
-    assert len(set(outputs)) == 4
+    assert len(set(outputs)) == 3
     last = 2**63 - 1
     wrapped = generate(LONG.model_copy(update={"temperature": 0.9, "seed": last, "n": 2}), script)
     assert [result.token_ids for result in wrapped] == [plain(0.9, last), plain(0.9, 0)]
@@ -115,7 +115,7 @@ def test_stop_texts_across_steps_and_inside_accepted_drafts(accuracy):
     text = text_of(output)
     assert len(text) == len(output), "a character is a token, or the model wrote something else than expected"
     # Texts of one, two and five characters from anywhere in the output, so they lie across the ends of steps, too.
-    for place in range(0, len(text) - 5, 5):
+    for place in range(0, len(text) - 5, 9):
         for length in (1, 2, 5):
             stop = text[place : place + length]
             count, before = shortest_text_with(output, stop)

@@ -22,8 +22,18 @@ def noisy_graph(prompt, output):
     return graph_of([noise, [*prompt[-4:], *text]], 2, 258)
 
 
-@pytest.mark.parametrize("strategy", ["specexec", "beam"])
-@pytest.mark.parametrize(("length", "ring"), [(3, True), (127, True), (128, False), (200, True)])
+@pytest.mark.parametrize(
+    ("strategy", "length", "ring"),
+    [
+        ("specexec", 127, True),
+        ("beam", 200, True),
+        *(
+            pytest.param(strategy, length, ring, marks=pytest.mark.slow)
+            for strategy in ("specexec", "beam")
+            for length, ring in ((3, True), (128, False), (300, True), (129, True))
+        ),
+    ],
+)
 def test_trees_of_a_thousand_nodes(strategy, length, ring):
     """SpecExec's mode: one pass for each tree, in rings, too, around the window."""
     model = tiny_gpt_oss(window=WINDOW, ring_cache=ring)

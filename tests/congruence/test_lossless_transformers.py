@@ -19,7 +19,7 @@ from support.lossless import WINDOW
 from support.tiny_models import tiny_gpt_oss
 from support.transformers_settings import as_transformers, sampling_settings
 
-LENGTHS = (3, 126, 140, 20)
+LENGTHS = (3, 126, 140)
 
 
 @cache
@@ -78,9 +78,9 @@ SINGLE = {
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_each_processor(name):
-    config = GenerationConfig(max_tokens=24, **SINGLE[name])
-    [plain] = [by_transformers(prompts()[0], GenerationConfig(max_tokens=24), None)]
-    assert check(config, [257, plain[6], plain[15]]) + check(config, None) > 10
+    config = GenerationConfig(max_tokens=18, **SINGLE[name])
+    plain = by_transformers(prompts()[0], GenerationConfig(max_tokens=18), None)
+    assert check(config, [257, plain[6], plain[14]]) > 5
 
 
 def check_any(config, end_token_ids):
@@ -90,14 +90,14 @@ def check_any(config, end_token_ids):
         assume(False)
 
 
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(sampling_settings(sampled=False), st.sampled_from([None, [257], [10, 65, 257]]))
 def test_any_mix(config, end_token_ids):
     check_any(config, end_token_ids)
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(sampling_settings(sampled=False), st.sampled_from([None, [257], [10, 65, 257]]))
 def test_many_mixes(config, end_token_ids):
     check_any(config, end_token_ids)
