@@ -19,6 +19,8 @@ PROPOSAL_STREAM = 1
 """The drafter's choice of proposals: must be independent of the verifier's."""
 RULE_STREAM = 2
 """Numbers of verification rules, by the count of those drawn before; never the position's own."""
+STEP_STREAM = 3
+"""Seeds of drafts that must not share the numbers of earlier drafts of their sequence."""
 
 
 def _mix(value: int) -> int:

@@ -198,7 +198,15 @@ def test_a_graph_of_another_tokenizer_is_refused(target: TargetModel, tmp_path: 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [([""], "empty"), ([[1] * 5_000], "shorten"), ([[1, 4_096]], "outside")],
+    [
+        ([""], "empty"),
+        ([[1] * 5_000], "shorten"),
+        ([[1, 4_096]], "outside"),
+        (["half \ud83d"], "give UTF-8"),
+        ([["a"]], "list of token ids"),
+        ([[1.5]], "list of token ids"),
+        ([None], "list of token ids"),
+    ],
 )
 def test_bad_prompts_are_refused_by_name(target: TargetModel, prompt: list, message: str) -> None:
     """In a list, only that one."""
@@ -209,6 +217,8 @@ def test_bad_prompts_are_refused_by_name(target: TargetModel, prompt: list, mess
     assert good.token_ids == decoder.generate([[5, 6, 7]], SETTINGS)[0].token_ids
     with pytest.raises(GenerationError, match="empty"):
         decoder.generate("", SETTINGS)
+    with pytest.raises(GenerationError, match="UTF-8"):
+        decoder.generate("\ud83d", SETTINGS)
 
 
 def test_bad_settings_are_refused_by_name(target: TargetModel, graph_file: Path, tmp_path: Path) -> None:

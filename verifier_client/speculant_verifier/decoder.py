@@ -7,6 +7,7 @@ It puts the parts together (model, drafter, engine) and turns text into token id
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
@@ -177,8 +178,9 @@ class SpeculativeDecoder:
     ) -> GenerationResult | list[GenerationResult]:
         """Do :meth:`generate` in an event loop; cancelling the task ends the generation."""
         batch = self._batch(prompt, generation_config)
-        async for emission in self._runner.astream(batch.requests):
-            batch.note(emission)
+        async with aclosing(self._runner.astream(batch.requests)) as emissions:
+            async for emission in emissions:
+                batch.note(emission)
         return batch.outcome()
 
     async def astream(
@@ -188,8 +190,9 @@ class SpeculativeDecoder:
     ) -> AsyncIterator[StepEvent]:
         """Do :meth:`stream` in an event loop."""
         batch = self._batch(prompt, generation_config)
-        async for emission in self._runner.astream(batch.requests):
-            yield batch.event(emission)
+        async with aclosing(self._runner.astream(batch.requests)) as emissions:
+            async for emission in emissions:
+                yield batch.event(emission)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> list[TokenId]:
         """Return the token ids of a conversation by the model's own chat template, ready to be continued.

@@ -117,7 +117,7 @@ class StepEvent:
     prompt_index: int
     """Which prompt of the call."""
     token_ids: tuple[TokenId, ...]
-    """Emitted tokens, never empty."""
+    """Emitted tokens; empty only in a last event."""
     num_accepted: int
     """How many of them, from the first, were drafted; the rest are the model's own."""
     text: str

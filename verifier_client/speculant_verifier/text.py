@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 from speculant_graph.config import GenerationConfig
@@ -40,8 +41,6 @@ class Batch:
             configs: the settings of each.
             is_single: whether the caller gave one prompt and wants one result.
 
-        Raises:
-            GenerationError: the only prompt is no text.
         """
         self._target = target
         self._is_single = is_single
@@ -52,14 +51,20 @@ class Batch:
         self.requests: list[Request] = []
         """What the engine decodes."""
         for number, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
-            token_ids = self._token_ids(prompt)
+            refusal = ""
+            try:
+                token_ids = self._token_ids(prompt)
+            except GenerationError as error:
+                token_ids, refusal = (), str(error)
             for sample in range(config.n):
                 self._sources.append((number, sample))
                 ending = _Ending(target.decode, config.stop) if config.stop else None
                 self._texts.append(TextStream(target.decode, config.stop))
                 self._endings.append(ending)
                 settings = config.model_copy(update={"seed": (config.seed + sample) % (1 << 63), "n": 1})
-                self.requests.append(Request(len(self.requests), token_ids, settings, stop_check=ending))
+                self.requests.append(
+                    Request(len(self.requests), token_ids, settings, stop_check=ending, refusal=refusal)
+                )
 
     def note(self, emission: Emission) -> None:
         """Keep the result of a sequence that ended."""
@@ -106,9 +111,16 @@ class Batch:
         )
 
     def _token_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
-        """Return the tokens of a prompt; none, which the engine refuses, if it is no text."""
+        """Return the tokens of a prompt.
+
+        Raises:
+            GenerationError: it is neither text nor token ids.
+        """
         if not isinstance(prompt, str):
-            return tuple(prompt)
+            try:
+                return tuple(operator.index(token) for token in prompt)
+            except TypeError as error:
+                raise GenerationError("a prompt is neither a text nor a list of token ids; give one of them") from error
         try:
             prompt.encode()
         except UnicodeEncodeError as error:

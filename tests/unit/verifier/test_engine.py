@@ -5,41 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speculant_graph.client import NullDrafter
-from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_verifier.engine import Engine, Request
+from speculant_verifier.engine import Request
 from support.drafters import ScriptedDrafter, knowing
+from support.engines import CONFIG, alone, finish, make_engine
 from support.tiny_models import tiny_gpt_oss
-
-CONFIG = GenerationConfig(max_tokens=12, ignore_end_tokens=True, speculation="on")
 
 
 @pytest.fixture(scope="module")
 def target():
     return tiny_gpt_oss()
-
-
-def make_engine(target, drafter=None, k=4, **settings):
-    return Engine(target, drafter or NullDrafter(), VerifierConfig(**settings), DraftConfig(k=k))
-
-
-def finish(engine):
-    """Step to the end; return the sequences and reasons by index."""
-    ended = {}
-    while engine.has_work:
-        for emission in engine.step():
-            if emission.finish_reason is not None:
-                assert emission.sequence.index not in ended
-                ended[emission.sequence.index] = emission
-    return ended
-
-
-def alone(target, prompt, config=CONFIG):
-    [emission] = make_engine(target).run([Request(0, tuple(prompt), config.model_copy(update={"max_tokens": 1}))])
-    assert emission.finish_reason == "length"
-    engine = make_engine(target)
-    engine.add(Request(0, tuple(prompt), config))
-    return finish(engine)[0].sequence.output
 
 
 def test_requests_join_and_leave_a_running_batch(target):
@@ -71,25 +45,6 @@ def test_long_prompts_do_not_stall_those_that_run(target):
     assert steps >= 300 // 16
     outputs = finish(engine)
     assert outputs[1].sequence.output == alone(target, tuple(index % 250 for index in range(300)))
-
-
-def test_requests_wait_until_keys_and_values_fit(target):
-    """At any time, rows times the longest of them stay below the bound, and everybody gets a turn."""
-    bound = 100
-    engine = make_engine(target, max_kv_tokens=bound, max_batch_size=8)
-    for index in range(6):
-        engine.add(Request(index, tuple(range(1, 2 + 5 * index)), CONFIG))
-    ended, most = {}, 0
-    while engine.has_work:
-        for emission in engine.step():
-            if emission.finish_reason:
-                ended[emission.sequence.index] = emission.sequence.output
-        running = engine._running
-        most = max(most, len(running))
-        longest = max((len(each.prompt) + 12 + 4 for each in running), default=0)
-        assert len(running) * longest <= bound
-    assert most > 1
-    assert [ended[index] for index in range(6)] == [alone(target, range(1, 2 + 5 * index)) for index in range(6)]
 
 
 @pytest.mark.parametrize(
@@ -131,24 +86,26 @@ def test_logits_that_are_no_numbers_end_their_request_alone(temperature):
         assert ended[index].sequence.output == expected
 
 
-def test_memory_that_does_not_suffice_ends_the_youngest_and_spares_the_others(target, monkeypatch):
-    expected = [alone(target, (1, 2, index)) for index in range(3)]
-    forward = target.forward
+def test_prompts_are_read_in_the_order_in_which_they_came(target):
+    """Numbers of callers begin at 0 again and again; who came first must not wait for all who come later."""
+    engine = make_engine(target, prefill_chunk=16)
+    first = engine.add(Request(7, (1,) * 60, CONFIG))
+    for _ in range(8):
+        engine.add(Request(0, (1,) * 60, CONFIG))
+        engine.step()
+    assert first.num_emitted
 
-    def small(token_ids, *rest, **more):
-        if len(token_ids) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(token_ids, *rest, **more)
 
-    engine = make_engine(target, max_batch_size=3)
-    for index in range(3):
-        engine.add(Request(index, (1, 2, index), CONFIG))
-    monkeypatch.setattr(target, "forward", small)
+def test_a_stop_check_that_fails_ends_its_request_alone(target):
+    def failing(token_ids):
+        raise ValueError("no such thing")
+
+    engine = make_engine(target)
+    engine.add(Request(0, (1, 2), CONFIG, stop_check=failing))
+    engine.add(Request(1, (1, 2), CONFIG))
     ended = finish(engine)
-    reasons = [ended[index].finish_reason for index in range(3)]
-    assert reasons == ["length", "length", "error"]
-    assert "max-kv-tokens" in ended[2].sequence.error
-    assert [ended[index].sequence.output for index in range(2)] == expected[:2]
+    assert "stop check" in ended[0].sequence.error
+    assert ended[1].sequence.output == alone(target, (1, 2))
 
 
 def test_a_cancelled_sequence_frees_its_row_and_session(target):

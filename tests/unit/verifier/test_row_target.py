@@ -213,6 +213,13 @@ def test_draws_over_many_blocks_have_their_distribution_and_never_weight_zero():
     assert distribution.draw(0.9, np.arange(size), weights, 1.0) == 7
 
 
+def test_tokens_that_a_drafter_names_outside_of_the_vocabulary_have_no_probability():
+    for distribution in (Distribution(None, np.array([0.25, 0.75])), Distribution.of_token(1)):
+        token_ids = np.array([1, 2, 2**31])
+        assert distribution.probabilities_of(token_ids)[1:].tolist() == [0.0, 0.0]
+        assert distribution.draw(0.5, token_ids, np.array([0.5, 0.0, 0.0]), 1.0) == 1
+
+
 def test_a_masked_token_is_never_drawn():
     config = GenerationConfig(temperature=1.0, top_k=3, bad_words=("!",), logit_bias={1: -math.inf})
     sampler, logits = sampler_of(config, 258), logits_of(1, 258) / 3

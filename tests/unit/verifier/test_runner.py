@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.errors import TokenizerMismatchError
+from speculant_graph.errors import GenerationError, TokenizerMismatchError
 from speculant_graph.types import EMPTY_DRAFT
 from speculant_verifier.engine import Engine, Request
 from speculant_verifier.engine.runner import Runner
@@ -134,5 +135,88 @@ def test_closing_ends_those_who_wait(target):
     reader = runner.stream([Request(0, (3, 3), CONFIG)])
     next(reader)
     runner.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(GenerationError, match="make a new one"):
         list(reader)
+    with pytest.raises(GenerationError, match="make a new one"):
+        list(runner.stream([Request(0, (3, 3), CONFIG)]))
+    runner.close()
+
+
+def test_closing_does_not_wait_for_the_text_of_whoever_works(target):
+    """The one who works takes the lock again and again, so the one who closes must not have to catch it."""
+    runner = Runner(make_engine(target))
+    began = threading.Event()
+    tokens = []
+
+    def read():
+        for emission in runner.stream([Request(0, (3, 3), CONFIG.model_copy(update={"max_tokens": 500}))]):
+            tokens.extend(emission.token_ids)
+            began.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        began.wait(60)
+        runner.close()
+        with pytest.raises(GenerationError, match="closed"):
+            reading.result(60)
+    assert len(tokens) < 500
+
+
+def test_a_task_that_is_slow_to_read_keeps_no_thread_busy(target):
+    engine = make_engine(target)
+    runner = Runner(engine)
+
+    async def read():
+        emissions = runner.astream([Request(0, (3, 3), CONFIG)])
+        await anext(emissions)
+        driver = runner._driver
+        if driver is not None:
+            driver.join(60)  # it ends with the last token, though none but the first has been read
+            assert not driver.is_alive()
+        return 1 + len([emission async for emission in emissions])
+
+    assert asyncio.run(read()) == 10
+    assert not engine.has_work
+
+
+def test_a_loop_that_was_closed_leaves_nothing_behind(target):
+    engine = make_engine(target)
+    runner = Runner(engine)
+    loop = asyncio.new_event_loop()
+    emissions = runner.astream([Request(0, (5, 5), CONFIG.model_copy(update={"max_tokens": 400}))])
+    loop.run_until_complete(anext(emissions))
+    driver = runner._driver
+    loop.close()
+    if driver is not None:
+        driver.join(60)
+    assert not engine.has_work
+    assert output(runner.stream([Request(0, (1, 2), CONFIG)]))
+
+
+def test_an_interrupt_is_for_the_one_who_worked_and_the_next_call_works(target, expected, monkeypatch):
+    engine = make_engine(target)
+    runner = Runner(engine)
+    other = runner.stream([Request(0, (4,), CONFIG)])
+    next(other)
+    forward = target.forward
+
+    def interrupted(*rest, **more):
+        monkeypatch.setattr(target, "forward", forward)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(target, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(runner.stream([Request(0, (3, 3), CONFIG)]))
+    with pytest.raises(GenerationError, match="try again"):
+        list(other)
+    assert not engine.has_work
+    step = runner._step
+
+    def not_begun():
+        monkeypatch.setattr(runner, "_step", step)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_step", not_begun)
+    with pytest.raises(KeyboardInterrupt):
+        list(runner.stream([Request(0, (3, 3), CONFIG)]))
+    assert output(runner.stream([Request(0, PROMPTS[3], CONFIG)])) == expected[3]

@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, SuppressTokensLog
 from speculant_graph.config import GenerationConfig
 from speculant_graph.random_stream import RULE_STREAM, TARGET_STREAM, gumbel_noise, uniform
 from speculant_graph.types import EMPTY_DRAFT
-from speculant_verifier.sampling import RowTarget, Sampler, choose, processors_of
+from speculant_verifier.sampling import RowTarget, Sampler, inverse_cumulative, processors_of
 from support.transformers_settings import TOKENIZER, as_transformers, sampling_settings, transformers_processors
 
 CPU = torch.device("cpu")
@@ -205,7 +205,9 @@ def test_choices_are_those_of_the_same_numbers_before():
             RowTarget(sampler, row[None], [0] * (index + 1), EMPTY_DRAFT).choice_after(0)
             for index, row in enumerate(logits)
         ]
-        assert chosen == choose(logits, range(1, 301), config)
+        scores = sampler.processors(torch.empty(len(logits), 0), logits)
+        numbers = [uniform(11, position, TARGET_STREAM) for position in range(1, 301)]
+        assert chosen == inverse_cumulative(torch.softmax(scores, -1, dtype=torch.float64), numbers)
 
 
 def test_noise_is_gumbel_noise_and_differs_by_seed_position_and_token():

@@ -5,8 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_verifier.sampling.stops import Stop, StopStrings, stop_in
+from speculant_graph.config import GenerationConfig
+from speculant_verifier.engine import ActiveSequence, Request
+from speculant_verifier.engine.verification import ended
+from speculant_verifier.sampling.stops import Stop, StopStrings
 from speculant_verifier.stream import TextStream
+from speculant_verifier.text import _Ending
 from support.tiny_models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -99,16 +103,29 @@ def test_what_was_held_back_comes_at_the_end():
 
 
 def test_the_first_of_several_end_tokens_or_stop_texts_ends_the_text():
-    ends = {256, 257}
+    def ending(*strings, ends=(256, 257), max_tokens=9):
+        check = _Ending(decode_bytes, strings) if strings else None
+        request = Request(0, (1,), GenerationConfig(max_tokens=max_tokens), stop_check=check)
+        sequence = ActiveSequence(request, token_ids=[1], end_token_ids=frozenset(ends))
+
+        def push(token_ids):
+            kept, reason = ended(sequence, tuple(token_ids))
+            sequence.token_ids += kept
+            return len(kept), reason
+
+        return push
+
     token_ids = [*TOKENIZER.encode("ab"), 256, *TOKENIZER.encode("c"), 257]
-    assert stop_in(token_ids, ends, None) == Stop(3, None)
-    assert stop_in(token_ids, {257}, None) == Stop(5, None)
-    assert stop_in(token_ids, (), None) is None
-    assert stop_in(token_ids, ends, StopStrings(decode_bytes, ["b"])) == Stop(2, "a")
-    assert stop_in(token_ids, ends, StopStrings(decode_bytes, ["c"])) == Stop(3, None)  # it stands behind the end
-    strings = StopStrings(decode_bytes, ["abc"])
-    assert stop_in(TOKENIZER.encode("xab"), ends, strings) is None
-    assert stop_in(TOKENIZER.encode("cd"), ends, strings) == Stop(1, "x")
+    assert ending()(token_ids) == (3, "stop")
+    assert ending(ends={257})(token_ids) == (5, "stop")
+    assert ending(ends=())(token_ids) == (5, None)
+    assert ending(max_tokens=2)(token_ids) == (2, "length")
+    assert ending(max_tokens=3)(token_ids) == (3, "stop")
+    assert ending("b")(token_ids) == (2, "stop")
+    assert ending("c")(token_ids) == (3, "stop")  # it stands behind the end
+    push = ending("abc")
+    assert push(TOKENIZER.encode("xab")) == (3, None)
+    assert push(TOKENIZER.encode("cd")) == (1, "stop")
 
 
 def test_of_texts_complete_at_one_token_the_one_that_begins_first_counts():

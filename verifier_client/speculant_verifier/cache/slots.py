@@ -15,7 +15,6 @@ pass begins with (usually one).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -63,11 +62,20 @@ class SlotCache(Cache):
         self._written = [0] * num_rows  # slots that may hold something, rejected nodes included
         self._ring = layout.ring_slots(widest_pass)
         self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout)
-        self._slot_layers = [SlotLayer(num_rows, self._slots_of(sliding)) for sliding in layout.is_sliding]
+        self._slot_layers = [
+            SlotLayer(num_rows, self._slots_of(sliding, self.capacity)) for sliding in layout.is_sliding
+        ]
         super().__init__(layers=list(self._slot_layers))
 
-    def _slots_of(self, is_sliding: bool) -> int:
-        return min(self._ring, self.capacity) if is_sliding and self._ring else self.capacity
+    def _slots_of(self, is_sliding: bool, capacity: int) -> int:
+        return min(self._ring, capacity) if is_sliding and self._ring else capacity
+
+    @property
+    def most_slots(self) -> int | None:
+        """Slots that a row can get within the bound; None for any number."""
+        if self.max_slots is None or not self.num_rows:
+            return None
+        return self.max_slots // self.num_rows // self.layout.step * self.layout.step
 
     @property
     def num_bytes(self) -> int:
@@ -91,19 +99,17 @@ class SlotCache(Cache):
         capacity = self.layout.round_up(capacity)
         if any(self.lengths[num_rows:]) or max(self.lengths, default=0) > capacity:
             raise ValueError("a cache can't shrink below what it holds; clear rows first")
-        self.num_rows, self.capacity = num_rows, capacity
-        more = max(0, num_rows - len(self.lengths))
-        self.lengths = self.lengths[:num_rows] + [0] * more
-        self._written = [min(written, capacity) for written in self._written[:num_rows]] + [0] * more
+        # Where memory ends on the way, the cache has what all of its layers have.
+        self._set_size(min(num_rows, self.num_rows), min(capacity, self.capacity))
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
-            layer.resize(num_rows, self._slots_of(is_sliding))
+            layer.resize(num_rows, self._slots_of(is_sliding, capacity))
+        self._set_size(num_rows, capacity)
 
-    @property
-    def most_capacity(self) -> int:
-        """Most slots per row that the bound allows, with as many rows as there are."""
-        if self.max_slots is None:
-            return sys.maxsize
-        return self.max_slots // self.num_rows // self.layout.step * self.layout.step
+    def _set_size(self, num_rows: int, capacity: int) -> None:
+        self.num_rows, self.capacity = num_rows, capacity
+        more = [0] * (num_rows - len(self.lengths))
+        self.lengths = self.lengths[:num_rows] + more
+        self._written = self._written[:num_rows] + more
 
     def reserve(self, num_slots: int) -> None:
         """Make room for so many slots per row, with some to spare if the bound allows.
@@ -115,7 +121,7 @@ class SlotCache(Cache):
             return
         capacity = self.layout.round_up(max(num_slots, self.capacity + max(_LEAST_GROWTH, self.capacity // 4)))
         if self.max_slots is not None and self.num_rows * capacity > self.max_slots:
-            capacity = max(num_slots, self.most_capacity)
+            capacity = max(num_slots, self.most_slots or 0)
             if self.slots_needed(self.num_rows, capacity) > self.max_slots:
                 raise ValueError(f"{self.num_rows} rows of {num_slots} slots do not fit into {self.max_slots} slots")
         self.resize(self.num_rows, capacity)
@@ -248,4 +254,4 @@ class SlotCache(Cache):
         rows, source, target = torch.tensor(kept, dtype=torch.long, device=self.layout.device).view(-1, 3).T
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             if is_sliding:
-                layer.relay(self._slots_of(is_sliding=True), rows, source, target)
+                layer.relay(self._slots_of(True, self.capacity), rows, source, target)

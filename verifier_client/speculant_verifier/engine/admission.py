@@ -25,9 +25,10 @@ class Admission:
             most_nodes: nodes of a draft, which need slots while they are verified.
         """
         self._target = target
-        self._widest_step = target.layout.width_of(most_nodes + MOST_PENDING)
         self._num_rows = config.max_batch_size
-        self.cache = target.new_cache(0, widest_pass=max(config.prefill_chunk, most_nodes + MOST_PENDING))
+        width_of = target.layout.width_of
+        self._widest_step = width_of(most_nodes + MOST_PENDING)
+        self.cache = target.new_cache(0, widest_pass=max(width_of(config.prefill_chunk), self._widest_step))
         """The cache whose rows are given out: those in front are in use."""
         most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
         self._max_tokens = self.cache.max_slots = config.max_kv_tokens or most
@@ -96,5 +97,4 @@ class Admission:
 
     def _need(self, request: Request) -> int:
         longest = min(len(request.prompt) + request.config.max_tokens, self._target.max_length)
-        # A pass is as wide for all rows as its widest one, which may be that of a short prompt beside a long row.
-        return longest + self._widest_step
+        return longest + self._widest_step  # of another row, whose pending tokens and draft all rows are padded to

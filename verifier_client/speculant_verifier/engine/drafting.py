@@ -5,12 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from loguru import logger
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.random_stream import STEP_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
 from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import TRAITS
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
-from speculant_verifier.speculation.controller import Speculation
+from speculant_verifier.speculation.controller import Speculation, trimmed
+
+_ROUNDING = 1e-6
 
 
 class Drafting:
@@ -27,6 +33,7 @@ class Drafting:
         """Take the drafter and the most nodes per sequence and step."""
         self._target, self._drafter, self._most_nodes = target, drafter, most_nodes
         self._speculation, self._totals = speculation, totals
+        self._has_warned = False
 
     def wants(self, sequence: ActiveSequence) -> bool:
         """Whether a sequence is drafted for at all."""
@@ -44,19 +51,29 @@ class Drafting:
             return [EMPTY_DRAFT] * len(sequences)
         asked = [number for number, sequence in enumerate(sequences) if sequence.has_session and budgets[number]]
         steps = [
-            SequenceStep(each.session_id, each.token_ids, budgets[number], each.config.seed, each.feedback)
+            SequenceStep(
+                each.session_id,
+                each.token_ids,
+                budgets[number],
+                draft_seed(each.config, len(each.token_ids)),
+                each.feedback,
+            )
             for number, each in ((number, sequences[number]) for number in asked)
         ]
         drafts = [EMPTY_DRAFT] * len(sequences)
-        for number, draft in zip(asked, self._drafter.draft(steps), strict=True):
+        answer = self._ask(steps)
+        for number, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
             sequences[number].feedback = None
-            if len(draft) <= budgets[number] and self._is_usable(draft):
+            wants_proposals = TRAITS[sequences[number].config.rule].wants_proposals
+            if not wants_proposals or self._can_be_drawn_from(draft):
                 drafts[number] = draft
-        if self._drafter.state == "unavailable":
+        if answer is None or self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
         can_trim = [not TRAITS[sequence.config.rule].wants_proposals for sequence in sequences]
-        drafts = self._speculation.keep(histories, drafts, can_trim)
+        for number, nodes in enumerate(self._speculation.keep(histories, drafts, can_trim)):
+            sequences[number].draft_nodes = nodes
+            drafts[number] = trimmed(drafts[number], nodes)
         elapsed_s = time.perf_counter() - started_s
         self._totals.draft_s += elapsed_s
         for sequence in sequences:
@@ -68,6 +85,20 @@ class Drafting:
         if len(draft):
             self._speculation.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
 
+    def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
+        """Return what is usable of the drafter's answer; None if it is no answer: decoding goes on without."""
+        try:
+            return [
+                draft if self._is_usable(draft, step.node_budget) else EMPTY_DRAFT
+                for step, draft in zip(steps, self._drafter.draft(steps), strict=True)
+            ]
+        except Exception as error:  # drafters are anybody's code
+            problem = repr(error)
+        if not self._has_warned:
+            logger.warning("the drafter fails, going on without its drafts: {}; mend it, or leave it out", problem)
+            self._has_warned = True
+        return None
+
     def _limit(self, sequence: ActiveSequence) -> int:
         if not sequence.has_session:
             return 0
@@ -75,18 +106,44 @@ class Drafting:
         # The last emitted token is the model's own, so a draft may fill all but one of what remains.
         return max(0, min(self._most_nodes, sequence.num_remaining - 1, room - 1))
 
-    def _is_usable(self, draft: Draft) -> bool:
-        """Whether a draft is a tree of known tokens, as its type promises."""
+    def _is_usable(self, draft: Draft, budget: int) -> bool:
+        """Whether a draft is a tree of known tokens within its budget, as its type promises."""
         size = len(draft.token_ids)
-        return (
-            len(draft.parents) == size
-            and len(draft.path_probabilities) in (0, size)
-            and len(draft.proposals) in (0, size)
-            and all(
-                0 <= token < self._target.vocabulary_size and 0 <= parent <= node
-                for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
-            )
+        if size > budget or len(draft.parents) != size:
+            return False
+        if len(draft.path_probabilities) not in (0, size) or len(draft.proposals) not in (0, size):
+            return False
+        if not all(
+            0 <= token < self._target.vocabulary_size and 0 <= parent <= node
+            for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
+        ):
+            return False
+        # No path is more probable than its beginning; written so that NaN fails.
+        above = (1.0 + _ROUNDING, *draft.path_probabilities)
+        return all(
+            0.0 <= probability <= above[parent]
+            for probability, parent in zip(draft.path_probabilities, draft.parents, strict=False)
         )
+
+    def _can_be_drawn_from(self, draft: Draft) -> bool:
+        """Whether proposals are of known tokens; rules look them up."""
+        return all(
+            len(proposal.token_ids) == len(proposal.probabilities)
+            and int(proposal.token_ids.max(initial=0)) < self._target.vocabulary_size
+            for proposal in draft.proposals
+        )
+
+
+def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
+    """Return the seed that a sequence of so many tokens is drafted for with.
+
+    Drafters take the numbers of seed and position. *block* judges a draft as a whole: how much of it is accepted tells
+    something of the numbers of the rest, which would be drawn by again in the next step, so its steps have seeds of
+    their own. The other rules never look behind the first token that they reject.
+    """
+    if config.rule != "block":
+        return config.seed
+    return int(uniform(config.seed, num_tokens, STEP_STREAM) * 2**53)
 
 
 def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:

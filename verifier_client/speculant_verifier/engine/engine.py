@@ -8,6 +8,7 @@ ends that request alone. The engine knows neither text nor gRPC; the drafter is 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,14 @@ from speculant_graph.types import Drafter
 from speculant_verifier.engine.admission import MOST_PENDING, Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.prefill import Prefill
-from speculant_verifier.engine.sequence import ActiveSequence, Emission, EngineTotals, Request, is_out_of_memory
+from speculant_verifier.engine.sequence import (
+    OUT_OF_MEMORY,
+    ActiveSequence,
+    Emission,
+    EngineTotals,
+    Request,
+    is_out_of_memory,
+)
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason
@@ -56,6 +64,7 @@ class Engine:
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
         self._failed: list[Emission] = []
+        self._numbers = itertools.count()
         self._has_emitted = False
         self.totals = EngineTotals()
         """Times and counts since the engine was made."""
@@ -93,12 +102,14 @@ class Engine:
         Returns:
             The sequence, which its emissions name.
         """
-        sequence = ActiveSequence(request, token_ids=list(request.prompt))
+        sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
         try:
+            if request.refusal:
+                raise GenerationError(request.refusal)
             self._admission.check(request)
             sequence.end_token_ids = end_token_ids_of(request.config, self._target.end_token_ids)
             sequence.sampler = Sampler(request.config, self._processors(sequence))
-        except GenerationError as error:
+        except SpeculantError as error:
             self._failed.append(_failure(sequence, error))
             return sequence
         if request.config.ignore_end_tokens:
@@ -143,13 +154,14 @@ class Engine:
                 better to refuse the call than to go without drafts for ever.
         """
         started_s = time.perf_counter()
-        emissions, self._failed = self._failed, []
         self._admit()
+        emissions, self._failed = self._failed, []
         active = list(self._running)
         emissions += self._verification.recall(active)
         ended = {id(emission.sequence) for emission in emissions if emission.finish_reason is not None}
         left = [sequence for sequence in active if id(sequence) not in ended]
-        emissions += self._guarded(self._prefill.step, [each for each in left if each.num_pending > MOST_PENDING])
+        waiting = self._prefill.chosen([each for each in left if each.num_pending > MOST_PENDING])
+        emissions += self._guarded(self._prefill.step, waiting)
         emissions += self._guarded(
             self._decode, [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING]
         )
@@ -159,9 +171,9 @@ class Engine:
             sequence.total_s += elapsed_s
         for emission in emissions:
             sequence = emission.sequence
-            self._has_emitted = True
-            if sequence.first_token_s == 0.0 and emission.token_ids:
-                sequence.first_token_s = sequence.total_s
+            if emission.token_ids:
+                self._has_emitted = True
+                sequence.first_token_s = sequence.first_token_s or sequence.total_s
             if emission.finish_reason is not None and sequence in self._running:
                 self._leave(sequence)
         return emissions
@@ -176,9 +188,18 @@ class Engine:
         )
 
     def _admit(self) -> None:
-        while self._waiting and self._admission.admit(self._waiting[0], self._running, len(self._waiting)):
-            sequence = self._waiting.popleft()
-            self._running.append(sequence)
+        while self._waiting:
+            sequence = self._waiting[0]
+            try:
+                if not self._admission.admit(sequence, self._running, len(self._waiting)):
+                    return
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._target.free_memory()
+                self._failed.append(_failure(self._waiting.popleft(), GenerationError(OUT_OF_MEMORY)))
+                continue
+            self._running.append(self._waiting.popleft())
             if self._drafting.wants(sequence):
                 self._open(sequence)
 
@@ -191,13 +212,21 @@ class Engine:
             if not self._has_emitted:
                 raise
             logger.warning("the drafter has another tokenizer now, going on without drafts: {}", error)
+        except SpeculantError as error:  # it was asked to be strict
+            self._leave(sequence)
+            self._failed.append(_failure(sequence, error))
+        except Exception as error:  # drafters are anybody's code
+            logger.warning("the drafter can't begin a session, going on without drafts: {!r}; mend it", error)
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         return self._verification.step(sequences, self._drafting.drafts(sequences), self._drafting)
 
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:
-        """Do a part of a step; where memory does not suffice, end the youngest sequence and try the rest."""
-        left = list(sequences)
+        """Do a part of a step; where memory does not suffice, end the youngest sequence and try the rest.
+
+        What raises for want of memory has changed nothing yet, so it can be done again.
+        """
+        left = sorted(sequences, key=lambda each: each.row)
         failures: list[Emission] = []
         while left:
             try:
@@ -207,10 +236,11 @@ class Engine:
                 if not is_out_of_memory(error):
                     raise
             self._target.free_memory()
-            youngest = max(left, key=lambda each: (-each.num_steps, each.index))
+            youngest = max(left, key=lambda each: each.number)
             left.remove(youngest)
-            self._leave(youngest)
-            failures.append(_failure(youngest, GenerationError(_OUT_OF_MEMORY)))
+            self._leave(youngest)  # another may get its row
+            left.sort(key=lambda each: each.row)
+            failures.append(_failure(youngest, GenerationError(OUT_OF_MEMORY)))
         return failures
 
     def _leave(self, sequence: ActiveSequence) -> None:
@@ -219,12 +249,6 @@ class Engine:
         self._running.sort(key=lambda each: each.row)
         if sequence.has_session:
             self._drafter.finish(sequence.session_id)
-
-
-_OUT_OF_MEMORY = (
-    "there was no memory left for this request; lower --verifier.max-kv-tokens or --verifier.max-batch-size, or send "
-    "shorter prompts"
-)
 
 
 def _failure(sequence: ActiveSequence, error: SpeculantError) -> Emission:

@@ -17,28 +17,30 @@ class Prefill:
         """Take the model, its cache and the most tokens of one pass, padding included."""
         self._target, self._cache, self._chunk, self._totals = target, cache, chunk, totals
 
-    def step(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
-        """Read one stretch of the sequences that have waited longest; nothing is emitted.
+    def chosen(self, sequences: Sequence[ActiveSequence]) -> list[ActiveSequence]:
+        """Return those to read a stretch of now: the ones that have waited longest.
 
-        Short prompts are read together, as long as the padded pass stays within the chunk, and padding beside a row
-        that is nearly read within the memory that rows may take.
+        Short prompts are read together, as long as the padded pass stays within the chunk and within their room.
         """
-        started_s = time.perf_counter()
-        chosen: list[tuple[ActiveSequence, int]] = []
-        width = start = 0
-        for sequence in sorted(sequences, key=lambda each: each.index):
-            take = min(sequence.num_pending - 1, self._chunk)
-            if not self._fits(sequence.num_cached, take):  # but without padding it does
-                take = 1 << take.bit_length() - 1
-            both = max(start, sequence.num_cached), max(width, take)
-            if chosen and ((len(chosen) + 1) * both[1] > self._chunk or not self._fits(*both)):
+        chosen: list[ActiveSequence] = []
+        width = deepest = 0
+        for sequence in sorted(sequences, key=lambda each: each.number):
+            width, deepest = max(width, self._take(sequence)), max(deepest, sequence.num_cached)
+            if chosen and ((len(chosen) + 1) * width > self._chunk or not self._has_room(deepest, width)):
                 break
-            chosen.append((sequence, take))
-            start, width = both
-        chosen.sort(key=lambda pair: pair[0].row)
-        stretches = [each.token_ids[each.num_cached : each.num_cached + take] for each, take in chosen]
-        self._target.prefill(stretches, self._cache, [each.row for each, _ in chosen])
-        for sequence, take in chosen:
+            chosen.append(sequence)
+        return sorted(chosen, key=lambda each: each.row)
+
+    def step(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+        """Read one stretch of :meth:`chosen` sequences; nothing is emitted."""
+        started_s = time.perf_counter()
+        takes = [self._take(each) for each in sequences]
+        stretches = [
+            each.token_ids[each.num_cached : each.num_cached + take]
+            for each, take in zip(sequences, takes, strict=True)
+        ]
+        self._target.prefill(stretches, self._cache, [each.row for each in sequences])
+        for sequence, take in zip(sequences, takes, strict=True):
             sequence.num_cached += take
         elapsed_s = time.perf_counter() - started_s
         self._totals.prefill_s += elapsed_s
@@ -46,5 +48,12 @@ class Prefill:
             sequence.prefill_s += elapsed_s
         return []
 
-    def _fits(self, start: int, width: int) -> bool:
-        return start + self._cache.layout.width_of(width) <= self._cache.most_capacity
+    def _take(self, sequence: ActiveSequence) -> int:
+        take = min(sequence.num_pending - 1, self._chunk)
+        if not self._has_room(sequence.num_cached, take):
+            take = 1 << take.bit_length() - 1  # which no kernel pads
+        return take
+
+    def _has_room(self, deepest: int, width: int) -> bool:
+        room = self._cache.most_slots
+        return room is None or deepest + self._cache.layout.width_of(width) <= room

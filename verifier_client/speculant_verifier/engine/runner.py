@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
+from speculant_graph.errors import GenerationError
 from speculant_verifier.engine.engine import Engine
 from speculant_verifier.engine.sequence import ActiveSequence, Emission, Request
 
-_Item = Emission | BaseException
+_Item = Emission | Exception
+
+_CLOSED = "the decoder was closed; make a new one"
+_INTERRUPTED = "the step was interrupted in the thread that did it for all; try again"
 
 
 class _Mailbox:
@@ -36,11 +40,12 @@ class Runner:
         """Take an engine, which nobody else may use from now on."""
         self._engine = engine
         self._changed = threading.Condition()
-        self._is_stepping = False
+        self._leader: object = None  # who does a step
         self._arriving: list[_Mailbox] = []
         self._open: list[_Mailbox] = []
         self._owners: dict[int, _Mailbox] = {}
         self._driver: threading.Thread | None = None
+        self._is_closed = False
 
     def stream(self, requests: Sequence[Request]) -> Iterator[Emission]:
         """Decode requests together with those of other callers; yield what is emitted for them.
@@ -54,7 +59,7 @@ class Runner:
         try:
             while num_open:
                 if not read:
-                    self._work_or_wait(read)
+                    self._work_or_wait(mailbox, read)
                     continue
                 emission = _checked(read.popleft())
                 num_open -= emission.finish_reason is not None
@@ -62,14 +67,16 @@ class Runner:
         finally:
             self._withdraw(mailbox)
 
-    async def astream(self, requests: Sequence[Request]) -> AsyncIterator[Emission]:
+    async def astream(self, requests: Sequence[Request]) -> AsyncGenerator[Emission, None]:
         """Do the same for a task of an event loop; cancelling the task ends the requests."""
         loop = asyncio.get_running_loop()
         read: asyncio.Queue[_Item] = asyncio.Queue()
 
         def put(item: _Item) -> None:
-            if not loop.is_closed():
+            try:
                 loop.call_soon_threadsafe(read.put_nowait, item)
+            except RuntimeError:  # the loop is closed, so nobody reads any more
+                mailbox.is_cancelled = True
 
         mailbox = _Mailbox(requests, put, is_driven=True)
         self._submit(mailbox)
@@ -83,16 +90,20 @@ class Runner:
             self._withdraw(mailbox)
 
     def close(self) -> None:
-        """End everything; those who still wait get an error."""
+        """End everything after the step that is being done; who still waits gets an error, and so do later calls."""
         with self._changed:
-            while self._is_stepping:
+            self._is_closed = True
+            self._tell_all(GenerationError(_CLOSED))  # first, as whoever works would go on for as long as it reads
+            while self._leader is not None:
                 self._changed.wait()
-            self._fail(RuntimeError("the decoder was closed"))
+            self._settle()
             self._engine.close()
             self._changed.notify_all()
 
     def _submit(self, mailbox: _Mailbox) -> None:
         with self._changed:
+            if self._is_closed:
+                raise GenerationError(_CLOSED)
             self._arriving.append(mailbox)
             if mailbox.is_driven and (self._driver is None or not self._driver.is_alive()):
                 self._driver = threading.Thread(target=self._drive, name="speculant-engine", daemon=True)
@@ -103,30 +114,37 @@ class Runner:
         """End what is left of a call; now, or after the step that is being done."""
         with self._changed:
             mailbox.is_cancelled = True
-            if not self._is_stepping:
+            if self._leader is mailbox:  # Ctrl-C came before the step began
+                self._leader = None
+            if self._leader is None:
                 self._settle()
             self._changed.notify_all()
 
-    def _work_or_wait(self, read: deque[_Item]) -> None:
+    def _work_or_wait(self, mailbox: _Mailbox, read: deque[_Item]) -> None:
         with self._changed:
-            while self._is_stepping and not read:
+            while self._leader is not None and not read:
                 self._changed.wait()
             if read:
                 return
-            self._is_stepping = True
+            self._leader = mailbox
         self._step()
 
     def _drive(self) -> None:
         """Work while any task waits."""
         while True:
             with self._changed:
-                while self._is_stepping:
+                while self._leader is not None:
                     self._changed.wait()
-                if not any(mailbox.is_driven for mailbox in (*self._open, *self._arriving)):
+                # Not those who have all that they wait for, and are slow to read it.
+                if not any(mailbox.is_driven for mailbox in (*self._owners.values(), *self._arriving)):
                     self._driver = None
                     return
-                self._is_stepping = True
-            self._step()
+                self._leader = self
+            try:
+                self._step()
+            except BaseException:
+                self._driver = None  # so that the next task gets another
+                raise
 
     def _step(self) -> None:
         """Do one step and hand out what it emitted; an error that ends the engine's step goes to everybody."""
@@ -145,7 +163,7 @@ class Runner:
                 raise
         finally:
             with self._changed:
-                self._is_stepping = False
+                self._leader = None
                 self._changed.notify_all()
 
     def _settle(self) -> None:
@@ -159,8 +177,9 @@ class Runner:
                 sequence = self._engine.add(request)
                 mailbox.sequences.append(sequence)
                 self._owners[id(sequence)] = mailbox
-        for mailbox in [each for each in self._open if each.is_cancelled]:
-            self._open.remove(mailbox)
+        cancelled = [each for each in self._open if each.is_cancelled]
+        self._open = [each for each in self._open if not each.is_cancelled]
+        for mailbox in cancelled:
             for sequence in mailbox.sequences:
                 if self._owners.pop(id(sequence), None) is not None:
                     self._engine.cancel(sequence)
@@ -174,13 +193,17 @@ class Runner:
         owner.put(emission)
 
     def _fail(self, error: BaseException) -> None:
+        # Ctrl-C and the like are meant for the one who was working.
+        self._tell_all(error if isinstance(error, Exception) else GenerationError(_INTERRUPTED))
+        self._settle()
+
+    def _tell_all(self, error: Exception) -> None:
         for mailbox in (*self._open, *self._arriving):
             mailbox.is_cancelled = True
             mailbox.put(error)
-        self._settle()
 
 
 def _checked(item: _Item) -> Emission:
-    if isinstance(item, BaseException):
+    if isinstance(item, Exception):
         raise item
     return item

@@ -39,6 +39,8 @@ class Request:
     """What the model is made to write, for benches: everything is computed, then this is chosen."""
     request_id: str = ""
     """For records; empty: the session's number."""
+    refusal: str = ""
+    """Why it can't be decoded, if that is known already: it ends with this error."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,6 +48,8 @@ class ActiveSequence:
     """One request while it is decoded; mutable, owned by the engine."""
 
     request: Request
+    number: int = 0
+    """How many came before it."""
     row: int = -1
     """Its row of the cache; -1 if it has none."""
     session_id: int = field(default_factory=lambda: secrets.randbits(63) + 1)
@@ -58,6 +62,8 @@ class ActiveSequence:
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
     feedback: Feedback | None = None
     """What the drafter is told with the next step."""
+    draft_nodes: Sequence[int] = ()
+    """Per node of the latest draft, its number in the drafter's message, of which nodes may have been left out."""
     has_session: bool = False
     prefix_key: PrefixKey | None = None
     """Key of the first ``num_keyed`` tokens."""
@@ -163,6 +169,12 @@ class EngineTotals:
     """Rows in them."""
     num_nodes: int = 0
     """Nodes in them: roots and drafted ones, without padding."""
+
+
+OUT_OF_MEMORY = (
+    "there was no memory left for this request; lower --verifier.max-kv-tokens or --verifier.max-batch-size, or send "
+    "shorter prompts"
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

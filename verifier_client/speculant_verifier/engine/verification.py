@@ -16,7 +16,13 @@ from speculant_verifier.cache import SlotCache
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.recall import Recall
 from speculant_verifier.engine.records import Records
-from speculant_verifier.engine.sequence import ActiveSequence, Emission, EngineTotals
+from speculant_verifier.engine.sequence import (
+    OUT_OF_MEMORY,
+    ActiveSequence,
+    Emission,
+    EngineTotals,
+    is_out_of_memory,
+)
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason, TokenLogprobs
 from speculant_verifier.rules import RULES, DraftTarget, TargetDistribution, Verdict
@@ -89,12 +95,20 @@ class Verification:
             if outcome.verdict is None:
                 continue
             kept[each.row] = kept_nodes(len(tokens), outcome.verdict.path)
-            each.num_cached += len(kept[each.row])
             depths = depths_of(draft)
             _count(each.drafted_by_depth, depths)
             _count(each.accepted_by_depth, range(1, outcome.emission.num_accepted + 1))
             drafting.observe(each, draft, depths, len(outcome.verdict.path))
-        self._cache.commit_all(list(kept), list(kept.values()))
+        try:
+            self._cache.commit_all(list(kept), list(kept.values()))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # What was accepted stays pending: the next pass reads it again.
+            kept = {each.row: range(len(tokens)) for each, tokens in zip(sequences, pending, strict=True)}
+            self._cache.commit_all(list(kept), list(kept.values()))
+        for each in sequences:
+            each.num_cached += len(kept.get(each.row, ()))
         clock.append(time.perf_counter())
         totals = self._totals
         totals.num_passes += 1
@@ -121,21 +135,25 @@ class Verification:
             token_ids, reason = ended(sequence, verdict.token_ids)
             path = verdict.path[: len(token_ids)]
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
-        except GenerationError as error:
-            sequence.error = str(error)
+            feedback = self._feedback(sequence, draft, logits)
+            self._records.take(sequence, draft, Verdict(path, token_ids), logits)
+            self._recall.keep(sequence, draft, path, logits[: len(draft) + 1])
+        except Exception as error:  # processors and stop checks are anybody's code
+            sequence.error = _message(error)
             return _Outcome(None, Emission(sequence, (), 0, "error"))
-        except Exception as error:  # processors are anybody's code
-            sequence.error = f"a logits processor failed ({type(error).__name__}: {error}); mend or leave it out"
-            return _Outcome(None, Emission(sequence, (), 0, "error"))
-        self._records.take(sequence, draft, Verdict(path, token_ids), logits)
-        self._recall.keep(sequence, draft, path, logits[: len(draft) + 1])
+        sequence.feedback = feedback or sequence.feedback
         sequence.token_ids += token_ids
         if reason is None and len(sequence.token_ids) >= self._target.max_length:
             reason = "length"
-        if self._feedback_top_k and draft.draft_id:
-            top = logits[: len(draft) + 1].topk(self._feedback_top_k).indices
-            sequence.feedback = Feedback(draft.draft_id, range(len(draft) + 1), top.cpu().numpy())
         return _Outcome(verdict, Emission(sequence, token_ids, len(path), reason, logprobs))
+
+    def _feedback(self, sequence: ActiveSequence, draft: Draft, logits: Tensor) -> Feedback | None:
+        """Return what the drafter is told of a draft, by the numbers that its nodes have in the drafter's message."""
+        if not (self._feedback_top_k and draft.draft_id):
+            return None
+        top = logits[: len(draft) + 1].topk(min(self._feedback_top_k, logits.shape[-1])).indices
+        nodes = [0, *(node + 1 for node in sequence.draft_nodes)]
+        return Feedback(draft.draft_id, nodes, top.cpu().numpy())
 
     def _logprobs(
         self, sequence: ActiveSequence, row: RowTarget, verdict: Verdict, token_ids: Sequence[TokenId]
@@ -147,6 +165,14 @@ class Verification:
         logprobs = tuple(row.logprobs_after(node, token, width) for node, token in zip(nodes, token_ids, strict=False))
         sequence.logprobs += logprobs
         return logprobs
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, GenerationError):
+        return str(error)
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY
+    return f"a logits processor or a stop check failed ({type(error).__name__}: {error}); mend or leave it out"
 
 
 @dataclass(frozen=True, slots=True)

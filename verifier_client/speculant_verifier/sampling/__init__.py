@@ -1,6 +1,6 @@
 """From logits to tokens, by a request's own settings and random stream."""
 
-from speculant_verifier.sampling.choice import choose, inverse_cumulative
+from speculant_verifier.sampling.choice import inverse_cumulative
 from speculant_verifier.sampling.distribution import Distribution
 from speculant_verifier.sampling.processors import check_settings, end_token_ids_of, processors_of
 from speculant_verifier.sampling.row_target import RowContext, RowTarget, targets_of
@@ -12,7 +12,6 @@ __all__ = [
     "RowTarget",
     "Sampler",
     "check_settings",
-    "choose",
     "end_token_ids_of",
     "inverse_cumulative",
     "processors_of",

@@ -1,52 +1,13 @@
-"""From logits to the token a request would choose at each node, by its own settings and random stream.
-
-One uniform number belongs to each absolute position of a sequence; the token is the inverse of the cumulative
-distribution at that number. So a position's choice is the same whatever was drafted, batched or retried.
-"""
+"""Tokens of many nodes at once: the inverse of cumulative distributions at the random numbers of their positions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import LongTensor, Tensor
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from torch import Tensor
 
-from speculant_graph.config import GenerationConfig
-from speculant_graph.random_stream import TARGET_STREAM, uniform
 from speculant_graph.types import TokenId
-
-
-def warpers(config: GenerationConfig) -> LogitsProcessorList:
-    """Return transformers' own processors for the settings, in its order."""
-    chosen = LogitsProcessorList()
-    if config.temperature not in (0.0, 1.0):
-        chosen.append(TemperatureLogitsWarper(config.temperature))
-    if config.top_k > 0:
-        chosen.append(TopKLogitsWarper(config.top_k))
-    if config.top_p < 1.0:
-        chosen.append(TopPLogitsWarper(config.top_p))
-    return chosen
-
-
-def choose(logits: Tensor, positions: Sequence[int], config: GenerationConfig) -> list[TokenId]:
-    """Choose one token per node.
-
-    Args:
-        logits: ``[T, V]``, any float type.
-        positions: absolute index in the sequence of the token chosen after each node, length T.
-        config: the request's settings.
-
-    Returns:
-        T token ids.
-    """
-    if config.temperature == 0.0:
-        chosen: list[TokenId] = logits.argmax(-1).tolist()
-        return chosen
-    no_prefix = LongTensor([[]])  # none of the processors looks at it
-    scores = warpers(config)(no_prefix, logits.float())
-    numbers = [uniform(config.seed, position, TARGET_STREAM) for position in positions]
-    return inverse_cumulative(torch.softmax(scores, -1, dtype=torch.float64), numbers)
 
 
 def inverse_cumulative(probabilities: Tensor, numbers: Sequence[float]) -> list[TokenId]:

@@ -46,9 +46,10 @@ class Distribution:
         return cls(np.array([token_id], np.int64), np.ones(1))
 
     def probabilities_of(self, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the probabilities of tokens of the vocabulary, shape ``[s]``."""
+        """Return the probabilities of tokens, shape ``[s]``; 0 of those that are not of the vocabulary."""
         if self.token_ids is None:
-            return self.probabilities[token_ids]
+            known = np.minimum(token_ids, len(self.probabilities) - 1)
+            return np.where(known == token_ids, self.probabilities[known], 0.0)
         places = self._places(token_ids)
         return np.where(self.token_ids[places] == token_ids, self.probabilities[places], 0.0)
 
@@ -65,7 +66,8 @@ class Distribution:
         """
         ids, all_weights = self.token_ids, self.probabilities * scale
         if ids is None:
-            all_weights[token_ids] = weights
+            is_known = token_ids < len(all_weights)
+            all_weights[token_ids[is_known]] = weights[is_known]
         else:
             is_left = np.isin(token_ids, ids)
             all_weights[self._places(token_ids[is_left])] = weights[is_left]

@@ -1,8 +1,8 @@
-"""Where a request's text ends: at the first end token, or at the first token that completes one of its stop texts."""
+"""Where a request's text ends: at the first token that completes one of its stop texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from speculant_graph.types import TokenId
@@ -15,8 +15,8 @@ class Stop:
 
     num_tokens: int
     """How many of the step's tokens belong to the output, the one that ends it included."""
-    text: str | None
-    """All of the output's text, up to before the stop text; None if an end token came first."""
+    text: str
+    """All of the output's text, up to before the stop text."""
 
 
 class StopStrings:
@@ -49,18 +49,3 @@ class StopStrings:
                 return Stop(num_tokens, "".join(pieces))
         # Some decoders tidy up spaces, and may find less in the same tokens one by one.
         return Stop(len(token_ids), "".join((*self._pieces, piece)))
-
-
-def stop_in(
-    token_ids: Sequence[TokenId], end_token_ids: Collection[TokenId], strings: StopStrings | None
-) -> Stop | None:
-    """Return where the tokens of a step end a text: whichever comes first, an end token or a complete stop text.
-
-    Args:
-        token_ids: what the step emitted.
-        end_token_ids: any of these ends the text; stop texts are not looked for in it or behind it.
-        strings: the request's stop texts; told all tokens before the end token.
-    """
-    end = next((place for place, token in enumerate(token_ids) if token in end_token_ids), None)
-    stop = strings.push(token_ids[:end]) if strings is not None else None
-    return stop if stop is not None or end is None else Stop(end + 1, None)

@@ -9,11 +9,12 @@ Where nothing pays, drafts are tried again after a while, and each time without 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speculant_graph.types import EMPTY_DRAFT, Draft
+from speculant_graph.types import Draft
 from speculant_verifier.speculation.acceptance import MAX_DEPTH, AcceptanceHistory
 
 Cost = Callable[[int, int], NDArray[np.float64]]
@@ -22,7 +23,6 @@ Cost = Callable[[int, int], NDArray[np.float64]]
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128
 _PROBE_COST = 1.4
 _LARGEST_PROBE = 4
-_MEMORY = 0.8
 
 
 class Speculation:
@@ -41,8 +41,6 @@ class Speculation:
         self._step = 0
         self._resume_at = 0
         self._pause = _FIRST_PAUSE
-        self._is_probe = False
-        self._draft_cost = 0.0
 
     def new_history(self) -> AcceptanceHistory:
         """Return the history of a sequence that begins."""
@@ -56,7 +54,6 @@ class Speculation:
             limits: most nodes of every row.
         """
         self._step += 1
-        self._is_probe = False
         fixed = [limit if history is None else 0 for history, limit in zip(histories, limits, strict=True)]
         free = [limit for history, limit in zip(histories, limits, strict=True) if history is not None]
         if not any(free):
@@ -77,8 +74,8 @@ class Speculation:
 
     def keep(
         self, histories: Sequence[AcceptanceHistory | None], drafts: Sequence[Draft], can_trim: Sequence[bool]
-    ) -> list[Draft]:
-        """Return the drafts without the nodes that do not pay.
+    ) -> list[Sequence[int]]:
+        """Return which nodes of the drafts pay: per draft their numbers, ascending, each with all its ancestors.
 
         Dropping nodes after they were seen is exact only under rules that take a draft as it is (``can_trim``): a rule
         that weighs p against q would favour what was kept.
@@ -93,7 +90,7 @@ class Speculation:
             for history, can, draft in zip(histories, can_trim, drafts, strict=True)
         ]
         if not (self._promises and any(free)):
-            return list(drafts)
+            return [range(len(draft)) for draft in drafts]
         longest = max(map(len, drafts))
         promised, gains = np.zeros((2, len(drafts), longest))
         orders: list[NDArray[np.int64]] = []
@@ -109,7 +106,7 @@ class Speculation:
         if width == 1 and self._best_width(promised, len(drafts)) > 1 and self._step >= self._resume_at:
             width = self._probe_width(len(drafts), longest)
         return [
-            trimmed(draft, order[: width - 1]) if is_free else draft
+            sorted(order[: width - 1].tolist()) if is_free else range(len(draft))
             for draft, order, is_free in zip(drafts, orders, free, strict=True)
         ]
 
@@ -120,17 +117,10 @@ class Speculation:
         if num_accepted:  # drafts are worth a try again
             self._resume_at, self._pause = self._step, _FIRST_PAUSE
 
-    def observe_times(self, draft_s: float, plain_pass_s: float) -> None:
-        """Note what asking for drafts took, beside the time of a pass without any."""
-        if plain_pass_s > 0.0:
-            self._draft_cost = self._draft_cost * _MEMORY + (1.0 - _MEMORY) * min(draft_s / plain_pass_s, 10.0)
-
     def _best_width(self, gains: NDArray[np.float64], num_rows: int) -> int:
         """Return the width with the most expected tokens per cost, of nodes in the order of what they are worth."""
         expected = num_rows + np.concatenate(([0.0], gains.sum(0).cumsum()))
-        costs = self._cost(num_rows, len(expected))[1:].copy()
-        costs[1:] += self._draft_cost
-        return int(np.argmax(expected / costs)) + 1
+        return int(np.argmax(expected / self._cost(num_rows, len(expected))[1:])) + 1
 
     def _probe_width(self, num_rows: int, most_nodes: int) -> int:
         """Return the width of a try where nothing seems to pay, and put the next one off."""
@@ -140,21 +130,15 @@ class Speculation:
         return max(2, int(np.count_nonzero(costs <= _PROBE_COST)))
 
 
-def trimmed(draft: Draft, nodes: NDArray[np.int64]) -> Draft:
-    """Return the draft with these nodes only, each of them with all its ancestors."""
+def trimmed(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """Return the draft with these nodes only: ascending numbers, each of them with all its ancestors."""
     if len(nodes) == len(draft):
         return draft
-    if not len(nodes):
-        return EMPTY_DRAFT
-    kept = np.sort(nodes).tolist()
-    numbers = {0: 0} | {node + 1: place + 1 for place, node in enumerate(kept)}
-    are_first = kept[-1] == len(kept) - 1
-    return Draft(
-        tuple(draft.token_ids[node] for node in kept),
-        tuple(numbers[draft.parents[node]] for node in kept),
-        tuple(draft.path_probabilities[node] for node in kept) if draft.path_probabilities else (),
-        tuple(draft.proposals[node] for node in kept) if draft.proposals else (),
-        draft.strategy,
-        draft.terminated_early,
-        draft.draft_id if are_first else 0,  # feedback names nodes by the numbers that the drafter gave them
+    numbers = {0: 0} | {node + 1: place + 1 for place, node in enumerate(nodes)}
+    return replace(
+        draft,
+        token_ids=tuple(draft.token_ids[node] for node in nodes),
+        parents=tuple(numbers[draft.parents[node]] for node in nodes),
+        path_probabilities=tuple(draft.path_probabilities[node] for node in nodes) if draft.path_probabilities else (),
+        proposals=tuple(draft.proposals[node] for node in nodes) if len(draft.proposals) else (),
     )
