@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from speculant_graph.cli.main import main
 from speculant_graph.config import GenerationConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.generate_output import InOrder
+from speculant_verifier.generate_output import InOrder, TextPrinter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent
 
@@ -228,6 +229,11 @@ def test_what_was_decoded_before_an_interruption_is_shown() -> None:
     assert not list(order.push(event(1, "b", is_last=True)))
     assert [each.text for each in order.push(event(0, "a", is_last=False))] == ["a"]
     assert not list(order.push(event(2, "c", is_last=False)))
-    assert [each.text for each in order.rest()] == ["b", "c"]
+    rest = list(order.rest())
+    assert [each.text for each in rest] == ["b", "c"]
     assert not list(order.rest())
-    assert [each.text for each in order.push(event(0, "a2", is_last=True))] == ["a2"]
+    console = Console(file=io.StringIO())
+    printer = TextPrinter(console, [1, 1, 1])
+    for each in [event(0, "a", is_last=False), *rest]:
+        printer.print(each)
+    assert console.file.getvalue() == "--- prompt 1\na\n--- prompt 2\nb\n--- prompt 3\nc"

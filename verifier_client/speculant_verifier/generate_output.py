@@ -49,6 +49,7 @@ class TextPrinter:
         """Take the console and the number of samples of every prompt."""
         self._console, self._num_samples = console, num_samples
         self._current: _Key | None = None
+        self._is_unfinished = False
 
     def print(self, event: StepEvent) -> None:
         """Print one event; those of a sample come together."""
@@ -56,11 +57,14 @@ class TextPrinter:
         if key != self._current:
             self._begin(key)
         print_event(self._console, event)
+        self._is_unfinished = event.result is None
         if event.result is not None and (event.result.token_ids or not event.result.error):
             self._console.file.write("\n")
         self._console.file.flush()
 
     def _begin(self, key: _Key) -> None:
+        if self._is_unfinished:  # it was interrupted
+            self._console.file.write("\n")
         self._current = key
         if sum(self._num_samples) > 1:
             sample = f", sample {key[1] + 1}" if self._num_samples[key[0]] > 1 else ""
