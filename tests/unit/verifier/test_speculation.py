@@ -125,13 +125,6 @@ def test_trimming_keeps_the_most_probable_nodes_with_their_ancestors(draft, data
     assert sorted(less.path_probabilities) == sorted(draft.path_probabilities[node] for node in order)
 
 
-def test_a_cut_tree_is_on_record_only_while_its_nodes_keep_their_numbers():
-    """Feedback names nodes by number: told of other nodes, a drafter would learn nonsense."""
-    draft = Draft((5, 6, 7), (0, 0, 1), (0.9, 0.1, 0.8), draft_id=4)
-    assert trimmed(draft, np.array([0, 2])).draft_id == 0
-    assert trimmed(draft, np.array([0, 1])).draft_id == 4
-
-
 @given(st.lists(st.tuples(st.integers(1, 10), st.integers(0, 10), st.floats(0, 10)), max_size=60))
 def test_expectations_are_probabilities_and_never_rise_with_depth(drafts):
     history = AcceptanceHistory()

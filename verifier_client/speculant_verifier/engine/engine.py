@@ -17,7 +17,7 @@ from loguru import logger
 from transformers import LogitsProcessorList
 
 from speculant_graph.config import DraftConfig, VerifierConfig
-from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
+from speculant_graph.draft.strategies import CALIBRATED
 from speculant_graph.errors import GenerationError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter
 from speculant_verifier.engine.admission import MOST_PENDING, Admission
@@ -71,7 +71,7 @@ class Engine:
         self._admission = Admission(target, config, draft.k)
         cache = self._admission.cache
         self._prefill = Prefill(target, cache, config.prefill_chunk, self.totals)
-        promises = draft.strategy not in CHAIN_STRATEGY_NAMES
+        promises = draft.strategy in CALIBRATED
         self._speculation = Speculation(cost or target.typical_cost, promises=promises)
         self._drafting = Drafting(target, drafter, self._speculation, draft.k, self.totals)
         self._verification = Verification(target, cache, config, self.totals)
