@@ -7,9 +7,9 @@ from typing import Literal
 
 from speculant_graph.types import TokenId
 
-FinishReason = Literal["stop", "length", "error", "cancelled"]
+FinishReason = Literal["stop", "length", "error"]
 """``stop``: an end token or a stop text came. ``length``: ``max_tokens`` or the model's longest context. ``error``: the
-request failed, others did not. ``cancelled``: nobody wanted the rest."""
+request failed, others did not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from speculant_graph.random_stream import STEP_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
 from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
 from speculant_verifier.model import TargetModel
-from speculant_verifier.rules import TRAITS
+from speculant_verifier.rules import WANTS_PROPOSALS
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
 from speculant_verifier.speculation.controller import Speculation, trimmed
 
@@ -64,13 +64,12 @@ class Drafting:
         answer = self._ask(steps)
         for number, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
             sequences[number].feedback = None
-            wants_proposals = TRAITS[sequences[number].config.rule].wants_proposals
-            if not wants_proposals or self._can_be_drawn_from(draft):
+            if sequences[number].config.rule not in WANTS_PROPOSALS or self._can_be_drawn_from(draft):
                 drafts[number] = draft
         if answer is None or self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
-        can_trim = [not TRAITS[sequence.config.rule].wants_proposals for sequence in sequences]
+        can_trim = [sequence.config.rule not in WANTS_PROPOSALS for sequence in sequences]
         for number, nodes in enumerate(self._speculation.keep(histories, drafts, can_trim)):
             sequences[number].draft_nodes = nodes
             drafts[number] = trimmed(drafts[number], nodes)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from speculant_graph.types import Draft, RuleName
 from speculant_verifier.rules.block import block
@@ -28,28 +26,8 @@ RULES: dict[RuleName, Rule] = {
 }
 """Every rule by its name."""
 
+WANTS_PROPOSALS: frozenset[RuleName] = frozenset(("token", "block", "tree-wor", "tree-iid"))
+"""Rules that make use of q. Without q they are exact, too, and accept what they can. With it a draft must not be cut by
+looking at it; under the others it may."""
 
-@dataclass(frozen=True, slots=True)
-class RuleTraits:
-    """What a rule makes of a draft, for whoever asks for drafts."""
-
-    wants_proposals: bool
-    """Whether it makes use of q. Without q every rule is exact, too, and accepts what it can."""
-    trees: Literal["whole", "first path", "followed"]
-    """What it makes of a tree: it looks at all children of a node, at the first one, or leaves trees to *follow*."""
-
-
-TRAITS: dict[RuleName, RuleTraits] = {
-    "follow": RuleTraits(wants_proposals=False, trees="whole"),
-    "gumbel": RuleTraits(wants_proposals=False, trees="whole"),
-    "token": RuleTraits(wants_proposals=True, trees="followed"),
-    "block": RuleTraits(wants_proposals=True, trees="followed"),
-    "nasd": RuleTraits(wants_proposals=False, trees="first path"),
-    "tree-wor": RuleTraits(wants_proposals=True, trees="whole"),
-    "tree-iid": RuleTraits(wants_proposals=True, trees="whole"),
-}
-"""Traits of every rule."""
-
-__all__ = [
-    "RULES", "TRAITS", "DraftTarget", "Numbers", "Rule", "RuleTraits", "TargetDistribution", "Verdict",
-]  # fmt: skip
+__all__ = ["RULES", "WANTS_PROPOSALS", "DraftTarget", "Numbers", "Rule", "TargetDistribution", "Verdict"]
