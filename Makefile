@@ -30,7 +30,7 @@ test: $(STAMP) ## run the tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not faults and not gpu"
 
 test-slow: $(STAMP) ## run the tests that take longer
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu"
 
 test-faults: $(STAMP) ## run the tests that kill, flood and fuzz real processes
 	$(BIN)/python -m pytest -m "faults and not slow and not gpu"

@@ -26,7 +26,7 @@ from support.tiny_models import tiny_gpt_oss
 
 VOCABULARY, DRAWN, TEMPERATURE = 4, 3, 1.5
 PROMPT = (0, 1, 2, 3, 1)
-FEW, MANY = 300, 3_500
+FEW, MANY = 300, 2_000
 RULES = ("token", "block", "nasd", "tree-wor", "tree-iid", "gumbel", "follow")
 
 
