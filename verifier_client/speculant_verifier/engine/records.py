@@ -10,8 +10,8 @@ from torch import Tensor
 from speculant_graph.config import VerifierConfig
 from speculant_graph.types import Draft, TokenId
 from speculant_verifier.disagreements import DisagreementRecorder
+from speculant_verifier.disagreements.rejections import Origin, TargetView, disagreements_of, view_of
 from speculant_verifier.engine.sequence import ActiveSequence
-from speculant_verifier.rejections import Origin, TargetView, disagreements_of, view_of
 from speculant_verifier.rules import Verdict
 
 

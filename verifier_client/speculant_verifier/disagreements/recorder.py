@@ -1,6 +1,6 @@
 """Detailed mode: every rejected token with what the target preferred, in files that a training loop can read.
 
-:mod:`speculant_verifier.rejections` finds them. Files hold one JSON object a line, see :class:`Disagreement`. They hold
+:mod:`speculant_verifier.disagreements.rejections` finds them. Files hold one JSON object a line, see :class:`Disagreement`. They hold
 tokens of users' texts, and only this user may read them. Nothing here needs torch.
 """
 
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import TokenId
-from speculant_verifier.rotated_lines import RotatedLines, files_of
+from speculant_verifier.disagreements.rotated_lines import RotatedLines, files_of
 
 MAX_WAITING = 20_000
 """Records kept in memory while the disk is slow; more are lost."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from speculant_graph.types import Draft, TokenId
-from speculant_verifier.disagreements import Disagreement
+from speculant_verifier.disagreements.recorder import Disagreement
 from speculant_verifier.rules.target import Verdict, children_of
 
 
