@@ -21,8 +21,8 @@ from loguru import logger
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Draft, Proposal
-from speculant_verifier import disagreements as module
 from speculant_verifier.disagreements import Disagreement, DisagreementRecorder, read_disagreements
+from speculant_verifier.disagreements import recorder as module
 from speculant_verifier.disagreements.rejections import Origin, TargetView, disagreements_of, view_of
 from speculant_verifier.rules.follow import follow
 

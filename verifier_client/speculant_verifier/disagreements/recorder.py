@@ -1,7 +1,7 @@
 """Detailed mode: every rejected token with what the target preferred, in files that a training loop can read.
 
-:mod:`speculant_verifier.disagreements.rejections` finds them. Files hold one JSON object a line, see :class:`Disagreement`. They hold
-tokens of users' texts, and only this user may read them. Nothing here needs torch.
+:mod:`speculant_verifier.disagreements.rejections` finds them. Files hold one JSON object a line, see
+:class:`Disagreement`. They hold tokens of users' texts, and only this user may read them. Nothing here needs torch.
 """
 
 from __future__ import annotations
