@@ -11,7 +11,7 @@ from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine import Engine, Request
-from support.drafters import ScriptedDrafter
+from support.drafters import ScriptedDrafter, knowing_tree
 from support.engines import CONFIG, alone, finish, make_engine, scripted
 from support.tiny_models import tiny_gpt_oss
 
@@ -122,3 +122,23 @@ def test_a_session_that_can_not_be_opened_ends_no_other_request(target):
     assert ended[0].sequence.error == "no answer; start the sidecar"
     assert ended[1].sequence.output == ended[2].sequence.output == alone(target, (1, 2, 3))
     assert not drafter.open_sessions
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 12])
+def test_trees_may_be_wider_than_what_remains_is_long(target, max_tokens):
+    """Nodes deeper than what may still be emitted are cut; the others are all of use."""
+    config = CONFIG.model_copy(update={"max_tokens": max_tokens})
+    expected = alone(target, (1, 2, 3), config)
+    know, budgets = knowing_tree([(1, 2, 3, *expected, *range(100, 160))], 258), []
+
+    def script(step):
+        budgets.append(step.node_budget)
+        return know(step)
+
+    engine = Engine(target, ScriptedDrafter(script), VerifierConfig(), DraftConfig(k=60, strategy="tree"))
+    engine.add(Request(0, (1, 2, 3), config))
+    [emission] = finish(engine).values()
+    assert emission.sequence.output == expected
+    assert set(budgets) <= {60}
+    assert bool(budgets) == (max_tokens > 1)
+    assert len(emission.sequence.drafted_by_depth) < max_tokens

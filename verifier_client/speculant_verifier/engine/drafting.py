@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from loguru import logger
 
-from speculant_graph.config import GenerationConfig
+from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.random_stream import STEP_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
 from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
@@ -17,6 +17,7 @@ from speculant_verifier.speculation.acceptance import AcceptanceHistory
 from speculant_verifier.speculation.controller import Speculation, trimmed
 
 _ROUNDING = 1e-6
+_MAKE_TREES = frozenset(("tree", "specexec", "beam"))
 
 
 class Drafting:
@@ -27,11 +28,12 @@ class Drafting:
         target: TargetModel,
         drafter: Drafter,
         speculation: Speculation,
-        most_nodes: int,
+        draft: DraftConfig,
         totals: EngineTotals,
     ) -> None:
-        """Take the drafter and the most nodes per sequence and step."""
-        self._target, self._drafter, self._most_nodes = target, drafter, most_nodes
+        """Take the drafter and how it drafts."""
+        self._target, self._drafter, self._most_nodes = target, drafter, draft.k
+        self._makes_trees = draft.strategy in _MAKE_TREES
         self._speculation, self._totals = speculation, totals
         self._has_warned = False
 
@@ -61,17 +63,19 @@ class Drafting:
             for number, each in ((number, sequences[number]) for number in asked)
         ]
         drafts = [EMPTY_DRAFT] * len(sequences)
+        shallow: list[Sequence[int]] = [()] * len(sequences)
         answer = self._ask(steps)
         for number, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
             sequences[number].feedback = None
             if sequences[number].config.rule not in WANTS_PROPOSALS or self._can_be_drawn_from(draft):
-                drafts[number] = draft
+                shallow[number] = nodes_within(draft, self._most_depth(sequences[number]))
+                drafts[number] = trimmed(draft, shallow[number])
         if answer is None or self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
         can_trim = [sequence.config.rule not in WANTS_PROPOSALS for sequence in sequences]
         for number, nodes in enumerate(self._speculation.keep(histories, drafts, can_trim)):
-            sequences[number].draft_nodes = nodes
+            sequences[number].draft_nodes = [shallow[number][node] for node in nodes]
             drafts[number] = trimmed(drafts[number], nodes)
         elapsed_s = time.perf_counter() - started_s
         self._totals.draft_s += elapsed_s
@@ -99,11 +103,14 @@ class Drafting:
         return None
 
     def _limit(self, sequence: ActiveSequence) -> int:
-        if not sequence.has_session:
-            return 0
+        """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
+        most_depth = self._most_depth(sequence) if sequence.has_session else 0
+        return self._most_nodes if self._makes_trees and most_depth else min(self._most_nodes, most_depth)
+
+    def _most_depth(self, sequence: ActiveSequence) -> int:
         room = self._target.max_length - len(sequence.token_ids)
         # The last emitted token is the model's own, so a draft may fill all but one of what remains.
-        return max(0, min(self._most_nodes, sequence.num_remaining - 1, room - 1))
+        return max(0, min(sequence.num_remaining, room) - 1)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
         """Whether a draft is a tree of known tokens within its budget, as its type promises."""
@@ -131,6 +138,21 @@ class Drafting:
             and int(proposal.token_ids.max(initial=0)) < self._target.vocabulary_size
             for proposal in draft.proposals
         )
+
+
+def depths_of(draft: Draft) -> list[int]:
+    """Return the depth of every node, 1 below the root."""
+    depths: list[int] = []
+    for parent in draft.parents:
+        depths.append(depths[parent - 1] + 1 if parent else 1)
+    return depths
+
+
+def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
+    """Return the nodes that are no deeper; which tokens they are makes no difference, so every rule stays exact."""
+    if len(draft) <= most_depth:
+        return range(len(draft))
+    return [node for node, depth in enumerate(depths_of(draft)) if depth <= most_depth]
 
 
 def draft_seed(config: GenerationConfig, num_tokens: int) -> int:

@@ -73,7 +73,7 @@ class Engine:
         self._prefill = Prefill(target, cache, config.prefill_chunk, self.totals)
         promises = draft.strategy in CALIBRATED
         self._speculation = Speculation(cost or target.typical_cost, promises=promises)
-        self._drafting = Drafting(target, drafter, self._speculation, draft.k, self.totals)
+        self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals)
         self._verification = Verification(target, cache, config, self.totals)
 
     @property

@@ -13,7 +13,7 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
 from speculant_verifier.cache import SlotCache
-from speculant_verifier.engine.drafting import Drafting
+from speculant_verifier.engine.drafting import Drafting, depths_of
 from speculant_verifier.engine.recall import Recall
 from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import (
@@ -218,14 +218,6 @@ def kept_nodes(num_pending: int, path: Sequence[int]) -> Sequence[int]:
     if all(node == place for place, node in enumerate(path)):
         return range(num_pending + len(path))
     return [*range(num_pending), *(num_pending + node for node in path)]
-
-
-def depths_of(draft: Draft) -> list[int]:
-    """Return the depth of every node, 1 below the root."""
-    depths: list[int] = []
-    for parent in draft.parents:
-        depths.append(depths[parent - 1] + 1 if parent else 1)
-    return depths
 
 
 def _count(totals: list[int], depths: Sequence[int]) -> None:
