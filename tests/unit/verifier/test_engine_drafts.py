@@ -60,7 +60,7 @@ def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(target, mon
     order = [1, 2, 3, 0][:most_nodes_kept]
 
     def keep(histories, drafts, can_trim):
-        return [sorted(order) if len(draft) else [] for draft in drafts]
+        return [[node for node in sorted(order) if node < len(draft)] for draft in drafts]
 
     monkeypatch.setattr(engine._speculation, "keep", keep)
     engine.add(Request(0, (1, 2, 3), CONFIG.model_copy(update={"speculation": "auto"})))
