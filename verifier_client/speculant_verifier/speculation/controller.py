@@ -22,7 +22,7 @@ Cost = Callable[[int, int], NDArray[np.float64]]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128
 _PROBE_COST = 1.4
-_LARGEST_PROBE = 4
+_LARGEST_PROBE = 2
 
 
 class Speculation:
