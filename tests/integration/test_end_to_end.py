@@ -236,3 +236,17 @@ def test_empty_list_of_prompts(target: TargetModel) -> None:
 
 def test_all_public_names_resolve() -> None:
     assert all(getattr(speculant_graph, name) for name in speculant_graph.__all__)
+
+
+@pytest.mark.parametrize("prompt", [b"abc", [True, 1], ["a"], [1.5], None])
+def test_prompts_of_another_kind_are_errors_of_their_own(target: TargetModel, prompt: object) -> None:
+    bad, good = SpeculativeDecoder(target=target).generate([prompt, [5, 6, 7]], SETTINGS)
+    assert bad.finish_reason == "error"
+    assert "list of token ids" in bad.error
+    assert good.finish_reason != "error"
+
+
+@pytest.mark.parametrize("call", [(5,), (b"abc",), (None,), ("a", "x"), ("a", {"max_tokens": 3}), (["a"], ["x"])])
+def test_calls_of_another_kind_say_what_to_give(target: TargetModel, call: tuple) -> None:
+    with pytest.raises(GenerationError, match="give these"):
+        SpeculativeDecoder(target=target).generate(*call)

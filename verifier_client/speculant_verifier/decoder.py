@@ -227,7 +227,13 @@ class SpeculativeDecoder:
 
     def _batch(self, prompt: str | Prompts, config: GenerationConfig | Sequence[GenerationConfig] | None) -> Batch:
         prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
-        configs = config if isinstance(config, Sequence) else [config or GenerationConfig()] * len(prompts)
+        if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
+            raise GenerationError(
+                "a prompt is a text, and several are a list of texts or lists of token ids; give these"
+            )
+        configs = config if isinstance(config, list | tuple) else [config or GenerationConfig()] * len(prompts)
+        if not all(isinstance(each, GenerationConfig) for each in configs):
+            raise GenerationError("settings are a GenerationConfig, or a list of one for each prompt; give these")
         if len(configs) != len(prompts):
             raise GenerationError(
                 f"there are {len(configs)} settings for {len(prompts)} prompts; give one for all, or one for each"

@@ -117,10 +117,16 @@ class Batch:
             GenerationError: it is neither text nor token ids.
         """
         if not isinstance(prompt, str):
+            wrong = GenerationError("a prompt is neither a text nor a list of token ids; give one of them")
+            if isinstance(prompt, bytes | bytearray):
+                raise wrong
             try:
-                return tuple(operator.index(token) for token in prompt)
+                token_ids = [token for token in prompt if not isinstance(token, bool)]
+                if len(token_ids) == len(prompt):
+                    return tuple(operator.index(token) for token in token_ids)
             except TypeError as error:
-                raise GenerationError("a prompt is neither a text nor a list of token ids; give one of them") from error
+                raise wrong from error
+            raise wrong
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
