@@ -231,7 +231,8 @@ class SpeculativeDecoder:
             raise GenerationError(
                 "a prompt is a text, and several are a list of texts or lists of token ids; give these"
             )
-        configs = config if isinstance(config, list | tuple) else [config or GenerationConfig()] * len(prompts)
+        one = GenerationConfig() if config is None else config
+        configs: Sequence[GenerationConfig] = one if isinstance(one, Sequence) else [one] * len(prompts)
         if not all(isinstance(each, GenerationConfig) for each in configs):
             raise GenerationError("settings are a GenerationConfig, or a list of one for each prompt; give these")
         if len(configs) != len(prompts):
