@@ -8,7 +8,7 @@ PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
 PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults check lint types layers protos protos-check fmt train constraints clean
+.PHONY: help setup demo test test-slow test-faults test-gpu bench-gpu check lint types layers protos protos-check fmt train constraints clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,10 +30,17 @@ test: $(STAMP) ## run the tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not faults and not gpu"
 
 test-slow: $(STAMP) ## run the tests that take longer
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu"
 
 test-faults: $(STAMP) ## run the tests that kill, flood and fuzz real processes
 	$(BIN)/python -m pytest -m "faults and not slow and not gpu"
+
+test-gpu: $(STAMP) ## run the tests that need a GPU, where there is one
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+		then $(BIN)/python -m pytest -m gpu; else echo "torch sees no GPU here: nothing was tested"; fi
+
+bench-gpu: $(STAMP) ## measure the released model's configuration with random weights, where there is a GPU
+	@$(BIN)/python -m speculant_verifier.bench.gpu
 
 check: lint types layers protos-check ## lint, strict types, import contracts, fresh generated code
 

@@ -10,7 +10,7 @@ from speculant_drafter.graphs import ServedGraph
 from speculant_drafter.sessions import SessionStore
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.graph.layout import Int64Array, UInt32Array
-from speculant_graph.rpc.convert.requests import STRATEGY_NUMBERS
+from speculant_graph.rpc.convert.requests import COUPLING_NUMBERS, STRATEGY_NUMBERS
 from speculant_graph.rpc.kernels import step
 
 _ANY_TENANT = -1
@@ -43,6 +43,7 @@ class UsualSteps:
         settings[step.BUDGET] = min(draft.k, config.max_nodes)
         settings[step.STRATEGY] = STRATEGY_NUMBERS[draft.strategy]
         settings[step.MAX_CANDIDATES] = draft.max_candidates
+        settings[step.COUPLING] = COUPLING_NUMBERS[draft.coupling]
         settings[step.MAX_SUPPORT] = max_bytes // 8
 
     def answer(self, payload: bytes, principal: Principal, draft_id: int, *, is_enveloped: bool) -> bytes | None:

@@ -33,12 +33,18 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.types import Draft, Drafter, Feedback, Proposal, SequenceStep
     from speculant_verifier.decoder import SpeculativeDecoder
-    from speculant_verifier.results import GenerationResult, StepEvent
+    from speculant_verifier.disagreements import Disagreement, read_disagreements
+    from speculant_verifier.model import TargetModel
+    from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent, TokenLogprobs
+    from speculant_verifier.speculation import CostTable, load_or_measure
+    from speculant_verifier.transformers_generate import speculant_generate
 
 _HOMES = {
     "AsyncDrafterClient": "speculant_graph.client",
     "ClientConfig": "speculant_graph.config",
     "CostCurve": "speculant_graph.draft.cost",
+    "CostTable": "speculant_verifier.speculation",
+    "Disagreement": "speculant_verifier.disagreements",
     "Draft": "speculant_graph.types",
     "DraftConfig": "speculant_graph.config",
     "DraftGenerator": "speculant_graph.draft.generator",
@@ -57,6 +63,7 @@ _HOMES = {
     "NgramGraph": "speculant_graph.graph.ngrams",
     "NullDrafter": "speculant_graph.client",
     "OneLevelNGramStorage": "speculant_graph.draft.ngram_storage",
+    "PhaseTimes": "speculant_verifier.results",
     "Proposal": "speculant_graph.types",
     "SequenceStep": "speculant_graph.types",
     "ServerConfig": "speculant_graph.config",
@@ -64,13 +71,20 @@ _HOMES = {
     "SpeculantError": "speculant_graph.errors",
     "SpeculativeDecoder": "speculant_verifier.decoder",
     "StepEvent": "speculant_verifier.results",
+    "TargetModel": "speculant_verifier.model",
+    "TokenLogprobs": "speculant_verifier.results",
     "VerifierConfig": "speculant_graph.config",
+    "load_or_measure": "speculant_verifier.speculation",
+    "read_disagreements": "speculant_verifier.disagreements",
+    "speculant_generate": "speculant_verifier.transformers_generate",
 }
 
 __all__ = [
     "AsyncDrafterClient",
     "ClientConfig",
     "CostCurve",
+    "CostTable",
+    "Disagreement",
     "Draft",
     "DraftConfig",
     "DraftGenerator",
@@ -89,6 +103,7 @@ __all__ = [
     "NgramGraph",
     "NullDrafter",
     "OneLevelNGramStorage",
+    "PhaseTimes",
     "Proposal",
     "SequenceStep",
     "ServerConfig",
@@ -96,7 +111,12 @@ __all__ = [
     "SpeculantError",
     "SpeculativeDecoder",
     "StepEvent",
+    "TargetModel",
+    "TokenLogprobs",
     "VerifierConfig",
+    "load_or_measure",
+    "read_disagreements",
+    "speculant_generate",
 ]
 
 silence()

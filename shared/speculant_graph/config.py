@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr
 
-from speculant_graph.types import MixingName, SourceName, StrategyName
+from speculant_graph.types import CouplingName, MixingName, RuleName, SourceName, StrategyName, TokenId
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
@@ -82,6 +82,9 @@ class DraftConfig(Config):
     mixing: MixingName = "longest"
     """Distribution of 'greedy' and 'sampling': 'longest' takes that of the longest known context, 'attention' a
     mixture of all known ones."""
+    coupling: CouplingName = "none"
+    """How 'sampling' draws: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token that a
+    verifier with the rule 'gumbel' draws by, which then agrees more often. The distribution is the same."""
     attention_order: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     """Attention: weight of a context's order in its score. The score is this times the order, plus
     'attention_count' times ln(1 + count), minus 'attention_entropy' times the entropy in nats of its successors."""
@@ -135,24 +138,80 @@ class VerifierConfig(Config):
     num_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step down."""
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
-    """Most sequences decoded together; of longer lists, prompts wait for a free place."""
+    """Most sequences decoded together; others wait for a free place."""
+    attention: Literal["auto", "speculant", "eager", "flex"] = "auto"
+    """How attention is computed. 'speculant' is a fused kernel with any mask and sinks; 'eager' is the model's own,
+    slow and obvious; 'flex' is compiled and needs a GPU; 'auto' takes 'speculant'."""
+    max_kv_tokens: Annotated[int, Field(ge=0)] = 0
+    """Most tokens that keys and values are kept for: running sequences times the longest that any of them may become.
+    Requests wait until there is room. 0 is as many as the largest batch of the model's longest contexts takes."""
+    prefill_chunk: Annotated[int, Field(ge=1)] = 512
+    """Most tokens of prompts that are read between two steps of the sequences that are running."""
+    ring_cache: bool = True
+    """Keep no more than the window of sliding-window layers, which saves memory; the text is the same."""
+    target_cache: ByteSize = ByteSize(0)
+    """Memory for what the target said after prefixes it has seen, also those of rejected drafts (SpecExec's speculative
+    cache): a prefix that comes again needs no forward pass. 0 keeps nothing."""
+    measure_costs: bool = True
+    """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
+    the result is kept in the cache folder. Without it typical costs are assumed."""
+    feedback_top_k: Annotated[int, Field(ge=0, le=64)] = 0
+    """Tell the drafter the target's most probable tokens at every verified position, this many; 0 tells nothing."""
+    disagreements: Path | None = None
+    """Write every rejected token, with what the target preferred, to files of this folder (JSON Lines)."""
+    disagreement_top_k: Annotated[int, Field(ge=1, le=1_024)] = 16
+    """Most probable tokens of the target in such a record."""
+    disagreement_context: Annotated[int, Field(ge=0, le=65_536)] = 64
+    """Last tokens of the context in such a record."""
+    disagreement_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(100_000_000)
+    """Most bytes of such files; the oldest are deleted."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 
 
 class GenerationConfig(Config):
-    """How tokens are chosen; the names are those of transformers."""
+    """How tokens are chosen, and for how long; a setting of the request."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 256
     """Most new tokens."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_not_tiny)] = 0.0
-    """0 is greedy; otherwise at least 0.001, below which logits overflow."""
+    """0 is greedy, where 'top_k', 'top_p' and 'min_p' do nothing; otherwise at least 0.001, below which logits
+    overflow."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Keep the most probable tokens that hold this mass."""
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Drop tokens less probable than this share of the most probable one."""
+    repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    """Above 1 tokens of the sequence so far become less probable."""
+    no_repeat_ngram_size: Annotated[int, Field(ge=0)] = 0
+    """No n-gram of this length twice; 0 allows all."""
+    logit_bias: dict[TokenId, float] = {}
+    """Added to the logits of tokens, by token id."""
+    bad_words: tuple[str, ...] = ()
+    """Never emit these texts."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    """Fewest new tokens before an end token may come."""
+    stop: tuple[str, ...] = ()
+    """End before any of these texts."""
+    end_token_ids: tuple[TokenId, ...] | None = None
+    """Tokens that end the text, if not the model's own."""
+    n: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """Samples of the same prompt; sample i uses the seed + i."""
+    logprobs: Annotated[int, Field(ge=0, le=1_024)] | None = None
+    """Return the log-probability of every emitted token, and those of so many most probable ones; all of the model
+    itself, before temperature and the like."""
+    rule: RuleName = "follow"
+    """How drafts are verified. 'follow': the output is a function of prompt, settings and seed alone; so it is with
+    'nasd', which looks at the most probable proposal only, and 'gumbel', by noise that a drafter can repeat. The others
+    keep the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block
+    verification), 'tree-wor' and 'tree-iid' (trees whose siblings were drawn without replacement, or independently)."""
+    speculation: Literal["auto", "on", "off"] = "auto"
+    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. With the rules 'follow',
+    'gumbel' and 'nasd' the text is the same."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the request's random stream: the output is a function of prompt, settings and seed alone."""
+    """Seed of the request's random streams."""
     ignore_end_tokens: bool = False
     """Go on after the model's end token, up to 'max_tokens'."""
 

@@ -6,18 +6,26 @@ generator state exists that could drift. The mixing function is SplitMix64's fin
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_FIRST_FACTOR, _SECOND_FACTOR = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 TARGET_STREAM = 0
 """The verifier's choice of tokens."""
 PROPOSAL_STREAM = 1
 """The drafter's choice of proposals: must be independent of the verifier's."""
+RULE_STREAM = 2
+"""Numbers of verification rules, by the count of those drawn before; never the position's own."""
+STEP_STREAM = 3
+"""Seeds of drafts that must not share the numbers of earlier drafts of their sequence."""
 
 
 def _mix(value: int) -> int:
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    value = ((value ^ (value >> 30)) * _FIRST_FACTOR) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND_FACTOR) & _MASK
     return value ^ (value >> 31)
 
 
@@ -32,3 +40,32 @@ def uniform(seed: int, position: int, stream: int) -> float:
     word = _mix((seed + _GOLDEN * (stream + 1)) & _MASK)
     word = _mix(word ^ _mix((position * _GOLDEN + 0xD1B54A32D192ED03) & _MASK))
     return (word >> 11) * 2.0**-53
+
+
+def gumbel_noise(seed: int, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return standard Gumbel noise, one number for each token at one position.
+
+    ``argmax(log p + noise)`` is a draw from p. A drafter and a verifier that take the same noise to distributions that
+    are alike so draw the same token more often than not (Gumbel coupling, arXiv 2408.07978).
+
+    Args:
+        seed: the request's seed, any integer (taken modulo 2**64).
+        position: absolute index in the sequence of the token that is drawn.
+        token_ids: shape ``[n]``.
+
+    Returns:
+        Shape ``[n]``; never infinite.
+    """
+    key = _mix(_mix((seed + _GOLDEN) & _MASK) ^ ((position * _GOLDEN + _FIRST_FACTOR) & _MASK))
+    word = token_ids.astype(np.uint64) * np.uint64(_FIRST_FACTOR) + np.uint64(_GOLDEN) ^ np.uint64(key)
+    word = (word ^ word >> np.uint64(30)) * np.uint64(_FIRST_FACTOR)
+    word = (word ^ word >> np.uint64(27)) * np.uint64(_SECOND_FACTOR)
+    word ^= word >> np.uint64(31)
+    return _gumbel(word)
+
+
+def _gumbel(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    # 52 bits: with 53 the highest one rounds to 1, and its noise is infinite.
+    uniforms = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    noise: NDArray[np.float64] = -np.log(-np.log(uniforms))
+    return noise

@@ -9,6 +9,7 @@ the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` wh
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -17,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -43,13 +44,17 @@ DEFAULT_FILE = Path("speculant.toml")
 _WRAPPED = "verbatim-hex:"
 
 
-def _unwrap(item: object) -> object:
-    if isinstance(item, str) and item.startswith(_WRAPPED):
-        return bytes.fromhex(item.removeprefix(_WRAPPED)).decode(errors="surrogateescape")
-    return item
+def _unwrap(value: object) -> object:
+    if isinstance(value, str) and value.startswith(_WRAPPED):
+        return bytes.fromhex(value.removeprefix(_WRAPPED)).decode(errors="surrogateescape")
+    if isinstance(value, list):
+        return [_unwrap(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _unwrap(item) for name, item in value.items()}
+    return value
 
 
-TypedPath = Annotated[Path, BeforeValidator(_unwrap)]
+TypedPath = Annotated[Path, "as typed"]
 """A path in a list of arguments, exactly as it was typed."""
 
 
@@ -94,6 +99,11 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
     class Loaded(kind):  # type: ignore[misc,valid-type]
         __doc__ = kind.__doc__
 
+        @model_validator(mode="before")
+        @classmethod
+        def unwrap_lists(cls, values: object) -> object:
+            return _unwrap(values)
+
         @classmethod
         def settings_customise_sources(
             cls,
@@ -108,7 +118,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
                 cli_prog_name=f"speculant {command}",
                 cli_parse_args=list(arguments),
                 cli_shortcuts=_shortcuts(kind),
-                parse_args_method=partial(_parse_verbatim, _path_lists(kind)),
+                parse_args_method=partial(_parse_verbatim, _typed_lists(kind)),
                 formatter_class=_Help,
             )
             toml = () if path is None else (TomlConfigSettingsSource(settings_cls, path),)
@@ -119,8 +129,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
     except SettingsError as error:
-        reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
-        raise ConfigError(f"{reason} (see speculant {command} --help)") from error
+        raise ConfigError(f"{_explain_syntax(kind, error)} (see speculant {command} --help)") from error
     return loaded
 
 
@@ -141,16 +150,22 @@ def _names(members: str) -> str:
     return ",".join(sorted(member.strip("' ") for member in members.split(",")))
 
 
-def _path_lists(kind: type[CommandSettings]) -> frozenset[str]:
-    """Return the names of the settings that are lists of paths."""
-    return frozenset(name for name, info in kind.model_fields.items() if TypedPath in get_args(info.annotation))
+def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
+    """Return the names of the settings that are lists of paths or of any texts; those of sections as section.name."""
+    fields = {name: info.annotation for name, info in kind.model_fields.items()}
+    for section, inner in list(fields.items()):
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            fields |= {f"{section}.{name}": info.annotation for name, info in inner.model_fields.items()}
+    return frozenset(
+        name for name, annotation in fields.items() if annotation in (list[TypedPath], list[str], tuple[str, ...])
+    )
 
 
-def _parse_verbatim(path_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
-    """Parse a command line and wrap the paths of lists, which would be split at commas and read as JSON otherwise."""
+def _parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
+    """Parse a command line and wrap the items of lists, which would be split at commas and read as JSON otherwise."""
     parsed: Namespace = ArgumentParser.parse_args(parser, *arguments)
     for name, value in vars(parsed).items():
-        if isinstance(value, list) and name in path_lists:
+        if isinstance(value, list) and name in typed_lists:
             setattr(parsed, name, [_WRAPPED + item.encode(errors="surrogateescape").hex() for item in value])
     return parsed
 
@@ -170,6 +185,8 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
             short[f"{section}.{name}"] = [name, "tokenizer"]
         elif name == "model-name":
             short[f"{section}.{name}"] = [name, "model"]
+        elif name == "attention":
+            short[f"{section}.{name}"] = [name, "attn"]
     for name, alias in (("output", "o"), ("json-output", "json")):
         if name.replace("-", "_") in kind.model_fields:
             short[name] = alias
@@ -205,10 +222,37 @@ def config_file(arguments: Sequence[str]) -> Path | None:
     return path
 
 
+def _explain_syntax(kind: type[CommandSettings], error: SettingsError) -> str:
+    """Say which value could not be taken apart, and how it is written."""
+    reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
+    if match := re.fullmatch(r'error parsing value for field "(\w+)" from source "EnvSettingsSource"', reason):
+        variable = _variable_without_json(kind, match[1])
+        return f"{variable} is no JSON; lists and tables are, such as '[\"a\"]' or '{{\"5\": 1}}'"
+    if match := re.fullmatch(r"Parsing error encountered for (\S+): .*", reason):
+        flag = match[1].replace("_", "-")
+        return f"--{flag} can't be taken apart; tables are written KEY=VALUE, once for each key"
+    return reason
+
+
+def _variable_without_json(kind: type[CommandSettings], section: str) -> str:
+    """Return the name of the variable that should hold a list or a table and does not."""
+    inner = kind.model_fields[section].annotation
+    fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
+    for name, info in fields.items():
+        variable = f"SPECULANT_{section}__{name}".upper()
+        value = next((value for key, value in os.environ.items() if key.upper() == variable), None)
+        if value is not None and get_origin(info.annotation) in (list, tuple, dict, frozenset):
+            try:
+                json.loads(value)
+            except ValueError:
+                return variable
+    return f"SPECULANT_{section}".upper()
+
+
 def _explain(error: ValidationError) -> str:
     """Put the first complaint of pydantic into one line that names the setting as a flag."""
     first: Any = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
+    location = [str(part) for part in first["loc"] if part != "[key]"]  # that is how pydantic names keys of tables
     flag = "--" + ".".join(location).replace("_", "-")
     variable = "SPECULANT_" + "__".join(location).upper()
     if first["type"] == "extra_forbidden":
@@ -216,4 +260,5 @@ def _explain(error: ValidationError) -> str:
     value = first.get("input")
     is_shown = isinstance(value, str | int | float) and not any(word in location[-1] for word in _SECRET_WORDS)
     got = f" (got {value!r})" if is_shown else ""
-    return f"{flag} (or {variable}): {first['msg'][0].lower()}{first['msg'][1:]}{got}"
+    message = first["msg"].replace("a valid tuple", "a list")
+    return f"{flag} (or {variable}): {message[0].lower()}{message[1:]}{got}"

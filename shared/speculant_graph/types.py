@@ -22,9 +22,15 @@ StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "nasd", "specex
 MixingName = Literal["longest", "attention"]
 """How the matched orders become one distribution of successors."""
 
+CouplingName = Literal["none", "gumbel"]
+"""Whether ``sampling`` draws by numbers of its own, or by the noise that the rule ``gumbel`` draws by."""
+
 SourceName = Literal["corpus", "session", "learned", "recycled"]
 """Where successors may come from: the graph; this sequence; what earlier sequences accepted; the target's own
 top tokens."""
+
+RuleName = Literal["follow", "token", "block", "nasd", "tree-wor", "tree-iid", "gumbel"]
+"""By which rule a draft is verified (see :class:`~speculant_graph.config.GenerationConfig`)."""
 
 DrafterState = Literal["ok", "off", "unavailable"]
 """Whether the last step was answered: ``off`` means that no drafter was asked for."""

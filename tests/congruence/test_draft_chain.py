@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.graph.layout import CHILD, Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.oracle import OracleGraph
-from speculant_graph.types import Draft, MixingName
+from speculant_graph.types import CouplingName, Draft, MixingName, StrategyName
 from support.bounds import run_with_bounds_checks
 from support.damage import damaged
 from support.graphs import graph_of
@@ -34,6 +35,7 @@ configs = st.builds(
     k=st.integers(0, 12),
     strategy=st.sampled_from(["greedy", "sampling"]),
     mixing=st.sampled_from(["longest", "attention"]),
+    coupling=st.sampled_from(["none", "gumbel"]),
     max_candidates=st.sampled_from([0, 0, 1, 2, 3, 10]),
     attention_order=weight,
     attention_count=weight,
@@ -94,10 +96,9 @@ def test_long_rows() -> None:
     text = [*itertools.chain(*pairs), *[0, 7] * 2_000]
     fast, slow = graph_of([text], 3, 3_000), OracleGraph([text], 3)
     assert len(fast.successors([0])) > 1_500
-    for strategy, mixing, cap in itertools.product(
-        ("greedy", "sampling"), ("longest", "attention"), (0, 1, 700, 5_000)
-    ):
-        config = DraftConfig(k=5, strategy=strategy, mixing=mixing, max_candidates=cap)
+    ways = [("greedy", "none"), ("sampling", "none"), ("sampling", "gumbel")]
+    for (strategy, coupling), mixing, cap in itertools.product(ways, ("longest", "attention"), (0, 1, 700, 5_000)):
+        config = DraftConfig(k=5, strategy=strategy, mixing=mixing, max_candidates=cap, coupling=coupling)
         for context in ([0], [7, 0], text[101:104]):
             assert_as_reference(fast, slow, config, context, seed=5)
 
@@ -129,6 +130,43 @@ def test_many_random_numbers() -> None:
         assert chain.uniform(position * 977, position, 1) == random_stream.uniform(position * 977, position, 1)
 
 
+@settings(max_examples=300)
+@given(
+    seed=st.one_of(signed, st.integers(-(2**70), 2**70)),
+    position=signed,
+    token_ids=st.lists(st.integers(0, 2**63 - 1), max_size=5),
+)
+def test_noise_is_that_of_its_definition(seed: int, position: int, token_ids: list[int]) -> None:
+    mask, first, second, third = 2**64 - 1, 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+    def mix(z: int) -> int:
+        z = ((z ^ (z >> 30)) * second) & mask
+        z = ((z ^ (z >> 27)) * third) & mask
+        return z ^ (z >> 31)
+
+    expected = []
+    for token_id in token_ids:
+        word = mix((seed + first) & mask) ^ ((position * first + second) & mask)
+        word = mix(mix(word) ^ ((token_id * second + first) & mask))
+        expected.append(-math.log(-math.log(((word >> 12) + 0.5) / 2**52)))
+    noise = random_stream.gumbel_noise(seed, position, np.array(token_ids, np.int64))
+    assert noise.dtype == np.float64
+    assert noise == pytest.approx(expected, rel=1e-13, abs=1e-13)
+    signed_seed = (seed + 2**63) % 2**64 - 2**63
+    kernel = [chain.gumbel(signed_seed, position, token_id) for token_id in token_ids]
+    assert kernel == pytest.approx(expected, rel=1e-13, abs=1e-13)
+
+
+def test_noise_has_the_gumbel_distribution() -> None:
+    noise = np.concatenate([random_stream.gumbel_noise(3, position, np.arange(500)) for position in range(100)])
+    assert np.isfinite(noise).all()
+    assert stats.kstest(noise, stats.gumbel_r.cdf).pvalue > 1e-3
+    assert stats.kstest(noise + 0.05, stats.gumbel_r.cdf).pvalue < 1e-6
+    by_position = noise.reshape(100, 500)
+    assert abs(np.corrcoef(by_position[:-1].ravel(), by_position[1:].ravel())[0, 1]) < 0.02
+    assert abs(np.corrcoef(by_position[:, :-1].ravel(), by_position[:, 1:].ravel())[0, 1]) < 0.02
+
+
 def test_quantiles_beyond_a_rounded_sum_take_the_last_possible_token() -> None:
     words = np.array([2, 0, 0, 4, 0, 0, 6, 0, 0, 8, 0, 0], np.uint32)
     masses = np.array([0.25, 0.5, 0.25 - 2**-20, 1e-60])
@@ -156,15 +194,16 @@ def p_value(drawn: Counter[int], distribution: reference.Distribution) -> float:
     return float(stats.chisquare(observed, expected).pvalue)
 
 
+@pytest.mark.parametrize("coupling", get_args(CouplingName))
 @pytest.mark.parametrize("max_candidates", [0, 3])
-def test_draws_have_the_exact_distribution(max_candidates: int) -> None:
+def test_draws_have_the_exact_distribution(max_candidates: int, coupling: CouplingName) -> None:
     fast, slow = skewed_graph()
     exact: dict[MixingName, reference.Distribution] = {
         "longest": {1: 0.25, 4: 0.75},
         "attention": reference.capped(reference.attention_mixture(slow, DraftConfig(), [5, 0]), max_candidates),
     }
     for mixing, distribution in exact.items():
-        config = DraftConfig(k=1, strategy="sampling", mixing=mixing, max_candidates=max_candidates)
+        config = DraftConfig(k=1, strategy="sampling", mixing=mixing, max_candidates=max_candidates, coupling=coupling)
         generator = DraftGenerator(fast, config)
         drawn = Counter(generator.generate([5, 0], seed=seed).token_ids[0] for seed in range(8_000))
         assert p_value(drawn, distribution) > 1e-3
@@ -206,6 +245,68 @@ def test_caps_cut_before_the_draw(mixing: MixingName) -> None:
     assert set(expected) == {1, 2}
 
 
+def first_agreements(coupling: CouplingName, seeds: range, noise_seed_shift: int = 0) -> float:
+    """Return how often a first drafted token is what a target p close to q emits by the rule 'gumbel'."""
+    fast, _ = skewed_graph()  # q after 0: {1: .5, 2: .3, 3: .15, 4: .05}
+    tokens = np.arange(1, 5)
+    p = np.array([0.4, 0.25, 0.2, 0.15])
+    generator = DraftGenerator(fast, DraftConfig(k=1, strategy="sampling", coupling=coupling))
+    agreed = 0
+    for seed in seeds:
+        emitted = tokens[np.argmax(np.log(p) + random_stream.gumbel_noise(seed, 2, tokens))]
+        agreed += generator.generate([6, 0], seed=seed + noise_seed_shift).token_ids[0] == emitted
+    return agreed / len(seeds)
+
+
+def test_coupled_drafts_are_accepted_far_more_often() -> None:
+    seeds = range(4_000)
+    independent = float(np.dot([0.4, 0.25, 0.2, 0.15], [0.5, 0.3, 0.15, 0.05]))  # sum of p q: 0.3125
+    best = 0.4 + 0.25 + 0.15 + 0.05  # sum of min(p, q), which no draft exceeds
+    uncoupled, coupled = first_agreements("none", seeds), first_agreements("gumbel", seeds)
+    assert abs(uncoupled - independent) < 0.03
+    assert best - 0.1 < coupled < best + 0.02
+    # The control: with another seed's noise nothing is gained.
+    assert abs(first_agreements("gumbel", seeds, noise_seed_shift=10**6) - independent) < 0.03
+
+
+def test_coupled_chains_are_accepted_further() -> None:
+    """A target that thinks about as the graph does: the mean accepted length of drafts of 6."""
+    text = np.random.default_rng(7).choice(8, 6_000, p=[0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05]).tolist()
+    fast, slow = graph_of([text], 1, 8), OracleGraph([text], 1)
+    tokens = np.arange(8)
+
+    def target(last: int) -> np.ndarray:
+        q = slow.distribution((last,))
+        return 0.8 * np.array([q.get(token, 0.0) for token in range(8)]) + 0.2 / 8
+
+    def mean_accepted(coupling: CouplingName) -> float:
+        generator = DraftGenerator(fast, DraftConfig(k=6, strategy="sampling", coupling=coupling))
+        total = 0
+        for seed in range(400):
+            last = seed % 8
+            for position, drafted in enumerate(generator.generate([last], seed=seed).token_ids, start=1):
+                noise = random_stream.gumbel_noise(seed, position, tokens)
+                if np.argmax(np.log(target(last)) + noise) != drafted:
+                    break
+                last, total = drafted, total + 1
+        return total / 400
+
+    uncoupled, coupled = mean_accepted("none"), mean_accepted("gumbel")
+    assert uncoupled < 0.5
+    assert coupled > 2.0
+
+
+@pytest.mark.parametrize("mixing", ["longest", "attention"])
+def test_coupling_changes_the_draw_and_not_the_distribution(mixing: MixingName) -> None:
+    fast, _ = skewed_graph()
+    config = DraftConfig(k=1, strategy="sampling", mixing=mixing, max_candidates=3)
+    plain = DraftGenerator(fast, config)
+    coupled = DraftGenerator(fast, config.model_copy(update={"coupling": "gumbel"}))
+    drafts = [(plain.generate([6, 0], seed=seed), coupled.generate([6, 0], seed=seed)) for seed in range(100)]
+    assert all(distributions_of(one) == distributions_of(other) for one, other in drafts)
+    assert 10 < sum(one.token_ids != other.token_ids for one, other in drafts) < 95
+
+
 @pytest.mark.parametrize("mixing", ["longest", "attention"])
 def test_the_same_seed_and_position_give_the_same_draft(mixing: MixingName) -> None:
     text = np.random.default_rng(3).integers(0, 6, 600).tolist()
@@ -225,10 +326,11 @@ def test_the_same_seed_and_position_give_the_same_draft(mixing: MixingName) -> N
 
 def draft_everywhere(graph: NgramGraph) -> None:
     """Draft in all ways from a graph that is damaged."""
-    for mixing, strategy, cap in itertools.product(("longest", "attention"), ("greedy", "sampling"), (0, 2)):
+    ways: list[tuple[StrategyName, CouplingName]] = [("greedy", "none"), ("sampling", "none"), ("sampling", "gumbel")]
+    for mixing, (strategy, coupling), cap in itertools.product(("longest", "attention"), ways, (0, 2)):
         generator = DraftGenerator(graph, DraftConfig(mixing=mixing, attention_temperature=0.1))
         for context in itertools.product(range(-1, 7, 2), repeat=3):
-            draft = generator.draft(context, 5, strategy, seed=1, max_candidates=cap)
+            draft = generator.draft(context, 5, strategy, seed=1, max_candidates=cap, coupling=coupling)
             assert all(0 <= token_id < 2**21 for token_id in draft.token_ids)
             for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=strategy == "sampling"):
                 assert token_id in proposal.token_ids

@@ -11,16 +11,18 @@ import torch
 from scipy.stats import chi2
 
 from speculant_graph.client import NullDrafter
-from speculant_graph.config import GenerationConfig
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.types import EMPTY_DRAFT, Draft
-from speculant_verifier.engine import Engine
+from speculant_verifier.engine import Engine, Request
 from support.drafters import ScriptedDrafter, chain, knowing, knowing_tree
 from support.tiny_models import WINDOW, tiny_gpt_oss, tiny_model
 
 LENGTHS = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 40, 3, 77]
-GREEDY = GenerationConfig(max_tokens=40, ignore_end_tokens=True)
-SAMPLED = GenerationConfig(max_tokens=40, temperature=0.9, top_p=0.95, seed=11, ignore_end_tokens=True)
+GREEDY = GenerationConfig(max_tokens=40, ignore_end_tokens=True, speculation="on")
+SAMPLED = GenerationConfig(
+    max_tokens=40, temperature=0.9, top_p=0.95, seed=11, ignore_end_tokens=True, speculation="on"
+)
 
 
 def prompts():
@@ -31,7 +33,9 @@ def prompts():
 def decode(target, requests, drafter=None, rows=1, budget=6):
     drafter = drafter or NullDrafter()
     finished = {}
-    for emission in Engine(target, drafter, rows, budget).run(requests):
+    engine = Engine(target, drafter, VerifierConfig(max_batch_size=rows), DraftConfig(k=budget))
+    requests = [Request(index, tuple(prompt), config) for index, (prompt, config) in enumerate(requests)]
+    for emission in engine.run(requests):
         if emission.finish_reason is not None:
             finished[emission.sequence.index] = emission.sequence
     assert not getattr(drafter, "open_sessions", set()), "every session must be closed"
@@ -238,7 +242,9 @@ def test_a_drafter_whose_tokenizer_changes_midway_costs_only_speed(gpt_oss):
 def test_time_of_a_slow_reader_is_not_counted(gpt_oss):
     config = GenerationConfig(max_tokens=4, ignore_end_tokens=True)
     started = time.perf_counter()
-    for emission in Engine(gpt_oss, NullDrafter(), 1, 0).run([([1, 2], config)]):
+    for emission in Engine(gpt_oss, NullDrafter(), VerifierConfig(), DraftConfig(k=0)).run(
+        [Request(0, (1, 2), config)]
+    ):
         time.sleep(0.5)
         counted = emission.sequence.total_s
     assert counted < time.perf_counter() - started - 1.5

@@ -7,7 +7,9 @@ import itertools
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -15,7 +17,7 @@ from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDraft
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.errors import DrafterUnavailableError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, Fingerprint, SequenceStep
+from speculant_graph.types import CouplingName, Draft, Fingerprint, SequenceStep
 from support.sidecar import Sidecar
 
 SESSION_IDS = itertools.count(1)
@@ -71,6 +73,35 @@ sys.exit(0 if draft and draft.token_ids == again.token_ids else 4)
 def test_a_forked_child_drafts_nothing_and_hangs_nowhere(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
     arguments = [sys.executable, "-c", _IN_A_FORKED_CHILD, shared_sidecar.address, str(known_tokens(small_graph)[0])]
     assert subprocess.run(arguments, timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_both_clients_ask_for_coupled_drafts(
+    shared_sidecar: Sidecar, small_graph: NgramGraph, is_asynchronous: bool
+) -> None:
+    config = ClientConfig(address=shared_sidecar.address, deadline_ms=5_000.0, open_deadline_ms=5_000.0)
+    drafted = {}
+    for coupling in get_args(CouplingName):
+        draft = DraftConfig(strategy="sampling", coupling=coupling)
+        steps = [replace(step, seed=number) for number, step in enumerate(make_steps(small_graph, 20))]
+
+        async def ask(draft: DraftConfig = draft, steps: list[SequenceStep] = steps) -> list[Draft]:
+            async with AsyncDrafterClient(config, tokenizer=None, draft=draft) as client:
+                for step in steps:
+                    await client.open(step.session_id)
+                return await client.draft(steps)
+
+        if is_asynchronous:
+            found = asyncio.run(ask())
+        else:
+            with DrafterClient(config, tokenizer=None, draft=draft) as client:
+                for step in steps:
+                    client.open(step.session_id)
+                found = client.draft(steps)
+        drafted[coupling] = [each.token_ids for each in found]
+        expected = LocalDrafter(small_graph, draft).draft(steps)
+        assert drafted[coupling] == [each.token_ids for each in expected]
+    assert drafted["none"] != drafted["gumbel"]
 
 
 def test_threads_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:

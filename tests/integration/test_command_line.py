@@ -188,7 +188,11 @@ def test_demo(elsewhere: Path) -> None:
 @pytest.mark.parametrize("text", ["Hello, world", "x = [1, 2]", "{x}", 'say "hi"', "a\n\tb ", " null", "None"])
 def test_prompts_and_paths_are_taken_as_typed(text: str) -> None:
     settings = load_settings(GenerateSettings, "generate", ["--max-tokens", "3", text, "-k", "2"])
-    assert settings.prompt == text
+    assert settings.prompt == [text]
+    assert load_settings(GenerateSettings, "generate", ["x", "--stop", text, "--stop", "b"]).generation.stop == (
+        text,
+        "b",
+    )
     assert (settings.generation.max_tokens, settings.draft.k) == (3, 2)
     assert load_settings(BuildSettings, "build", [text, "x"]).corpus == [Path(text), Path("x")]
 

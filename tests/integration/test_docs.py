@@ -36,9 +36,10 @@ from speculant_graph.config import (
 from speculant_graph.rpc.status import STATUS_OF_ERROR
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.graphs import graph_of
+from support.pages import blocks, rows, section
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "ARCHITECTURE.md", "deploy/README.md", "docs/clients.md", "docs/sidecar.md")
+PAGES = ("README.md", "ARCHITECTURE.md", "deploy/README.md", "docs/clients.md", "docs/sidecar.md", "docs/verifier.md")
 CLIENTS, SIDECAR = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("clients", "sidecar"))
 SECTIONS = {
     "client": ClientConfig,
@@ -52,20 +53,6 @@ FOREIGN = {"RetryInfo", "TokenizerMismatchError", "Fingerprint"}
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7, 10, 5, 6, 7, 8, 9, 11] * 3
 VOCABULARY_SIZE = 4_096
 """That of the tokenizer with which the pages' examples were made."""
-
-
-def blocks(page: str, language: str = "") -> list[str]:
-    parts = re.split(r"^```(.*)\n", page, flags=re.MULTILINE)  # text, language, block, "", text, ...
-    return [body for kind, body in zip(parts[1::4], parts[2::4], strict=True) if kind == language]
-
-
-def section(page: str, heading: str) -> str:
-    return page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-
-
-def rows(table: str) -> list[list[str]]:
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
-    return [row for row in cells if set(row[0]) - set("- ")][1:]
 
 
 @pytest.mark.parametrize("name", PAGES)

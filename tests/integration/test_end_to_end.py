@@ -198,11 +198,27 @@ def test_a_graph_of_another_tokenizer_is_refused(target: TargetModel, tmp_path: 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [([""], "empty"), ([[1] * 5_000], "shorten"), ([[1, 4_096]], "outside")],
+    [
+        ([""], "empty"),
+        ([[1] * 5_000], "shorten"),
+        ([[1, 4_096]], "outside"),
+        (["half \ud83d"], "give UTF-8"),
+        ([["a"]], "list of token ids"),
+        ([[1.5]], "list of token ids"),
+        ([None], "list of token ids"),
+    ],
 )
 def test_bad_prompts_are_refused_by_name(target: TargetModel, prompt: list, message: str) -> None:
-    with pytest.raises(GenerationError, match=message):
-        SpeculativeDecoder(target=target).generate(prompt, SETTINGS)
+    """In a list, only that one."""
+    decoder = SpeculativeDecoder(target=target)
+    bad, good = decoder.generate([*prompt, [5, 6, 7]], SETTINGS)
+    assert bad.finish_reason == "error"
+    assert message in bad.error
+    assert good.token_ids == decoder.generate([[5, 6, 7]], SETTINGS)[0].token_ids
+    with pytest.raises(GenerationError, match="empty"):
+        decoder.generate("", SETTINGS)
+    with pytest.raises(GenerationError, match="UTF-8"):
+        decoder.generate("\ud83d", SETTINGS)
 
 
 def test_bad_settings_are_refused_by_name(target: TargetModel, graph_file: Path, tmp_path: Path) -> None:
@@ -220,3 +236,17 @@ def test_empty_list_of_prompts(target: TargetModel) -> None:
 
 def test_all_public_names_resolve() -> None:
     assert all(getattr(speculant_graph, name) for name in speculant_graph.__all__)
+
+
+@pytest.mark.parametrize("prompt", [b"abc", [True, 1], ["a"], [1.5], None])
+def test_prompts_of_another_kind_are_errors_of_their_own(target: TargetModel, prompt: object) -> None:
+    bad, good = SpeculativeDecoder(target=target).generate([prompt, [5, 6, 7]], SETTINGS)
+    assert bad.finish_reason == "error"
+    assert "list of token ids" in bad.error
+    assert good.finish_reason != "error"
+
+
+@pytest.mark.parametrize("call", [(5,), (b"abc",), (None,), ("a", "x"), ("a", {"max_tokens": 3}), (["a"], ["x"])])
+def test_calls_of_another_kind_say_what_to_give(target: TargetModel, call: tuple) -> None:
+    with pytest.raises(GenerationError, match="give these"):
+        SpeculativeDecoder(target=target).generate(*call)

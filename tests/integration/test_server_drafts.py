@@ -193,6 +193,7 @@ OPTIONS = [
     {"omit_proposals": True},
     {"beam_width": 1},
     {"mixing": "attention"},
+    {"coupling": "gumbel"},
 ]
 
 
@@ -218,6 +219,7 @@ def test_options_are_those_of_the_drafter(server: LiveServer, small_graph: Ngram
     [
         ({"strategy": 99}, "UNIMPLEMENTED", "greedy, sampling, adaptive, tree, nasd, specexec, beam"),
         ({"mixing": 9}, "UNIMPLEMENTED", "mixing"),
+        ({"coupling": 9}, "UNIMPLEMENTED", "coupling"),
         ({"sources": 1}, "UNIMPLEMENTED", "draft.sources"),
         ({"filler_top_k": 2}, "UNIMPLEMENTED", "draft.filler_top_k"),
         ({"stop_if_unknown": True}, "UNIMPLEMENTED", "draft.stop_if_unknown"),

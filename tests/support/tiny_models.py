@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from speculant_verifier.model import TargetModel
@@ -31,7 +32,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS)
 
 
-def tiny_gpt_oss(vocabulary_size: int = 258, window: int = WINDOW, seed: int = 0) -> TargetModel:
+def tiny_gpt_oss(
+    vocabulary_size: int = 258, window: int = WINDOW, seed: int = 0, *, attention: str = "auto", ring_cache: bool = True
+) -> TargetModel:
     torch.manual_seed(seed)
     config = GptOssConfig(
         vocab_size=vocabulary_size,
@@ -56,18 +59,22 @@ def tiny_gpt_oss(vocabulary_size: int = 258, window: int = WINDOW, seed: int = 0
         for name, parameter in model.named_parameters():
             if "sinks" in name or "bias" in name:
                 parameter.normal_(std=0.5)
-    return TargetModel(model, byte_tokenizer(), "tiny-gpt-oss")
+    return TargetModel(model, byte_tokenizer(), "tiny-gpt-oss", attention=attention, ring_cache=ring_cache)
 
 
-def tiny_model(family: str, seed: int = 0) -> TargetModel:
-    """A random Llama, Mistral (every layer has a window), Qwen2 (some have) or Qwen3 (none has)."""
+def tiny_model(
+    family: str, seed: int = 0, *, window: int = WINDOW, attention: str = "auto", ring_cache: bool = True
+) -> TargetModel:
+    """A random Llama, Mistral (every layer has a window), Qwen2 (some have), Qwen3 (none has) or Qwen3-MoE."""
     torch.manual_seed(seed)
     kind, more = {
         "llama": (LlamaConfig, {}),
-        "mistral": (MistralConfig, {"sliding_window": WINDOW}),
-        "qwen2": (Qwen2Config, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+        "mistral": (MistralConfig, {"sliding_window": window}),
+        "qwen2": (Qwen2Config, {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}),
         "qwen3": (Qwen3Config, {"head_dim": 16}),
-    }[family]
+        "qwen3_moe": (Qwen3MoeConfig, {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                                       "moe_intermediate_size": 32, "norm_topk_prob": True}),
+    }[family]  # fmt: skip
     config = kind(
         vocab_size=258,
         hidden_size=32,
@@ -82,4 +89,10 @@ def tiny_model(family: str, seed: int = 0) -> TargetModel:
         pad_token_id=None,
         **more,
     )
-    return TargetModel(AutoModelForCausalLM.from_config(config), byte_tokenizer(), f"tiny-{family}")
+    return TargetModel(
+        AutoModelForCausalLM.from_config(config),
+        byte_tokenizer(),
+        f"tiny-{family}",
+        attention=attention,
+        ring_cache=ring_cache,
+    )

@@ -1,24 +1,34 @@
-"""Attention that takes any boolean mask and gpt-oss's sinks, on CPU and GPU.
+"""Attention that takes any mask and gpt-oss's sinks, on CPU and GPU, without copying what is cached.
 
-A sink is a learned logit per head that takes part in the softmax and contributes nothing: exactly one more key whose
-value is zero. Eight spare dimensions of query and key carry that logit, so the fused kernel does the rest and no
-``[batch, heads, T, L]`` bias is ever built. Models without sinks get the kernel as it is.
+A sink is a learned logit per head that takes part in the softmax and contributes nothing. The fused kernels of torch
+return the logarithm of the softmax's denominator, so the sink is one factor per query afterwards:
+``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``. Queries that share a head of keys are laid side by side as more
+queries of that head ("folded"), so that keys and values are not repeated.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
+
+from speculant_graph.errors import ConfigError
 
 IMPLEMENTATION = "speculant"
 """Name under which transformers knows the functions (gpt-oss refuses names that contain "sdpa")."""
 
-_SPARE_DIMENSIONS = 8  # kernels want head sizes in multiples of 8
+AttentionName = Literal["auto", "speculant", "eager", "flex"]
+MaskForm = Literal["folded", "added", "blocks"]
+"""``folded``: numbers added to the logits, repeated for queries that share a head; ``added``: the same, not repeated;
+``blocks``: a block mask of flex_attention."""
+
+_MASK_FORMS: dict[str, MaskForm] = {IMPLEMENTATION: "folded", "eager": "added", "flex_attention": "blocks"}
+_ALIGNED_COLUMNS = 16  # what the GPU's kernel wants rows of a mask to begin at
+_LARGEST_ERROR = 0.05  # of the check on a GPU: kernels there may round as bfloat16 does
 
 
 def masked_attention(
@@ -32,14 +42,15 @@ def masked_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with an arbitrary mask.
+    """Attend with an arbitrary mask. For inference: no gradient passes through the sinks.
 
     Args:
         module: the attention layer (unused; part of the transformers interface).
         query: ``[batch, heads, T, d]``.
-        key: ``[batch, kv_heads, L, d]``.
-        value: ``[batch, kv_heads, L, d]``.
-        attention_mask: bool, broadcastable to ``[batch, heads, T, L]``, True = visible; None = causal.
+        key: ``[batch, kv_heads, L, d]``, may be a view with any strides but the last.
+        value: the same shape.
+        attention_mask: ``[batch, 1, T, L]``, or folded, ``[batch, 1, heads / kv_heads * T, L]``: bool, True = visible,
+            or numbers that are added to the logits. None = causal.
         scaling: factor of the logits, default ``d ** -0.5``.
         dropout: ignored, this is inference.
         s_aux: sink logits ``[heads]`` or None.
@@ -48,30 +59,56 @@ def masked_attention(
         ``[batch, T, heads, d]`` and None (no attention weights).
     """
     batch, heads, length, dimensions = query.shape
-    grouped = heads != key.shape[1]
-    if s_aux is None:
-        output = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, is_causal=attention_mask is None and length > 1,
-            scale=scaling, enable_gqa=grouped,
-        )  # fmt: skip
-        return output.transpose(1, 2).contiguous(), None
-    if attention_mask is None:
-        past = key.shape[2] - length
-        attention_mask = torch.ones(length, past + length, dtype=torch.bool, device=query.device).tril(past)
-    scaling = dimensions**-0.5 if scaling is None else scaling
-    spare_query = query.new_zeros(batch, heads, length, _SPARE_DIMENSIONS)
-    spare_query[..., 0] = (s_aux.to(query.dtype) / scaling)[None, :, None]
-    key = F.pad(key, (0, _SPARE_DIMENSIONS, 0, 1))
-    key[:, :, -1, dimensions] = 1
-    output = F.scaled_dot_product_attention(
-        torch.cat([query, spare_query], -1),
-        key,
-        F.pad(value, (0, _SPARE_DIMENSIONS, 0, 1)),
-        attn_mask=F.pad(attention_mask, (0, 1), value=True),
-        scale=scaling,
-        enable_gqa=grouped,
-    )
-    return output[..., :dimensions].transpose(1, 2).contiguous(), None
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    mask = _added(attention_mask, query, key)
+    query = query.reshape(batch, kv_heads, groups, length, dimensions)
+    sinks = None if s_aux is None else s_aux.float().view(1, kv_heads, groups, 1)
+    if mask.shape[2] == groups * length or length == 1:
+        folded_sinks = None if sinks is None else sinks.expand(-1, -1, -1, length).flatten(2)
+        output = _fused(query.flatten(2, 3), key, value, mask, scaling, folded_sinks)
+        output = output.reshape(batch, heads, length, dimensions)  # kernels of GPUs put the heads last
+    else:  # many queries: repeating the mask would cost more memory than one call per group costs time
+        parts = [
+            _fused(query[:, :, group], key, value, mask, scaling, None if sinks is None else sinks[:, :, group])
+            for group in range(groups)
+        ]
+        output = torch.stack(parts, dim=2).reshape(batch, heads, length, dimensions)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    """Return a mask as numbers to add."""
+    length, columns = query.shape[2], key.shape[2]
+    if mask is None:
+        mask = torch.ones(length, columns, dtype=torch.bool, device=query.device).tril(columns - length)[None, None]
+    if mask.dtype != torch.bool:
+        return mask.to(query.dtype)
+    # The lowest finite number, not minus infinity: a query that may see nothing must not become NaN.
+    return torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Attend with as many heads of queries as of keys; ``sinks`` broadcasts over ``[batch, kv_heads, queries]``."""
+    if sinks is None:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    logarithms: Tensor
+    output: Tensor
+    if query.device.type == "cpu":
+        output, logarithms = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, attn_mask=mask, scale=scaling
+        )
+    else:
+        if missing := -mask.shape[-1] % _ALIGNED_COLUMNS:  # only with masks that transformers made
+            mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
+        bias = mask.expand(query.shape[0], query.shape[1], query.shape[2], -1)
+        output, logarithms, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, True, scale=scaling
+        )
+        logarithms = logarithms[:, :, : query.shape[2]]  # the kernel rounds their number up
+    return output * torch.sigmoid(logarithms - sinks)[..., None].to(output.dtype)
 
 
 def _always_a_mask(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -85,3 +122,63 @@ def register() -> str:
     AttentionInterface.register(IMPLEMENTATION, masked_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, _always_a_mask)
     return IMPLEMENTATION
+
+
+def use_attention(model: PreTrainedModel, name: AttentionName, model_name: str) -> MaskForm:
+    """Make a loaded model compute attention by the named implementation.
+
+    Returns:
+        The form in which the model now takes masks.
+
+    Raises:
+        ConfigError: the implementation does not work on the model's device, or not with this model.
+    """
+    device = model.device.type
+    if name == "flex":
+        if device != "cuda":
+            raise ConfigError(
+                f"attention 'flex' needs a GPU and the model is on '{device}'; use --verifier.attention auto"
+            )
+        if not model._supports_flex_attn:
+            raise ConfigError(
+                f"model '{model_name}' ({type(model).__name__}) has no flex attention; use --verifier.attention auto"
+            )
+    implementation = {"flex": "flex_attention", "eager": "eager"}.get(name, IMPLEMENTATION)
+    if implementation == IMPLEMENTATION:
+        register()
+        if any(parameter.endswith(".sinks") for parameter, _ in model.named_parameters()):
+            _check_kernels(model)
+    model.set_attn_implementation(implementation)
+    return _MASK_FORMS[implementation]
+
+
+@torch.inference_mode()
+def _check_kernels(model: PreTrainedModel) -> None:
+    """Compare the fused kernels with the definition once, on the device and with the number type of the model.
+
+    They are no public interface of torch: a release or a device may do without them.
+
+    Raises:
+        ConfigError: they are missing or give something else.
+    """
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(3, 2, 2, 32, 64, generator=generator).to(model.device, model.dtype)
+    query, key, value = numbers[0, ..., :6, :], numbers[1], numbers[2]
+    visible = (torch.rand(2, 1, 6, 32, generator=generator) < 0.5).to(model.device)
+    sinks = torch.tensor([0.5, -1.0], device=model.device)
+    logits = (query.float() @ key.float().transpose(2, 3) * 0.125).masked_fill(~visible, -torch.inf)
+    logits = torch.cat([logits, sinks.view(1, 2, 1, 1).expand(2, 2, 6, 1)], -1)
+    expected = logits.softmax(-1)[..., :-1] @ value.float()
+    try:
+        actual, _ = masked_attention(model, query, key, value, visible, 0.125, s_aux=sinks)
+        error = float((actual.transpose(1, 2).float() - expected).abs().max())
+    except (AttributeError, NotImplementedError, RuntimeError) as reason:
+        error = torch.inf
+        detail = str(reason).strip().splitlines()[0]
+    else:
+        detail = f"an error of {error:.2g}"
+    if not error < _LARGEST_ERROR:
+        raise ConfigError(
+            f"attention '{IMPLEMENTATION}' does not work on '{model.device}' with {model.dtype} ({detail}); "
+            "use --verifier.attention eager"
+        )

@@ -1,33 +1,48 @@
-"""``speculant generate``: continue a prompt, with drafts from a graph file or from a sidecar."""
+"""``speculant generate``: continue prompts, with drafts from a graph file or from a sidecar."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic_settings import CliPositionalArg
 
+from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import CommandSettings, load_settings
 
 if TYPE_CHECKING:
-    from speculant_verifier.results import GenerationResult
+    from speculant_verifier.decoder import SpeculativeDecoder
+    from speculant_verifier.generate_input import PromptLine
+    from speculant_verifier.results import GenerationResult, StepEvent
+    from speculant_verifier.text import Prompt
 
 
 class GenerateSettings(CommandSettings):
-    """Continue a prompt with a model, sooner with drafts. The text goes to standard output as it is made."""
+    """Continue prompts with a model, sooner with drafts. The text goes to standard output as it is made.
 
-    prompt: CliPositionalArg[str] = ""
-    """Text to continue; without it standard input is read."""
+    Statistics go to standard error. The exit status is 1 if a prompt could not be continued.
+    """
+
+    prompt: CliPositionalArg[list[str]] = []  # noqa: RUF012 - every instance gets its own copy
+    """Text to continue; several are decoded together. Without any and without --prompts, all of standard input."""
+    prompts: Path | None = None
+    """File with more prompts, one on each line; '-' is standard input. In a file named .jsonl a line is a text, or an
+    object with 'prompt' (text or token ids) or 'messages' (a conversation), and 'generation', its own settings."""
+    chat: bool = False
+    """Put every prompt through the model's chat template, as a message of the user."""
+    system: str = ""
+    """With --chat: a system message before it."""
     graph_path: Path | None = None
     """Draft in this process from this graph file."""
     json_output: bool = False
-    """Print one JSON object with text and statistics instead of the text."""
+    """Print one JSON object a line for every result, with text, token ids, statistics and any error, and with
+    log-probabilities where they are asked for, instead of the text."""
     verifier: VerifierConfig = VerifierConfig()
     """The model."""
     draft: DraftConfig = DraftConfig()
@@ -41,17 +56,16 @@ class GenerateSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Generate; print text as it comes and a line of statistics on standard error."""
     settings = load_settings(GenerateSettings, "generate", arguments)
-    prompt = settings.prompt or sys.stdin.read().removesuffix("\n")
-    if not prompt:
-        raise ConfigError("there is no prompt; give one as an argument or on standard input")
-    from rich.console import Console
+    if settings.system and not settings.chat:
+        raise ConfigError("--system is for conversations; add --chat")
+    from speculant_verifier.generate_input import prompts_for, read_prompts
 
-    from speculant_verifier.console import print_event, quiet_transformers
+    lines = read_prompts(settings.prompt, settings.prompts, settings.generation)
+    from speculant_verifier.console import quiet_transformers
     from speculant_verifier.decoder import SpeculativeDecoder
 
     quiet_transformers()
     log_to_stderr("INFO")
-    console = Console(highlight=False, soft_wrap=True)
     with SpeculativeDecoder(
         settings.graph_path, settings.verifier, settings.draft, client_config=settings.client
     ) as decoder:
@@ -60,35 +74,41 @@ def run(arguments: Sequence[str]) -> int:
                 f"plain decoding: strategy {settings.draft.strategy} needs --graph-path or --address; "
                 "--strategy tree drafts from the sequence itself, too\n"
             )
-        for event in decoder.stream(prompt, settings.generation):
-            if not settings.json_output:
-                print_event(console, event)
-            result = event.result
-    assert result is not None
-    if settings.json_output:
-        sys.stdout.write(json.dumps(_report(result)) + "\n")
-        return 0
-    sys.stdout.write("\n")
-    sys.stderr.write(
-        f"{len(result.token_ids)} tokens, {result.tokens_per_s:.1f} tokens/s, {result.mean_accepted_tokens:.2f} per "
-        f"step, {result.num_accepted} of {result.num_drafted} drafted accepted ({result.acceptance_rate:.0%}), "
-        f"{result.num_steps_without_drafter} of {result.num_steps} steps without the drafter\n"
-    )
-    return 0
+        prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
+        return _generate(decoder, prompts, lines, as_json=settings.json_output)
 
 
-def _report(result: GenerationResult) -> dict[str, object]:
-    return {
-        "text": result.text,
-        "token_ids": list(result.token_ids),
-        "finish_reason": result.finish_reason,
-        "tokens_per_s": round(result.tokens_per_s, 2),
-        "mean_accepted_tokens": round(result.mean_accepted_tokens, 4),
-        "acceptance_rate": round(result.acceptance_rate, 4),
-        "num_steps": result.num_steps,
-        "num_steps_without_drafter": result.num_steps_without_drafter,
-        "num_drafted": result.num_drafted,
-        "num_accepted": result.num_accepted,
-        "drafted_by_depth": list(result.drafted_by_depth),
-        "accepted_by_depth": list(result.accepted_by_depth),
-    }
+def _generate(decoder: SpeculativeDecoder, prompts: list[Prompt], lines: Sequence[PromptLine], *, as_json: bool) -> int:
+    from rich.console import Console
+
+    from speculant_verifier.generate_output import InOrder, TextPrinter, json_line, statistics_line
+
+    num_samples = [line.config.n for line in lines]
+    printer = TextPrinter(Console(highlight=False, soft_wrap=True), num_samples)
+    results: list[GenerationResult] = []
+
+    def show(events: Iterator[StepEvent]) -> None:
+        for event in events:
+            if not as_json:
+                printer.print(event)
+            if event.result is None:
+                continue
+            results.append(event.result)
+            if as_json:
+                sys.stdout.write(json_line(event, event.result, decoder.target.decode) + "\n")
+                sys.stdout.flush()
+            if event.result.error:
+                place = lines[event.prompt_index].place
+                message = f"{place}: {event.result.error}" if place else event.result.error
+                sys.stderr.write(f"speculant: generate: {printable(message)}\n")
+
+    order = InOrder(num_samples)
+    started_s = time.perf_counter()
+    try:
+        for event in decoder.stream(prompts, [line.config for line in lines]):
+            show(order.push(event))
+    finally:
+        show(order.rest())  # what was decoded before an interruption is not lost
+    if not as_json and any(not result.error for result in results):
+        sys.stderr.write(statistics_line(results, time.perf_counter() - started_s) + "\n")
+    return 1 if any(result.error for result in results) else 0

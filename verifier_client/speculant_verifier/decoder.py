@@ -6,10 +6,11 @@ It puts the parts together (model, drafter, engine) and turns text into token id
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Self, overload
+from typing import Any, Self, overload
 
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
@@ -17,20 +18,25 @@ from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
 from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, Fingerprint, TokenId
-from speculant_verifier.engine import ActiveSequence, Emission, Engine
+from speculant_verifier.chat import Message, chat_tokens
+from speculant_verifier.engine import Engine
+from speculant_verifier.engine.runner import Runner
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
-from speculant_verifier.stream import TextStream
-
-Prompt = str | Sequence[TokenId]
-"""Text, or token ids that are used as they are."""
+from speculant_verifier.speculation import CostTable, load_or_measure
+from speculant_verifier.speculation.cost_measure import batches_up_to
+from speculant_verifier.speculation.target_cache import TargetCacheStatistics
+from speculant_verifier.text import Batch, Prompt, Prompts
 
 
 class SpeculativeDecoder:
     """A model that drafts from a graph and verifies the drafts itself.
 
-    The text is what the model alone would have written: for a given prompt, settings and seed it does not depend on
-    the graph, on the drafter, or on whether there is one.
+    The text is what the model alone would have written: with the rule ``follow`` it is a function of prompt, settings
+    and seed, and does not depend on the graph, on the drafter, or on whether there is one.
+
+    All methods may be called from any thread and from any event loop at the same time: requests of all callers are
+    decoded in one batch.
 
     Example:
         >>> decoder = SpeculativeDecoder(graph_path="graph.pkl", verifier_config=VerifierConfig(model_name="my-model"))
@@ -52,7 +58,7 @@ class SpeculativeDecoder:
 
         Args:
             graph_path: draft in this process from this graph.
-            verifier_config: which model; ignored if ``target`` is given.
+            verifier_config: which model, and how it is run; of a ``target`` that is given, how it is run.
             draft_config: how to draft, and how much. Without a graph, a sidecar or a drafter the strategies that draft
                 from the sequence itself do so in this process; with 'greedy' and 'sampling' it is plain decoding.
             client_config: draft by the sidecar at its address instead.
@@ -72,66 +78,137 @@ class SpeculativeDecoder:
         self.verifier_config = verifier_config or VerifierConfig()
         self.target = target or TargetModel.load(self.verifier_config)
         self._owns_drafter = drafter is None
+        drafts = self.draft_config.strategy not in CHAIN_STRATEGY_NAMES or graph is not None or sidecar is not None
+        self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
+        """What passes cost here, if that was measured."""
+        curve = self.costs.curve(1) if self.costs is not None else None
         self.drafter: Drafter
         if drafter is not None:
             self.drafter = drafter
         elif graph is not None:
             _check_tokenizers(graph.metadata.tokenizer, self.target.fingerprint)
-            self.drafter = LocalDrafter(graph, self.draft_config)
+            self.drafter = LocalDrafter(graph, self.draft_config, cost=curve)
         elif sidecar is not None:
             self.drafter = DrafterClient(
-                sidecar, tokenizer=self.target.fingerprint, draft=self.draft_config, wants_proposals=False
+                sidecar,
+                tokenizer=self.target.fingerprint,
+                draft=self.draft_config,
+                wants_proposals=self.draft_config.strategy == "sampling",
+                cost=curve,
             )
-        elif self.draft_config.strategy in CHAIN_STRATEGY_NAMES:  # which know nothing but a graph
+        elif drafts:
+            self.drafter = LocalDrafter(None, self.draft_config, cost=curve)
+        else:  # the other strategies know nothing but a graph
             self.drafter = NullDrafter()
-        else:
-            self.drafter = LocalDrafter(None, self.draft_config)
+        cost = self.costs.relative_of_widths if self.costs is not None else None
+        self._engine = Engine(self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost)
+        self._runner = Runner(self._engine)
+
+    @property
+    def target_cache_statistics(self) -> TargetCacheStatistics:
+        """What the speculative cache (``VerifierConfig.target_cache``) found and kept."""
+        return self._engine.target_cache_statistics
+
+    def _measured_costs(self) -> CostTable | None:
+        if not (self.verifier_config.measure_costs and self.draft_config.k):
+            return None
+        return load_or_measure(self.target, batches_up_to(self.verifier_config.max_batch_size))
 
     @overload
     def generate(self, prompt: str, generation_config: GenerationConfig | None = None) -> GenerationResult: ...
 
     @overload
     def generate(
-        self, prompt: list[Prompt] | list[str], generation_config: GenerationConfig | None = None
+        self,
+        prompt: Prompts,
+        generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
     ) -> list[GenerationResult]: ...
 
     def generate(
-        self, prompt: str | list[Prompt] | list[str], generation_config: GenerationConfig | None = None
+        self,
+        prompt: str | Prompts,
+        generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
     ) -> GenerationResult | list[GenerationResult]:
         """Continue a prompt, or each prompt of a list in one batch.
 
         Args:
             prompt: one text, or a list whose items are texts or lists of token ids.
-            generation_config: settings for all of them.
+            generation_config: settings for all of them, or a list with those of each.
 
         Returns:
-            One result, or a list in the order of the prompts.
+            One result for one text; a list for a list, in the order of the prompts and of the ``n`` samples of each.
 
         Raises:
-            GenerationError: a prompt is empty, too long for the model, or holds ids outside its vocabulary.
+            GenerationError: one text was given and can't be continued, or ``n`` asks for more than one result for it.
+                In a list such a prompt has a result with the finish reason ``error``, and the others are continued.
         """
-        prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
-        results: list[GenerationResult | None] = [None] * len(prompts)
-        for emission in self._run(prompts, generation_config or GenerationConfig()):
-            if emission.finish_reason is not None:
-                results[emission.sequence.index] = self._result(emission)
-        finished = [result for result in results if result is not None]
-        return finished[0] if isinstance(prompt, str) else finished
+        batch = self._batch(prompt, generation_config)
+        for emission in self._runner.stream(batch.requests):
+            batch.note(emission)
+        return batch.outcome()
 
     def stream(
-        self, prompt: str | list[Prompt] | list[str], generation_config: GenerationConfig | None = None
+        self,
+        prompt: str | Prompts,
+        generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
     ) -> Iterator[StepEvent]:
         """Like :meth:`generate`, but yield what every step emits as it happens.
 
-        The texts of a prompt's events, put together, are the text of its result, which the last event carries.
+        The texts of a sample's events, put together, are the text of its result, which the last event carries. Leaving
+        the iterator ends the generation.
         """
-        prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
-        texts = [TextStream(self.target.decode) for _ in prompts]
-        for emission in self._run(prompts, generation_config or GenerationConfig()):
-            yield self._event(emission, texts[emission.sequence.index])
+        batch = self._batch(prompt, generation_config)
+        for emission in self._runner.stream(batch.requests):
+            yield batch.event(emission)
+
+    @overload
+    async def agenerate(self, prompt: str, generation_config: GenerationConfig | None = None) -> GenerationResult: ...
+
+    @overload
+    async def agenerate(
+        self,
+        prompt: Prompts,
+        generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+    ) -> list[GenerationResult]: ...
+
+    async def agenerate(
+        self,
+        prompt: str | Prompts,
+        generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+    ) -> GenerationResult | list[GenerationResult]:
+        """Do :meth:`generate` in an event loop; cancelling the task ends the generation."""
+        batch = self._batch(prompt, generation_config)
+        async with aclosing(self._runner.astream(batch.requests)) as emissions:
+            async for emission in emissions:
+                batch.note(emission)
+        return batch.outcome()
+
+    async def astream(
+        self,
+        prompt: str | Prompts,
+        generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+    ) -> AsyncIterator[StepEvent]:
+        """Do :meth:`stream` in an event loop."""
+        batch = self._batch(prompt, generation_config)
+        async with aclosing(self._runner.astream(batch.requests)) as emissions:
+            async for emission in emissions:
+                yield batch.event(emission)
+
+    def chat_prompt(self, messages: Sequence[Message], **options: Any) -> list[TokenId]:
+        """Return the token ids of a conversation by the model's own chat template, ready to be continued.
+
+        Args:
+            messages: such as ``{"role": "user", "content": "..."}``.
+            options: for the template, such as ``reasoning_effort="low"``.
+
+        Raises:
+            GenerationError: the tokenizer has no template, or the template refuses the messages.
+        """
+        return chat_tokens(self.target.tokenizer, messages, **options)
 
     def close(self) -> None:
-        """Free the drafter, unless the caller brought it."""
+        """Free the engine and the drafter, unless the caller brought it."""
+        self._runner.close()
         if self._owns_drafter:
             self.drafter.close()
 
@@ -148,66 +225,23 @@ class SpeculativeDecoder:
         """Close."""
         self.close()
 
-    def _run(self, prompts: Sequence[Prompt], config: GenerationConfig) -> Iterator[Emission]:
-        requests = [(self._token_ids(prompt, number), config) for number, prompt in enumerate(prompts)]
-        if not requests:
-            return iter(())
-        engine = Engine(self.target, self.drafter, self.verifier_config.max_batch_size, self.draft_config.k)
-        return engine.run(requests)
-
-    def _token_ids(self, prompt: Prompt, number: int) -> list[TokenId]:
-        if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                raise GenerationError(f"prompt {number} is not valid text ({error.reason}); give UTF-8") from error
-        token_ids = self.target.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not token_ids:
-            raise GenerationError(f"prompt {number} is empty; give at least one token")
-        if len(token_ids) >= self.target.max_length:
+    def _batch(self, prompt: str | Prompts, config: GenerationConfig | Sequence[GenerationConfig] | None) -> Batch:
+        prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
+        if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
             raise GenerationError(
-                f"prompt {number} has {len(token_ids)} tokens, but '{self.target.name}' takes at most "
-                f"{self.target.max_length - 1}; shorten it"
+                "a prompt is a text, and several are a list of texts or lists of token ids; give these"
             )
-        if not all(0 <= token < self.target.vocabulary_size for token in token_ids):
+        one = GenerationConfig() if config is None else config
+        configs: Sequence[GenerationConfig] = one if isinstance(one, Sequence) else [one] * len(prompts)
+        if not all(isinstance(each, GenerationConfig) for each in configs):
+            raise GenerationError("settings are a GenerationConfig, or a list of one for each prompt; give these")
+        if len(configs) != len(prompts):
             raise GenerationError(
-                f"prompt {number} holds token ids outside 0..{self.target.vocabulary_size - 1}; "
-                "use the model's own tokenizer"
+                f"there are {len(configs)} settings for {len(prompts)} prompts; give one for all, or one for each"
             )
-        return token_ids
-
-    def _visible(self, token_ids: Sequence[TokenId], *, is_last: bool) -> Sequence[TokenId]:
-        ends = is_last and token_ids and token_ids[-1] in self.target.end_token_ids
-        return token_ids[:-1] if ends else token_ids
-
-    def _event(self, emission: Emission, text: TextStream) -> StepEvent:
-        is_last = emission.finish_reason is not None
-        visible = self._visible(emission.token_ids, is_last=emission.finish_reason == "stop")
-        accepted = text.push(visible[: emission.num_accepted])
-        own = text.push(visible[emission.num_accepted :], final=is_last)
-        return StepEvent(
-            prompt_index=emission.sequence.index,
-            token_ids=emission.token_ids,
-            num_accepted=emission.num_accepted,
-            text=accepted + own,
-            accepted_text=accepted,
-            result=self._result(emission) if is_last else None,
-        )
-
-    def _result(self, emission: Emission) -> GenerationResult:
-        assert emission.finish_reason is not None
-        sequence: ActiveSequence = emission.sequence
-        return GenerationResult(
-            text=self.target.decode(self._visible(sequence.output, is_last=emission.finish_reason == "stop")),
-            token_ids=sequence.output,
-            prompt_token_ids=sequence.prompt,
-            finish_reason=emission.finish_reason,
-            num_steps=sequence.num_steps,
-            num_steps_without_drafter=sequence.num_steps_without_drafter,
-            drafted_by_depth=tuple(sequence.drafted_by_depth),
-            accepted_by_depth=tuple(sequence.accepted_by_depth),
-            times=sequence.times(),
-        )
+        if isinstance(prompt, str) and configs[0].n > 1:
+            raise GenerationError("there would be several results for one text; give the prompt in a list")
+        return Batch(self.target, prompts, configs, is_single=isinstance(prompt, str))
 
 
 def _check_tokenizers(graph: Fingerprint, model: Fingerprint) -> None:

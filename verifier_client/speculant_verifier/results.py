@@ -7,8 +7,23 @@ from typing import Literal
 
 from speculant_graph.types import TokenId
 
-FinishReason = Literal["stop", "length"]
-"""``stop``: the model emitted an end token. ``length``: ``max_tokens`` or the model's longest context."""
+FinishReason = Literal["stop", "length", "error"]
+"""``stop``: an end token or a stop text came. ``length``: ``max_tokens`` or the model's longest context. ``error``: the
+request failed, others did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the model's raw logits: before temperature and processors."""
+
+    token_id: TokenId
+    """The emitted token."""
+    logprob: float
+    """Its log-probability."""
+    top_token_ids: tuple[TokenId, ...] = ()
+    """Most probable tokens, best first."""
+    top_logprobs: tuple[float, ...] = ()
+    """Theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +36,16 @@ class PhaseTimes:
     """Waiting for drafts."""
     forward_s: float = 0.0
     """Forward passes over drafts."""
+    verify_s: float = 0.0
+    """Choosing tokens and applying the rule."""
+    commit_s: float = 0.0
+    """Keeping what was accepted in the cache."""
     other_s: float = 0.0
-    """Choosing, accepting, committing."""
+    """The rest, such as the prompts of others that were read meanwhile."""
     first_token_s: float = 0.0
     """From admission to the first emitted token."""
     total_s: float = 0.0
-    """From admission to the last emitted token, without the time that a reader of a stream took."""
+    """From admission to the last emitted token, without the time between steps, which readers of streams take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +70,14 @@ class GenerationResult:
     """How many of them were accepted."""
     times: PhaseTimes
     """Where the time went."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token, if they were asked for."""
+    num_from_target_cache: int = 0
+    """Tokens that needed no forward pass, as the target's distribution was kept from an earlier one."""
+    sample: int = 0
+    """Which sample of its prompt it is, from 0."""
+    error: str = ""
+    """What went wrong, if the finish reason is ``error``."""
 
     @property
     def num_drafted(self) -> int:
@@ -90,7 +117,7 @@ class StepEvent:
     prompt_index: int
     """Which prompt of the call."""
     token_ids: tuple[TokenId, ...]
-    """Emitted tokens, never empty."""
+    """Emitted tokens; empty only in a last event."""
     num_accepted: int
     """How many of them, from the first, were drafted; the rest are the model's own."""
     text: str
@@ -98,4 +125,8 @@ class StepEvent:
     accepted_text: str
     """The part of ``text``, from its start, that came from accepted tokens."""
     result: GenerationResult | None
-    """Set in the last event of a prompt."""
+    """Set in the last event of a sample."""
+    sample: int = 0
+    """Which sample of the prompt."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token, if they were asked for."""

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from speculant_graph.errors import ConfigError
+from speculant_graph.extras import missing_extra
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -23,8 +24,11 @@ BENCHES = {
     "rpc": ("speculant_graph.bench.rpc", "draft over the wire: latency by batch, against echoes of the same bytes"),
     "faults": ("speculant_graph.bench.faults", "stop, kill, reload, fill and fuzz a drafter: what its clients notice"),
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
+    "verify-cost": ("speculant_verifier.bench.verify_cost", "verify drafts: time of a forward pass by batch and nodes"),
+    "generate": ("speculant_verifier.bench.generate", "decode: plainly, with drafts, and with transformers' own"),
 }
-"""Bench -> (module with ``run(arguments) -> exit status``, what it measures)."""
+"""Bench -> (module with ``run(arguments) -> exit status``, what it measures). Those of the verifier are named as text
+and imported when they run, as in ``main``."""
 
 _REPEAT_S = 0.1
 
@@ -42,8 +46,15 @@ def run(arguments: Sequence[str]) -> int:
     name = arguments[0]
     if name not in BENCHES:
         raise ConfigError(f"there is no bench '{name}'; it may be: {', '.join(BENCHES)}")
-    with _heeding_interrupts():
-        status: int = importlib.import_module(BENCHES[name][0]).run(arguments[1:])
+    module = BENCHES[name][0]
+    try:
+        with _heeding_interrupts():
+            status: int = importlib.import_module(module).run(arguments[1:])
+    except ImportError as error:
+        explained = missing_extra(error, "verifier") if module.startswith("speculant_verifier.") else None
+        if explained is None:
+            raise  # the command's own extra has it
+        raise ConfigError(f"{name}: {explained}") from error
     return status
 
 
@@ -91,7 +102,7 @@ def _heeding_interrupts() -> Iterator[None]:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10} {what}" for name, (_, what) in BENCHES.items()]
+    lines = [f"  {name:<12} {what}" for name, (_, what) in BENCHES.items()]
     return (
         "usage: speculant bench BENCH [options]\n\nMeasure this project on this machine.\n\nbenches:\n"
         + "\n".join(lines)

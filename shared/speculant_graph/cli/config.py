@@ -148,7 +148,7 @@ def _toml_value(value: Any) -> str:
             return repr(value) if isinstance(value, float) else str(int(value))
         case str():
             return _toml_string(value)
-        case list():
+        case list() | tuple():
             return f"[{', '.join(map(_toml_value, value))}]"
         case dict():
             pairs = [f"{_toml_string(key)} = {_toml_value(item)}" for key, item in value.items()]

@@ -11,6 +11,7 @@ from loguru import logger
 
 from speculant_graph.client.counts import Counts
 from speculant_graph.config import DraftConfig
+from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.errors import DraftRequestError
@@ -38,18 +39,27 @@ class _Taken:
 class LocalDrafter:
     """Drafts in this process, with every strategy: from a graph, and from what the sequences accept."""
 
-    def __init__(self, graph: NgramGraph | None, config: DraftConfig, learned: LearnedStore | None = None) -> None:
+    def __init__(
+        self,
+        graph: NgramGraph | None,
+        config: DraftConfig,
+        learned: LearnedStore | None = None,
+        *,
+        cost: CostCurve | None = None,
+    ) -> None:
         """Make a drafter.
 
         Args:
             graph: the corpus; None drafts from the sequences alone.
             config: how to draft; the number of nodes comes with every step.
             learned: what sequences accept is kept here and helps later ones; None: forgotten with the drafter.
+            cost: what verifying costs; drafts end where a further node would not pay.
 
         Raises:
             ConfigError: the strategy needs a graph.
         """
         self._drafter = SessionDrafter(graph, config, learned=learned)
+        self._cost = cost
         self._taken: dict[int, _Taken] = {}
         self._draft_ids = itertools.count(1)
         self._state: DrafterState = "ok"
@@ -69,7 +79,7 @@ class LocalDrafter:
         """Begin a session for a sequence; one that has begun goes on."""
         if session_id in self._taken:
             return
-        self._drafter.open(session_id, learn=True)
+        self._drafter.open(session_id, learn=True, cost=self._cost)
         self._taken[session_id] = _Taken()
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:

@@ -67,6 +67,7 @@ def make_core(
         max_branches=draft.max_branches if "max_branches" in given else 0,
         beam_width=draft.beam_width if "beam_width" in given else 0,
         mixing=draft.mixing if "mixing" in given else None,
+        coupling=draft.coupling if "coupling" in given else None,
     )
     opening = OpenRequest(
         session_id=1,

@@ -31,7 +31,7 @@ _COUNT_LOG_COUNT = np.array([count * math.log(count) if count else 0.0 for count
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR, _SECOND_FACTOR = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _OFFSET = np.uint64(0xD1B54A32D192ED03)
-_11, _27, _30, _31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
+_11, _12, _27, _30, _31 = np.uint64(11), np.uint64(12), np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 @inlined
@@ -47,6 +47,23 @@ def uniform(seed: int, position: int, stream: int) -> float:
     word = _scramble(np.uint64(seed) + _GOLDEN * np.uint64(stream + 1))
     word = _scramble(word ^ _scramble(np.uint64(position) * _GOLDEN + _OFFSET))
     return float(word >> _11) * 2.0**-53
+
+
+@inlined
+def _noise_key(seed: Any, position: Any) -> Any:
+    return _scramble(_scramble(np.uint64(seed) + _GOLDEN) ^ (np.uint64(position) * _GOLDEN + _FIRST_FACTOR))
+
+
+@inlined
+def _noise(key: Any, token_id: Any) -> Any:
+    word = _scramble(key ^ (np.uint64(token_id) * _FIRST_FACTOR + _GOLDEN))
+    return -math.log(-math.log((float(word >> _12) + 0.5) * 2.0**-52))
+
+
+@compiled
+def gumbel(seed: int, position: int, token_id: int) -> float:
+    """Return the number of :func:`speculant_graph.random_stream.gumbel_noise` for a token; up to the last bit."""
+    return float(_noise(_noise_key(seed, position), token_id))
 
 
 @inlined
@@ -234,6 +251,42 @@ def propose(
 
 
 @compiled
+def couple(
+    words: UInt32Array,
+    place: int,
+    width: int,
+    seed: int,
+    position: int,
+    token_ids: UInt32Array,
+    probabilities: Float32Array,
+) -> Any:
+    """Draw from a distribution q by the noise of a position: the token of the largest log q + noise.
+
+    Args:
+        words: the block of the trie.
+        place: first word of the row that q was written out from.
+        width: words of its records.
+        seed: seed of the noise, a signed 64-bit integer, as is the position.
+        position: index in the sequence of the token drawn.
+        token_ids: the support of q, which is not empty, in the order of the row.
+        probabilities: their probabilities, which are positive.
+
+    Returns:
+        Number in the row of the token drawn; of equals the first one.
+    """
+    key = _noise_key(seed, position)
+    best, highest = 0, -np.inf
+    for index in range(token_ids.size):
+        value = math.log(np.float64(probabilities[index])) + _noise(key, token_ids[index])
+        if value > highest:
+            best, highest = index, value
+    drawn = best  # a row has all of the support, and tokens of no probability between
+    while words[place + drawn * width] & np.uint32(TOKEN_MASK) != token_ids[best]:
+        drawn += 1
+    return drawn
+
+
+@compiled
 def sample(
     words: UInt32Array,
     table: Int64Array,
@@ -243,6 +296,7 @@ def sample(
     seed: int,
     position: int,
     max_candidates: int,
+    is_coupled: bool,
     attention: Float64Array,
 ) -> Any:
     """Draft by drawing each token from the distribution of its context.
@@ -257,6 +311,7 @@ def sample(
         position: index in the sequence of the first token drafted.
         max_candidates: most tokens that a distribution keeps, the most probable ones and of equals the lowest ids; 0
             keeps all.
+        is_coupled: whether to draw by the noise that a verifier shares.
         attention: weights of order, logarithm of the count and entropy; temperature. Empty: the longest known context
             alone, whose order is kept while the window slides.
 
@@ -290,6 +345,9 @@ def sample(
         )
         if drawn < 0:
             break
+        if is_coupled:
+            end = size + written
+            drawn = couple(words, place, width, seed, position + step, support[size:end], probabilities[size:end])
         token_id = np.int64(words[place + drawn * width]) & TOKEN_MASK
         size += written
         drafted[step], ends[step] = token_id, size

@@ -16,6 +16,7 @@ from speculant_graph.draft.chain import (
     _frequencies,
     _mixture,
     _successors,
+    couple,
     draft_attentively,
     propose,
     uniform,
@@ -39,6 +40,7 @@ def sample_batch(
     positions: Int64Array,
     max_candidates: int,
     max_support: int,
+    is_coupled: bool,
     attention: Float64Array,
 ) -> Any:
     """Draft a chain for every sequence by :func:`~speculant_graph.draft.chain.sample`.
@@ -56,6 +58,7 @@ def sample_batch(
         max_candidates: most tokens that a distribution keeps; 0 keeps all.
         max_support: entries that all distributions together may have; once there are more, nothing more is drafted. 0
             keeps no distribution.
+        is_coupled: whether to draw by the noise that verifiers share.
         attention: see ``sample``.
 
     Returns:
@@ -109,6 +112,12 @@ def sample_batch(
             )
             if drawn < 0:
                 continue
+            if is_coupled:
+                end = size + written
+                drawn = couple(
+                    words, place, width, seeds[index], positions[index] + step, support[size:end],
+                    probabilities[size:end],
+                )  # fmt: skip
             token_id = np.int64(words[place + drawn * width]) & TOKEN_MASK
             drawn_tokens[index, step], starts[index, step], ends[index, step] = token_id, size, size + written
             if max_support > 0:

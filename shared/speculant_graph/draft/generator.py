@@ -20,7 +20,7 @@ from speculant_graph.errors import ConfigError, DraftLimitError
 from speculant_graph.graph.layout import Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph
-from speculant_graph.types import Draft, Proposal, StrategyName, TokenId
+from speculant_graph.types import CouplingName, Draft, Proposal, StrategyName, TokenId
 
 MAX_SUPPORT = 1 << 27
 """Entries of distributions that take a gigabyte."""
@@ -101,6 +101,7 @@ class DraftGenerator:
             strategy or self.config.strategy,
             seed,
             max_candidates=self.config.max_candidates,
+            coupling=self.config.coupling,
         )
 
     def draft(
@@ -111,6 +112,7 @@ class DraftGenerator:
         seed: int = 0,
         position: int | None = None,
         max_candidates: int = 0,
+        coupling: CouplingName = "none",
     ) -> Draft:
         """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
 
@@ -126,6 +128,7 @@ class DraftGenerator:
             seed: seed of the draws.
             position: index in the sequence of the first token drafted, ``len(context)`` by default.
             max_candidates: most successors that a distribution keeps; 0 keeps all.
+            coupling: how ``sampling`` draws.
 
         Raises:
             ConfigError: there is no such strategy, or it needs more than a graph.
@@ -137,7 +140,7 @@ class DraftGenerator:
             token_ids = self._greedy(context, k)
         else:
             start = len(context) if position is None else position
-            token_ids, proposals = self._sampled(context, k, seed, start, max_candidates)
+            token_ids, proposals = self._sampled(context, k, seed, start, max_candidates, coupling)
         return Draft(
             token_ids=tuple(token_ids),
             parents=tuple(range(len(token_ids))),
@@ -156,6 +159,7 @@ class DraftGenerator:
         positions: Sequence[int],
         max_candidates: int = 0,
         max_support: int = MAX_SUPPORT,
+        coupling: CouplingName = "none",
     ) -> DraftBatch:
         """Draft for several sequences at once what :meth:`draft` would for each.
 
@@ -168,6 +172,7 @@ class DraftGenerator:
             positions: per sequence, index of the first token drafted.
             max_candidates: most successors that a distribution keeps; 0 keeps all.
             max_support: most entries of all distributions together; 0 leaves them out.
+            coupling: how ``sampling`` draws.
 
         Raises:
             DraftLimitError: the distributions have more entries.
@@ -187,6 +192,7 @@ class DraftGenerator:
                 np.array(positions, np.uint64).view(np.int64),
                 max_candidates,
                 max_support,
+                coupling == "gumbel",
                 self._attention,
             )
             if distributions[1].size > max_support:
@@ -220,7 +226,7 @@ class DraftGenerator:
         return drafted
 
     def _sampled(
-        self, context: Sequence[TokenId], k: int, seed: int, start: int, max_candidates: int
+        self, context: Sequence[TokenId], k: int, seed: int, start: int, max_candidates: int, coupling: CouplingName
     ) -> tuple[list[TokenId], list[Proposal]]:
         match = self.graph.match(context)
         if match is None:
@@ -228,7 +234,7 @@ class DraftGenerator:
         trie = self.graph.trie
         token_ids, ends, support, probabilities = chain.sample(
             trie.words, trie.table, match.order, match.node, max(0, k), _signed(seed), _signed(start), max_candidates,
-            self._attention,
+            coupling == "gumbel", self._attention,
         )  # fmt: skip
         proposals: list[Proposal] = []
         begin = 0
@@ -240,7 +246,7 @@ class DraftGenerator:
     def _warm_up(self) -> None:
         """Compile or load the kernels, which the first draft of each kind does otherwise."""
         trie = self.graph.trie
-        chain.sample(trie.words, trie.table, 0, 0, 0, 0, 0, 0, self._attention)
+        chain.sample(trie.words, trie.table, 0, 0, 0, 0, 0, 0, False, self._attention)
         for strategy in CHAIN_STRATEGY_NAMES:
             self.draft_batch(np.zeros((1, 2), np.int64), [0], strategy, seeds=[0], positions=[0])
         if self._attention.size:

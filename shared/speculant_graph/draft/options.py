@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from speculant_graph.types import MixingName, StrategyName
+from speculant_graph.types import CouplingName, MixingName, StrategyName
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class DraftOptions:
     """Paths less probable than this are not drafted, where the strategy has probabilities."""
     mixing: MixingName | None = None
     """Combination of orders, for ``greedy`` and ``sampling``; None for the configured one."""
+    coupling: CouplingName | None = None
+    """How ``sampling`` draws; None for the configured way."""
 
 
 DEFAULT_OPTIONS = DraftOptions()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.graph.oracle import OracleGraph, draw
+from speculant_graph.graph.oracle import OracleGraph, draw, draw_coupled
 from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
 
 Distribution = dict[int, float]
@@ -22,7 +22,9 @@ def draft_chain(
 ) -> tuple[list[int], list[Distribution]]:
     """Draft by ``greedy`` or ``sampling``; return the tokens, and q of each where it was drawn."""
     if config.mixing == "longest":
-        draft_tokens, distributions = graph.draft(context, config.k, config.strategy, seed, config.max_candidates)
+        draft_tokens, distributions = graph.draft(
+            context, config.k, config.strategy, seed, config.max_candidates, config.coupling
+        )
         return draft_tokens, distributions if config.strategy == "sampling" else []
     draft_tokens, distributions = [], []
     sequence = list(context)
@@ -34,7 +36,10 @@ def draft_chain(
             next_token = min(mixture, key=lambda token: (-mixture[token], token))
         else:
             distributions.append(capped(mixture, config.max_candidates))
-            next_token = draw(distributions[-1], uniform(seed, len(sequence), PROPOSAL_STREAM))
+            if config.coupling == "gumbel":
+                next_token = draw_coupled(distributions[-1], seed, len(sequence))
+            else:
+                next_token = draw(distributions[-1], uniform(seed, len(sequence), PROPOSAL_STREAM))
         draft_tokens.append(next_token)
         sequence.append(next_token)
     return draft_tokens, distributions

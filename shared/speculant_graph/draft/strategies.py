@@ -111,6 +111,7 @@ class Strategies:
             seed=seed,
             position=len(sequence.history),
             max_candidates=options.max_candidates or self._config.max_candidates,
+            coupling=options.coupling or self._config.coupling,
         )
         return dataclasses.replace(draft, proposals=()) if options.omit_proposals else draft
 
@@ -146,6 +147,7 @@ class Strategies:
             positions=positions,
             max_candidates=options.max_candidates or self._config.max_candidates,
             max_support=0 if options.omit_proposals else max_support,
+            coupling=options.coupling or self._config.coupling,
         )
 
     def _generator(self, strategy: StrategyName, mixing: MixingName | None) -> DraftGenerator:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
-from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
-from speculant_graph.types import StrategyName
+from speculant_graph.random_stream import PROPOSAL_STREAM, gumbel_noise, uniform
+from speculant_graph.types import CouplingName, StrategyName
 
 
 class OracleGraph:
@@ -44,7 +45,13 @@ class OracleGraph:
         return None
 
     def draft(
-        self, prompt: Sequence[int], k: int, strategy: StrategyName, seed: int = 0, max_candidates: int = 0
+        self,
+        prompt: Sequence[int],
+        k: int,
+        strategy: StrategyName,
+        seed: int = 0,
+        max_candidates: int = 0,
+        coupling: CouplingName = "none",
     ) -> tuple[list[int], list[dict[int, float]]]:
         """Draft by the loops of the requirements; return the tokens and the distribution behind each."""
         draft_tokens: list[int] = []
@@ -62,6 +69,8 @@ class OracleGraph:
                         if strategy == "greedy":
                             successors = self.context_index[context_ngram]
                             next_token = min(successors, key=lambda token: (-successors[token], token))
+                        elif coupling == "gumbel":
+                            next_token = draw_coupled(distribution, seed, len(current_context))
                         else:
                             number = uniform(seed, len(current_context), PROPOSAL_STREAM)
                             next_token = draw(distribution, number)
@@ -92,3 +101,12 @@ def draw(distribution: dict[int, float], number: float) -> int:
         if cumulative > number:
             return token
     return token
+
+
+def draw_coupled(distribution: dict[int, float], seed: int, position: int) -> int:
+    """Return the token of the largest log probability plus noise, of equals the lowest id."""
+
+    def score(token: int) -> float:
+        return math.log(distribution[token]) + float(gumbel_noise(seed, position, np.array([token]))[0])
+
+    return max(distribution, key=score)

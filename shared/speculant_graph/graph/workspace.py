@@ -6,8 +6,8 @@ import contextlib
 import fcntl
 import glob
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,18 +30,20 @@ def workspace(output: Path) -> Iterator[Path]:
     """
     # File systems take names of 255 bytes; of long ones the beginning must do.
     prefix = f".{os.fsencode(output.name)[:_NAME_BYTES].decode(errors='ignore')}."
-    with writing(output):
-        for left_over in output.parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
-            _remove_unless_used(left_over)
-        unlocked = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
-        lock = (unlocked / "lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Only now is it one of those that others look for.
-        folder = unlocked.rename(unlocked.with_name(unlocked.name + _SUFFIX))
-    try:
+    unlocked = output.with_name(f"{prefix}{secrets.token_hex(8)}")
+    folder = unlocked.with_name(unlocked.name + _SUFFIX)
+    try:  # from before the folder is there: a signal may come at any moment
+        with writing(output):
+            for left_over in output.parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
+                _remove_unless_used(left_over)
+            unlocked.mkdir(mode=0o700)
+            lock = (unlocked / "lock").open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unlocked.rename(folder)  # only now is it one of those that others look for
         with lock:
             yield folder
     finally:
+        shutil.rmtree(unlocked, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,9 +35,9 @@ CORPUS = [(place * place + place // 3) % VOCABULARY_SIZE for place in range(700)
 class Server:
     """Sessions and steps without sockets."""
 
-    def __init__(self, path: Path, is_compiled: bool, **settings: Any) -> None:
+    def __init__(self, path: Path, is_compiled: bool, draft: DraftConfig | None = None, **settings: Any) -> None:
         config = ServerConfig(graph=path, max_nodes=64, **settings)
-        draft = DraftConfig(k=4)
+        draft = draft or DraftConfig(k=4)
         self.counts = ServerCounts()
         self.graphs = GraphRegistry(config, draft)
         asyncio.run(self.graphs.load_configured())
@@ -109,6 +110,7 @@ STEPS = st.lists(
                 max_candidates=st.integers(0, 3),
                 omit_proposals=st.booleans(),
                 mixing=st.sampled_from([None, None, None, "attention"]),
+                coupling=st.sampled_from([None, "none", "gumbel"]),
             ),
             "has_budgets": st.booleans(),
             "has_feedback": st.sampled_from([False, False, False, True]),
@@ -307,6 +309,31 @@ def test_a_client_of_one_tenant_is_served_by_the_kernel_and_others_are_not_serve
         assert server.num_usual == before + 1
         server.close()
     assert server.sessions.tenant_number("mine") is None
+
+
+def test_coupled_steps_are_usual_whether_the_request_or_the_server_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "graph.pkl"
+    corpus = np.random.default_rng(2).integers(0, 6, 900).tolist()
+    graph_of([corpus], 3, VOCABULARY_SIZE).save(path)
+    tokens: dict[tuple[str, str | None], set[tuple[int, ...]]] = {}
+    for default, is_compiled in itertools.product(("none", "gumbel"), (True, False)):
+        server = Server(path, is_compiled, DraftConfig(k=4, coupling=default))
+        for coupling in (None, "none", "gumbel"):
+            drafted: list[int] = []
+            for session_id in range(1, 20):
+                server.open(session_id)
+                server.step(chain_step(session_id, 0, [0]))
+                request = SequenceRequest((1,), session_id, 1, 5, session_id)
+                before = server.num_usual
+                answer = server.step(StepRequest((request,), StepOptions("sampling", coupling=coupling)))
+                assert server.num_usual == before + is_compiled
+                drafted += answer.draft.draft_tokens
+            tokens.setdefault((default, coupling), set()).add(tuple(drafted))
+            server.close()
+    assert all(len(drafts) == 1 for drafts in tokens.values()), "the kernel draws as Python does"
+    assert tokens["none", None] == tokens["none", "none"] == tokens["gumbel", "none"]
+    assert tokens["gumbel", None] == tokens["gumbel", "gumbel"] == tokens["none", "gumbel"]
+    assert tokens["none", "none"] != tokens["none", "gumbel"]
 
 
 def test_nodes_of_all_sequences_are_limited(tmp_path: Path) -> None:

@@ -7,8 +7,11 @@ import pytest
 
 from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig
+from speculant_graph.draft.reference import draft_chain
 from speculant_graph.draft.session_drafter import SessionDrafter
-from speculant_graph.types import Feedback, SequenceStep
+from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.types import Feedback, MixingName, SequenceStep
+from support.graphs import graph_of
 
 TEXT = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2]
 
@@ -16,6 +19,19 @@ TEXT = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2]
 @pytest.fixture
 def drafter() -> LocalDrafter:
     return LocalDrafter(None, DraftConfig(strategy="tree"))
+
+
+@pytest.mark.parametrize("mixing", ["longest", "attention"])
+def test_coupled_drafts_are_those_of_the_reference(mixing: MixingName) -> None:
+    text = np.random.default_rng(2).integers(0, 12, 900).tolist()
+    config = DraftConfig(k=5, strategy="sampling", mixing=mixing, coupling="gumbel")
+    local = LocalDrafter(graph_of([text], 3, 12), config)
+    slow = OracleGraph([text], 3)
+    steps = [SequenceStep(key, text[: 20 + key], 5, seed=3 * key) for key in range(1, 30)]
+    expected = [draft_chain(slow, config, step.token_ids, step.seed)[0] for step in steps]
+    assert [list(draft.token_ids) for draft in local.draft(steps)] == expected
+    uncoupled = config.model_copy(update={"coupling": "none"})
+    assert [draft_chain(slow, uncoupled, step.token_ids, step.seed)[0] for step in steps] != expected
 
 
 def test_every_draft_has_an_id_of_its_own(drafter: LocalDrafter) -> None:

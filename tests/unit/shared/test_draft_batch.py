@@ -41,6 +41,7 @@ def drafter(graph: NgramGraph) -> SessionDrafter:
         max_candidates=st.integers(0, 3),
         omit_proposals=st.booleans(),
         mixing=st.sampled_from([None, "longest", "attention"]),
+        coupling=st.sampled_from([None, "none", "gumbel"]),
         max_depth=st.integers(0, 4),
         max_branches=st.integers(0, 9),
         min_path_probability=st.sampled_from([0.0, 0.05, 0.3]),

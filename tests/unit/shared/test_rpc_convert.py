@@ -86,6 +86,7 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
         beam_width=U32,
         min_path_probability=st.floats(0, 1, width=32),
         mixing=st.sampled_from([None, "longest", "attention"]),
+        coupling=st.sampled_from([None, "none", "gumbel"]),
     )
     return StepRequest(tuple(draw(st.lists(sequence, max_size=5))), draw(options), draw(st.text(max_size=5)))
 
@@ -272,6 +273,7 @@ def test_mutated_messages_raise_only_our_error(
         ({"context_lengths": [0] * 6}, DraftLimitError, "at most 5"),
         ({"options": {"strategy": 99}}, UnservedRequestError, "99"),
         ({"options": {"mixing": 9}}, UnservedRequestError, "MIXING_LONGEST"),
+        ({"options": {"coupling": 9}}, UnservedRequestError, "COUPLING_NONE"),
         ({"options": {"sources": 2}}, UnservedRequestError, r"draft\.sources"),
         ({"options": {"stop_if_unknown": True}}, UnservedRequestError, r"draft\.stop_if_unknown"),
         ({"options": {"min_path_probability": float("nan")}}, DraftRequestError, "min_path_probability"),

@@ -4,34 +4,139 @@ import pytest
 import torch
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
+from speculant_graph.errors import ConfigError
+from speculant_verifier import attention
 from speculant_verifier.attention import masked_attention
+from support.tiny_models import WINDOW, tiny_gpt_oss, tiny_model
+
+HEADS, KV_HEADS, BATCH = 6, 2, 3
 
 
-@pytest.mark.parametrize(("length", "past"), [(1, 0), (1, 30), (7, 30), (9, 0)])
-def test_equals_gpt_oss_eager_attention_under_any_mask(length, past):
+def inputs(length: int, past: int, dimensions: int = 32, dtype: torch.dtype = torch.float32):
     torch.manual_seed(1)
-    heads, kv_heads, dimensions, batch = 6, 2, 32, 3
     module = torch.nn.Module()
-    module.num_key_value_groups = heads // kv_heads
-    module.sinks = torch.nn.Parameter(torch.randn(heads) * 2)
-    query = torch.randn(batch, heads, length, dimensions)
-    key, value = torch.randn(2, batch, kv_heads, past + length, dimensions)
-    mask = torch.rand(batch, 1, length, past + length) < 0.6
+    module.num_key_value_groups = HEADS // KV_HEADS
+    module.sinks = torch.nn.Parameter((torch.randn(HEADS) * 2).to(dtype))
+    query = torch.randn(BATCH, HEADS, length, dimensions).to(dtype)
+    # As the cache hands them out: a view of larger buffers.
+    key, value = torch.randn(2, BATCH, KV_HEADS, past + length + 9, dimensions).to(dtype)[..., : past + length, :]
+    mask = torch.rand(BATCH, 1, length, past + length) < 0.6
     mask[..., torch.arange(length), past + torch.arange(length)] = True
-    scaling = dimensions**-0.5
-    floats = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    return module, query, key, value, mask
+
+
+def lowest(mask: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
+
+
+def folded(mask: torch.Tensor) -> torch.Tensor:
+    return mask.repeat(1, 1, HEADS // KV_HEADS, 1)
+
+
+@pytest.mark.parametrize("form", [lambda m: m, lowest, folded, lambda m: folded(lowest(m))])
+@pytest.mark.parametrize(("length", "past"), [(1, 0), (1, 30), (7, 30), (9, 0)])
+def test_equals_gpt_oss_eager_attention_under_any_mask(length, past, form):
+    module, query, key, value, mask = inputs(length, past)
+    scaling = 0.2
     with torch.no_grad():
-        expected, _ = eager_attention_forward(module, query, key, value, floats, scaling)
-        actual, _ = masked_attention(module, query, key, value, mask, scaling, s_aux=module.sinks)
-        without_sinks, _ = masked_attention(module, query, key, value, mask, scaling)
+        expected, _ = eager_attention_forward(module, query, key, value, lowest(mask), scaling)
+        actual, _ = masked_attention(module, query, key, value, form(mask), scaling, s_aux=module.sinks)
+        without_sinks, _ = masked_attention(module, query, key, value, form(mask), scaling)
     assert torch.allclose(actual, expected, atol=2e-6)
     assert not torch.allclose(without_sinks, expected, atol=1e-3), "the sinks must matter for this test to mean much"
 
 
-def test_plain_generate_of_transformers_works_with_the_implementation(gpt_oss):
-    prompt = torch.tensor([[5, 6, 7, 8]])
-    gpt_oss.model.set_attn_implementation("eager")
-    eager = gpt_oss.model.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None)
-    gpt_oss.model.set_attn_implementation("speculant")
-    ours = gpt_oss.model.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None)
-    assert ours.tolist() == eager.tolist()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sinks", [True, False])
+def test_half_precision_is_as_exact_as_the_models_own(dtype, sinks):
+    """Against the same numbers in float64; the model's own attention is the yardstick."""
+    module, query, key, value, mask = inputs(9, 200, 64, dtype)
+    if not sinks:
+        module.sinks = torch.nn.Parameter(torch.full((HEADS,), -1e4, dtype=dtype))
+    exact = torch.nn.Module()
+    exact.num_key_value_groups, exact.sinks = HEADS // KV_HEADS, torch.nn.Parameter(module.sinks.double())
+    with torch.no_grad():
+        truth, _ = eager_attention_forward(
+            exact,
+            query.double(),
+            key.double(),
+            value.double(),
+            torch.zeros(mask.shape).double().masked_fill(~mask, -1e300),
+            0.125,
+        )
+        own, _ = eager_attention_forward(module, query, key, value, lowest(mask, dtype), 0.125)
+        ours, _ = masked_attention(
+            module, query, key, value, folded(lowest(mask, dtype)), 0.125, s_aux=module.sinks if sinks else None
+        )
+    assert ours.dtype == dtype
+    assert (ours - truth).abs().max() <= 1.5 * (own - truth).abs().max()
+    assert (ours - truth).abs().mean() <= 1.1 * (own - truth).abs().mean()
+
+
+def test_a_query_that_sees_nothing_is_no_nan():
+    module, query, key, value, mask = inputs(4, 8)
+    mask[0, 0, 1] = False
+    for sinks in (module.sinks.detach(), None):
+        output, _ = masked_attention(module, query, key, value, mask, 0.2, s_aux=sinks)
+        assert output.isfinite().all()
+    output, _ = masked_attention(module, query, key, value, mask, 0.2, s_aux=module.sinks.detach())
+    assert (output[0, 1] == 0).all()
+
+
+def test_nothing_of_the_past_is_copied(monkeypatch):
+    """The kernels get views into the cache's own buffers."""
+    target = tiny_gpt_oss()
+    cache = target.new_cache(2, 64, widest_pass=4)
+    target.prefill([[1, 2, 3], [4, 5]], cache, [0, 1])
+    buffers = [layer.keys.data_ptr() for layer in cache._slot_layers]
+    seen = []
+    fused = attention._fused
+    monkeypatch.setattr(attention, "_fused", lambda q, k, *rest: (seen.append(k.data_ptr()), fused(q, k, *rest))[1])
+    target.forward([[7], [8]], cache, [0, 1])
+    assert seen == buffers
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "mistral", "qwen2"])
+def test_plain_generate_of_transformers_works_with_the_implementation(family):
+    """Past the window, for a batch with padding on the left."""
+    target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
+    prompt = torch.tensor([[257, 257, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6]])
+    seen = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    texts = []
+    for name in ("eager", "speculant"):
+        target.model.set_attn_implementation(name)
+        texts.append(
+            target.model.generate(
+                prompt, attention_mask=seen, max_new_tokens=2 * WINDOW, do_sample=False, eos_token_id=None,
+                pad_token_id=257,
+            ).tolist()
+        )  # fmt: skip
+    assert texts[0] == texts[1]
+
+
+def test_attention_that_does_not_work_here_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"'flex' needs a GPU .* --verifier.attention auto"):
+        tiny_gpt_oss(attention="flex")
+    for name in ("auto", "speculant", "eager"):
+        assert tiny_gpt_oss(attention=name).layout.mask_form == ("added" if name == "eager" else "folded")
+
+
+def test_kernels_that_compute_something_else_are_noticed_before_they_are_used(monkeypatch):
+    def broken(*_, **__):
+        raise NotImplementedError("no such kernel\nmore")
+
+    for fake, detail in ((lambda q, *_: q, "an error of"), (broken, r"\(no such kernel\)")):
+        monkeypatch.setattr(attention, "_fused", fake)
+        with pytest.raises(ConfigError, match=detail + r".*--verifier.attention eager"):
+            tiny_gpt_oss()
+
+
+@pytest.mark.parametrize(("length", "columns", "rows"), [(1, 33, 1), (9, 48, 72), (9, 41, 9), (100, 128, 100)])
+def test_shapes_on_a_gpu(length, columns, rows):
+    """Without one: the kernels for other devices than CPUs are asked for shapes only."""
+    query = torch.empty(2, 64, length, 64, dtype=torch.bfloat16, device="meta")
+    key = torch.empty(2, 8, 256, 64, dtype=torch.bfloat16, device="meta")[:, :, :columns]
+    mask = torch.empty(2, 1, rows, columns, dtype=torch.bfloat16, device="meta")
+    sinks = torch.empty(64, dtype=torch.bfloat16, device="meta")
+    output, _ = masked_attention(torch.nn.Module(), query, key, key, mask, 0.125, s_aux=sinks)
+    assert (output.shape, output.dtype) == ((2, length, 64, 64), torch.bfloat16)

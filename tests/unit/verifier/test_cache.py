@@ -2,107 +2,187 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
 from speculant_graph.types import Draft
+from speculant_verifier.model import TargetModel
+from support.caching import TOLERANCE, Rows, fresh_logits, path_to
 from support.drafters import chain
-from support.tiny_models import WINDOW
+from support.tiny_models import WINDOW, tiny_gpt_oss, tiny_model
 
-TOLERANCE = 1e-4
-
-
-def fresh_logits(target, token_ids):
-    """Logits after every token, from a new cache and one pass: the oracle."""
-    with torch.inference_mode():
-        return target.model(torch.tensor([token_ids]), use_cache=False).logits[0]
+LENGTHS = [1, 2, WINDOW - 2, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 5 * WINDOW]
+LENGTHS_AROUND_128 = [1, 2, 126, 127, 128, 129, 130, 131, 255, 256, 257, 258, 300]
+RING = WINDOW + 16  # of the tiny models, for passes of up to 17 nodes
 
 
-def prefill(target, cache, row, token_ids):
-    cache.clear(row)
-    if token_ids[:-1]:
-        target.forward([token_ids[:-1]], cache, [row], last_only=True)
-        cache.commit(row, range(len(token_ids) - 1))
-
-
-def random_tree(generator, size, vocabulary):
-    parents = tuple(generator.randrange(index + 1) for index in range(size))
-    token_ids = []
-    for index, parent in enumerate(parents):
-        taken = {token_ids[j] for j in range(index) if parents[j] == parent}
-        token_ids.append(generator.choice([t for t in range(vocabulary) if t not in taken]))
-    return Draft(tuple(token_ids), parents)
-
-
-def path_to(draft, node):
-    path = []
-    while node:
-        path.append(node - 1)
-        node = draft.parents[node - 1]
-    return path[::-1]
+@pytest.fixture(scope="module", params=["ring", "slots"])
+def gpt_oss_128(request) -> TargetModel:
+    """The window of the real model."""
+    return tiny_gpt_oss(window=128, ring_cache=request.param == "ring")
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-@pytest.mark.parametrize("family", ["gpt_oss", "llama"])
-def test_ragged_rounds_of_verify_and_rollback(family, shape, request):
-    target = request.getfixturevalue(family)
-    generator = random.Random(f"{family}{shape}")
-    lengths = [1, 2, WINDOW - 2, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 5 * WINDOW]
-    rows = [[generator.randrange(250) for _ in range(length)] for length in lengths]
-    cache = target.new_cache(len(rows))
-    for row, token_ids in enumerate(rows):
-        prefill(target, cache, row, token_ids)
-    for round_number in range(5):
-        taking_part = sorted(generator.sample(range(len(rows)), generator.randint(1, len(rows))))
-        if round_number == 0:
-            taking_part = list(range(len(rows)))
-        drafts = []
-        for _ in taking_part:
-            size = generator.randint(0, 9)
-            tokens = [generator.randrange(250) for _ in range(size)]
-            drafts.append(chain(tokens) if shape == "chain" else random_tree(generator, size, 250))
-        logits = target.forward(
-            [[rows[row][-1], *draft.token_ids] for row, draft in zip(taking_part, drafts, strict=True)],
-            cache, taking_part, drafts,
-        )  # fmt: skip
-        for index, (row, draft) in enumerate(zip(taking_part, drafts, strict=True)):
-            for node in {0, len(draft), generator.randint(0, len(draft))}:
-                path = path_to(draft, node)
-                expected = fresh_logits(target, rows[row] + [draft.token_ids[j] for j in path])[-1]
-                assert (logits[index, node] - expected).abs().max() < TOLERANCE
-            accepted = path_to(draft, generator.randint(0, len(draft)))
-            cache.commit(row, [0, *(j + 1 for j in accepted)])
-            rows[row] += [draft.token_ids[j] for j in accepted] + [generator.randrange(250)]
+@pytest.mark.parametrize("family", ["gpt_oss", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"])
+def test_ragged_rounds_of_verify_and_rollback(family, shape):
+    target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
+    rows = Rows(target, target.new_cache(len(LENGTHS), widest_pass=10), (family, shape))
+    for row, length in enumerate(LENGTHS):
+        rows.start(row, length)
+    assert rows.verify(range(len(LENGTHS)), shape) < TOLERANCE
+    for _ in range(3):
+        taking_part = sorted(rows.generator.sample(range(len(LENGTHS)), rows.generator.randint(1, 5)))
+        assert rows.verify(taking_part, shape) < TOLERANCE
 
 
-def test_a_reused_row_does_not_see_the_longer_request_before_it(gpt_oss):
+def test_lengths_around_the_real_window(gpt_oss_128):
+    cache = gpt_oss_128.new_cache(len(LENGTHS_AROUND_128), widest_pass=16)
+    rows = Rows(gpt_oss_128, cache, 1)
+    for row, length in enumerate(LENGTHS_AROUND_128):
+        rows.start(row, length, chunk=100 if row % 2 else 16)
+    for _ in range(3):
+        assert rows.verify(range(len(LENGTHS_AROUND_128)), "tree", 11, looked_at=1) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_many_rounds_around_the_real_window(gpt_oss_128, seed):
+    generator_lengths = LENGTHS_AROUND_128[seed % 2 :: 2]
+    cache = gpt_oss_128.new_cache(len(generator_lengths), widest_pass=8)
+    rows = Rows(gpt_oss_128, cache, seed)
+    for row, length in enumerate(generator_lengths):
+        rows.start(row, length, chunk=rows.generator.choice([8, 64, 200]))
+    for _ in range(12):
+        taking_part = sorted(rows.generator.sample(range(cache.num_rows), rows.generator.randint(1, cache.num_rows)))
+        if rows.generator.random() < 0.3:
+            rows.start(taking_part[0], rows.generator.randint(1, 280), chunk=50)
+        assert rows.verify(taking_part, rows.generator.choice(["chain", "tree"]), 24) < TOLERANCE
+
+
+@pytest.mark.parametrize("widest", [1, 7, 17])
+def test_a_ring_comes_round_many_times(gpt_oss, widest):
+    """Prefilled in pieces of the widest pass, and verified with as many nodes, far past the ring."""
+    cache = gpt_oss.new_cache(2, widest_pass=widest)
+    rows = Rows(gpt_oss, cache, widest)
+    rows.start(0, 150, chunk=widest)
+    rows.start(1, 60, chunk=widest)
+    ring = cache._slot_layers[0].num_slots
+    for _ in range(4):
+        drafts = [chain(rows.tokens[row][: widest - 1]) for row in (0, 1)]
+        logits = gpt_oss.forward([rows.tokens[row][-1:] for row in (0, 1)], cache, [0, 1], drafts)
+        for row in (0, 1):
+            expected = fresh_logits(gpt_oss, rows.tokens[row] + list(drafts[row].token_ids))[-widest:]
+            assert (logits[row] - expected).abs().max() < TOLERANCE
+        cache.commit_all([0, 1], [range(1), range(widest)])
+        rows.tokens[0].append(3)
+        rows.tokens[1] += [*drafts[1].token_ids, 5]
+    assert cache._slot_layers[0].num_slots == ring < cache._slot_layers[1].num_slots
+
+
+def test_a_pass_wider_than_the_ring_was_made_for(gpt_oss):
+    cache = gpt_oss.new_cache(3, widest_pass=4)
+    rows = Rows(gpt_oss, cache, 3)
+    for row, length in enumerate([90, 3, 40]):
+        rows.start(row, length, chunk=4)
+    small = cache._slot_layers[0].num_slots
+    for largest in (3, 30, 3, 60, 5):
+        assert rows.verify([0, 1, 2], "tree", largest) < TOLERANCE
+    assert cache._slot_layers[0].num_slots > small
+
+
+def test_rings_save_memory_only_where_there_is_some_to_save():
+    ring, slots = tiny_gpt_oss(), tiny_gpt_oss(ring_cache=False)
+    sizes = {}
+    for name, target in (("ring", ring), ("slots", slots)):
+        for length in (20, 400):
+            cache = target.new_cache(2, length, widest_pass=10)
+            target.prefill([[1, 2, 3]], cache, [0])
+            sizes[name, length] = cache.num_bytes
+    assert sizes["ring", 20] == sizes["slots", 20]
+    assert sizes["ring", 400] == sizes["slots", 400] * (400 + 32) // 800
+
+
+def test_window_edge_inside_the_tree(gpt_oss):
+    """A tree deeper than the window: its last nodes must no longer see its first ones, on every branch."""
     cache = gpt_oss.new_cache(1)
-    prefill(gpt_oss, cache, 0, list(range(100)))
-    short = [9, 8, 7]
-    prefill(gpt_oss, cache, 0, short)
-    logits = gpt_oss.forward([short[-1:]], cache, [0], [chain([])])
-    assert (logits[0, 0] - fresh_logits(gpt_oss, short)[-1]).abs().max() < TOLERANCE
+    rows = Rows(gpt_oss, cache, 0)
+    rows.start(0, 30)
+    size = 3 * WINDOW
+    draft = Draft(tuple(range(size)), tuple(max(0, node - 1) for node in range(size)))  # two interleaved chains
+    logits = gpt_oss.forward([rows.tokens[0][-1:]], cache, [0], [draft])
+    for node in (1, 2, size - 3, size - 1, size):
+        prefix = rows.tokens[0] + [draft.token_ids[j] for j in path_to(draft, node)]
+        assert (logits[0, node] - fresh_logits(gpt_oss, prefix)[-1]).abs().max() < TOLERANCE
+
+
+def test_siblings_do_not_see_each_other_even_if_they_are_equal(gpt_oss):
+    cache = gpt_oss.new_cache(1)
+    Rows(gpt_oss, cache, 0).start(0, 20)
+    draft = Draft((7, 7, 9, 9, 11), (0, 0, 1, 2, 0))
+    first = gpt_oss.forward([[5]], cache, [0], [draft])[0]
+    assert torch.allclose(first[1], first[2], atol=TOLERANCE)
+    assert torch.allclose(first[3], first[4], atol=TOLERANCE)
+    changed = gpt_oss.forward([[5]], cache, [0], [Draft((7, 8, 9, 9, 12), draft.parents)])[0]
+    assert torch.allclose(first[3], changed[3], atol=TOLERANCE)
+    assert (first[4] - changed[4]).abs().max() > 100 * TOLERANCE
+
+
+def test_compacting_a_late_path_then_going_on(gpt_oss):
+    cache = gpt_oss.new_cache(2, widest_pass=8)
+    rows = Rows(gpt_oss, cache, 0)
+    for row, length in ((0, 100), (1, WINDOW - 2)):
+        rows.start(row, length, chunk=8)
+    draft = Draft((1, 2, 3, 4, 5, 6), (0, 0, 2, 1, 3, 5))
+    gpt_oss.forward([tokens[-1:] for tokens in rows.tokens.values()], cache, [0, 1], [draft, draft])
+    cache.commit_all([1, 0], [[0, 2, 3, 5, 6], [0, 1, 4]])
+    rows.tokens[1] += [2, 3, 5, 6, 40]
+    rows.tokens[0] += [1, 4, 41]
+    for _ in range(3):
+        assert rows.verify([0, 1]) < TOLERANCE
 
 
 def test_the_sliding_window_is_really_applied(gpt_oss):
     """The control: with the full mask for all layers, logits past the window must be wrong."""
     token_ids = list(range(3 * WINDOW))
     cache = gpt_oss.new_cache(1)
-    prefill(gpt_oss, cache, 0, token_ids)
+    gpt_oss.prefill([token_ids[:-1]], cache, [0])
     expected = fresh_logits(gpt_oss, token_ids)[-1]
-    cache.window = 10 * len(token_ids)
-    wrong = gpt_oss.forward([token_ids[-1:]], cache, [0], [chain([])])[0, 0]
+    plan = cache.plan([0], [1])
+
+    def last(sliding):
+        with torch.inference_mode():
+            return gpt_oss.model(
+                torch.tensor([token_ids[-1:]]), position_ids=plan.position_ids, past_key_values=cache,
+                attention_mask=sliding,
+            ).logits[0, -1]  # fmt: skip
+
+    right = {"full_attention": plan.full, "sliding_attention": plan.sliding}
+    assert (last(right) - expected).abs().max() < TOLERANCE
+    # One tensor for all layers is taken for both kinds, and the window is dropped without a word.
+    assert (last(plan.full) - expected).abs().max() > 100 * TOLERANCE
+
+
+def test_boolean_masks_in_the_models_own_attention_are_the_trap_that_the_form_avoids():
+    target = tiny_gpt_oss(attention="eager")
+    cache = target.new_cache(1)
+    tokens = list(range(40))
+    target.prefill([tokens[:-1]], cache, [0])
+    expected = fresh_logits(target, tokens)[-1]
+    plan = cache.plan([0], [1])
+    assert plan.full.dtype == plan.sliding.dtype == torch.float32
+    assert (target.forward([tokens[-1:]], cache, [0])[0, 0] - expected).abs().max() < TOLERANCE
+    with torch.inference_mode():
+        wrong = target.model(
+            torch.tensor([tokens[-1:]]), position_ids=plan.position_ids, past_key_values=cache,
+            attention_mask={"full_attention": plan.full == 0, "sliding_attention": plan.sliding == 0},
+        ).logits[0, -1]  # fmt: skip
     assert (wrong - expected).abs().max() > 100 * TOLERANCE
 
 
-def test_growing_keeps_what_is_cached(gpt_oss):
-    cache = gpt_oss.new_cache(2)
-    first = list(range(40))
-    prefill(gpt_oss, cache, 0, first)
-    before = cache.capacity
-    prefill(gpt_oss, cache, 1, [t % 250 for t in range(400)])
-    assert cache.capacity > before
-    logits = gpt_oss.forward([first[-1:]], cache, [0], [chain([])])
-    assert (logits[0, 0] - fresh_logits(gpt_oss, first)[-1]).abs().max() < TOLERANCE
+def test_the_models_own_attention_verifies_trees_too():
+    target = tiny_gpt_oss(attention="eager")
+    rows = Rows(target, target.new_cache(3, widest_pass=8), 0)
+    for row, length in enumerate([1, 20, 70]):
+        rows.start(row, length)
+    for _ in range(3):
+        assert rows.verify([0, 1, 2]) < TOLERANCE

@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM as Auto
 from transformers import Gemma2Config, GPT2Config, GPTJConfig, PreTrainedConfig
 
-from speculant_graph.config import GenerationConfig, VerifierConfig
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError
 from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.engine import Engine
+from speculant_verifier.engine import Engine, Request
 from speculant_verifier.model import TargetModel
 from support.drafters import ScriptedDrafter, knowing
 from support.tiny_models import byte_tokenizer
@@ -42,10 +42,12 @@ def test_padding_near_the_longest_context_of_learned_positions() -> None:
     config = GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=32, initializer_range=0.3, **SMALL)
     target = TargetModel(Auto.from_config(config), byte_tokenizer(), "tiny-gpt2")
     settings = GenerationConfig(max_tokens=28, ignore_end_tokens=True)
-    requests = [(list(range(30)), settings), ([5, 6], settings)]
+    prompts = [list(range(30)), [5, 6]]
 
     def decode(drafter: ScriptedDrafter, rows: int) -> dict[int, list[int]]:
-        emissions = Engine(target, drafter, rows, 8).run(requests)
+        emissions = Engine(target, drafter, VerifierConfig(max_batch_size=rows), DraftConfig(k=8)).run(
+            [Request(index, tuple(prompt), settings) for index, prompt in enumerate(prompts)]
+        )
         return {e.sequence.index: e.sequence.token_ids for e in emissions if e.finish_reason}
 
     plain = decode(ScriptedDrafter(knowing([], 1.0, 258)), 1)

@@ -15,7 +15,7 @@ from speculant_graph.rpc import mirror
 from speculant_graph.rpc.convert.checks import expect, per_sequence
 from speculant_graph.rpc.messages import SequenceRequest, StepBatch, StepOptions, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import Feedback, MixingName, StrategyName
+from speculant_graph.types import CouplingName, Feedback, MixingName, StrategyName
 
 STRATEGY_NUMBERS: dict[StrategyName, pb.Strategy] = {
     "greedy": pb.STRATEGY_GREEDY,
@@ -30,6 +30,9 @@ STRATEGY_NUMBERS: dict[StrategyName, pb.Strategy] = {
 _STRATEGY_NAMES: dict[int, StrategyName] = {number: name for name, number in STRATEGY_NUMBERS.items()}
 _MIXING_NUMBERS: dict[MixingName, pb.Mixing] = {"longest": pb.MIXING_LONGEST, "attention": pb.MIXING_ATTENTION}
 _MIXING_NAMES: dict[int, MixingName] = {number: name for name, number in _MIXING_NUMBERS.items()}
+COUPLING_NUMBERS: dict[CouplingName, pb.Coupling] = {"none": pb.COUPLING_NONE, "gumbel": pb.COUPLING_GUMBEL}
+"""Couplings by their number on the wire."""
+_COUPLING_NAMES: dict[int, CouplingName] = {number: name for name, number in COUPLING_NUMBERS.items()}
 _NUMBERS = ("max_depth", "max_branches", "beam_width", "min_path_probability", "max_candidates", "omit_proposals")
 _NO_TOKEN = (1 << 32) - 1
 _SETTINGS_OF_SERVERS = {
@@ -100,6 +103,8 @@ def _encode_options(options: StepOptions) -> bytes:
         message.strategy = STRATEGY_NUMBERS[options.strategy]
     if options.mixing is not None:
         message.mixing = _MIXING_NUMBERS[options.mixing]
+    if options.coupling is not None:
+        message.coupling = COUPLING_NUMBERS[options.coupling]
     return message.SerializeToString()
 
 
@@ -183,12 +188,18 @@ def _decode_options(payload: bytes) -> StepOptions:
         mixing = _MIXING_NAMES.get(options.mixing)
         if mixing is None:
             raise UnservedRequestError(f"mixing {options.mixing} is not served; ask for MIXING_LONGEST")
+    coupling = None
+    if options.coupling != pb.COUPLING_UNSPECIFIED:
+        coupling = _COUPLING_NAMES.get(options.coupling)
+        if coupling is None:
+            raise UnservedRequestError(f"coupling {options.coupling} is not served; ask for COUPLING_NONE")
     for name, setting in _SETTINGS_OF_SERVERS.items():
         if getattr(options, name):
             raise UnservedRequestError(f"{name} can't be chosen per request; set {setting} of the server")
     if not 0.0 <= options.min_path_probability <= 1.0:  # written so that NaN fails
         raise DraftRequestError("min_path_probability is no probability; send one from 0 to 1")
-    return StepOptions(strategy=strategy, mixing=mixing, **{name: getattr(options, name) for name in _NUMBERS})
+    numbers = {name: getattr(options, name) for name in _NUMBERS}
+    return StepOptions(strategy=strategy, mixing=mixing, coupling=coupling, **numbers)
 
 
 def _decode_feedback(message: Any, count: int) -> list[Feedback | None] | None:

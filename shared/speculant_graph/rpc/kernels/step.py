@@ -54,22 +54,25 @@ OTHER_GRAPH = -2
 
 GENERATION, NEXT_DRAFT_ID, ONLY_TENANT, MAX_SEQUENCES, MAX_TOKENS, MAX_NODES = range(6)
 BUDGET, STRATEGY, MAX_CANDIDATES, MAX_SUPPORT, VOCABULARY_SIZE = range(6, 11)
-OUT_SEQUENCES, OUT_NODES, OUT_EMPTY, OUT_NS, OUT_GENERATION, MAX_STEP_NODES = range(11, 17)
+OUT_SEQUENCES, OUT_NODES, OUT_EMPTY, OUT_NS, OUT_GENERATION, MAX_STEP_NODES, COUPLING = range(11, 18)
 """Entries of what a call is told: generation of the graph; id of the answer; the only tenant that may be served, -1 for
 all; limits; what requests leave to the server (nodes, strategy, candidates); entries of all distributions; ids below
 which are tokens. And of what it tells: sequences; nodes drafted; sequences without any; time in nanoseconds; the
-generation of the other graph. And one limit more: nodes of all sequences."""
-NUM_SETTINGS = 17
+generation of the other graph. And one limit more, nodes of all sequences, and one thing more that requests leave to
+the server."""
+NUM_SETTINGS = 18
 
 GREEDY, SAMPLING = 1, 2
 """Numbers of strategies on the wire."""
+NOT_COUPLED, COUPLED = 1, 2
+"""Numbers of couplings on the wire."""
 
 _ENVELOPE = np.full(MAX_FIELDS, NO_TYPE)
 _ENVELOPE[1], _ENVELOPE[2] = FIXED64, LENGTH
 _REQUEST = np.full(MAX_FIELDS, NO_TYPE)
 _REQUEST[[2, 3, 4, 5, 6, 7, 8]] = LENGTH
 _OPTIONS = np.full(MAX_FIELDS, NO_TYPE)
-_OPTIONS[[1, 5, 11]] = VARINT
+_OPTIONS[[1, 5, 11, 13]] = VARINT
 _NO_ATTENTION = np.zeros(0)
 _FIXED = 64
 """More bytes than an answer has besides its arrays."""
@@ -144,6 +147,9 @@ def answer_step(
         return UNUSUAL
     if not 0 <= max_candidates < 1 << 32:
         return UNUSUAL
+    coupling = options[13, 0] or settings[COUPLING]
+    if coupling != NOT_COUPLED and coupling != COUPLED:
+        return UNUSUAL
 
     # Everything is looked at before anything is changed.
     rows = np.empty(count, np.int64)
@@ -208,8 +214,9 @@ def answer_step(
     else:
         max_support = int(0 if options[11, 0] else settings[MAX_SUPPORT])
         lengths, tokens, counts, support, probabilities = sample_batch(
-            words, table, states, budgets, seeds, positions, max_candidates, max_support, _NO_ATTENTION
-        )
+            words, table, states, budgets, seeds, positions, max_candidates, max_support, coupling == COUPLED,
+            _NO_ATTENTION,
+        )  # fmt: skip
         if support.size > max_support:
             return UNUSUAL
     settings[OUT_SEQUENCES], settings[OUT_NODES], settings[OUT_EMPTY] = count, tokens.size, 0

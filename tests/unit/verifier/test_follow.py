@@ -4,7 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph.types import EMPTY_DRAFT, Draft
-from speculant_verifier.acceptance import follow
+from speculant_verifier.rules.follow import follow as follow_target
+
+
+class Chosen:
+    def __init__(self, choices):
+        self.choices = choices
+
+    def choice_after(self, node):
+        return self.choices[node]
+
+
+def follow(draft, choices):
+    return follow_target(draft, Chosen(choices), lambda: 0.0)
 
 
 def test_empty_draft_emits_the_models_own_token():

@@ -1,0 +1,169 @@
+"""The same token ids with any drafter, in any company and any memory: strategies, caches, batches and failures."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from speculant_graph.config import GenerationConfig
+from support.drafters import ScriptedDrafter, knowing, knowing_tree
+from support.lossless import WINDOW, Job, Moody, alone, decode, graph_like, local_drafter, mixed_jobs
+from support.tiny_models import tiny_gpt_oss, tiny_model
+
+STRATEGIES = ("greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam")
+FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3")
+NUM_TOKENS = 24
+BOUND = 464 * 4
+"""Slots for the longest request and three more, which the others wait for."""
+
+
+@cache
+def target_of(family, ring=True):
+    if family == "gpt_oss":
+        return tiny_gpt_oss(window=WINDOW, ring_cache=ring)
+    return tiny_model(family, window=WINDOW, ring_cache=ring)
+
+
+@cache
+def plain(family, seed=0):
+    """(jobs, what each of them writes alone without drafts, a graph of texts like it)."""
+    jobs = mixed_jobs(NUM_TOKENS, seed)
+    outputs = [alone(target_of(family), job) for job in jobs]
+    return jobs, outputs, graph_like(jobs, outputs)
+
+
+def drafter_for(kind, family, seed, budget, rng):
+    jobs, outputs, graph = plain(family, seed)
+    if kind in STRATEGIES:
+        return local_drafter(graph, kind, budget)
+    texts = [[*job.prompt, *output] for job, output in zip(jobs, outputs, strict=True)]
+    if kind == "scripted chain":
+        return ScriptedDrafter(knowing(texts, 0.8, 258, seed=rng.randrange(99)))
+    return ScriptedDrafter(knowing_tree(texts, 258, seed=rng.randrange(99)))
+
+
+@pytest.mark.parametrize("kind", [*STRATEGIES, "scripted chain", "scripted tree"])
+def test_every_drafter_in_a_ragged_batch(kind):
+    jobs, outputs, _ = plain("gpt_oss")
+    drafter = drafter_for(kind, "gpt_oss", 0, 8, random.Random(0))
+    outcome = decode(target_of("gpt_oss"), jobs, drafter, 8, strategy=kind if kind in STRATEGIES else "greedy")
+    assert outcome.outputs == outputs
+    accepted = sum(sum(each.accepted_by_depth) for each in outcome.sequences)
+    assert accepted > (0 if kind == "nasd" else 20), "or nothing was tested"
+    for each in outcome.sequences:
+        assert len(each.output) == sum(each.accepted_by_depth) + each.num_steps
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_kv_tokens": BOUND, "prefill_chunk": 7},
+        {"max_kv_tokens": BOUND, "feedback_top_k": 3, "target_cache": 2_000_000},
+        {"max_batch_size": 3, "prefill_chunk": 60},
+    ],
+    ids=["tight", "feedback and target cache", "few rows"],
+)
+@pytest.mark.parametrize("ring", [True, False], ids=["ring", "no ring"])
+def test_memory_and_company(options, ring):
+    jobs, outputs, graph = plain("gpt_oss")
+    joining = [replace(job, after_steps=3 * index) for index, job in enumerate(jobs)]
+    drafter = Moody(local_drafter(graph, "tree", 9), 0.3)
+    outcome = decode(target_of("gpt_oss", ring), joining, drafter, 9, strategy="tree", **options)
+    assert outcome.outputs == outputs
+
+
+def random_scenario(rng, family):
+    """Everything at random; returns what tells it from others, for the message of a failure."""
+    seed, budget = rng.randrange(3), rng.choice([1, 3, 8, 24, 60])
+    kind = rng.choice([*STRATEGIES, "scripted chain", "scripted tree"])
+    tight = rng.random() < 0.5
+    options = {
+        "max_batch_size": rng.choice([1, 2, 5, 8]),
+        "prefill_chunk": rng.choice([7, 64, 130, 512]),
+        "max_kv_tokens": rng.choice([500, 1000, BOUND]) if tight else 0,
+        "feedback_top_k": rng.choice([0, 4]),
+        "target_cache": rng.choice([0, 0, 300_000]),
+    }
+    jobs, outputs, _ = plain(family, seed)
+    speculation, gap = rng.choice(["on", "auto"]), rng.choice([0, 0, 1, 6])
+    order = rng.sample(range(len(jobs)), len(jobs))
+    chosen = [
+        replace(
+            jobs[index],
+            config=jobs[index].config.model_copy(update={"speculation": speculation}),
+            after_steps=gap * place,
+        )
+        for place, index in enumerate(order)
+    ]
+    drafter = Moody(drafter_for(kind, family, seed, budget, rng), rng.choice([0.0, 0.4]), rng.randrange(99))
+    outcome = decode(
+        target_of(family, rng.random() < 0.6), chosen, drafter, budget,
+        strategy=kind if kind in STRATEGIES else "greedy", **options,
+    )  # fmt: skip
+    return (kind, budget, options, speculation, gap, order), outcome.outputs, [outputs[index] for index in order]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_other_families_at_random(family):
+    rng = random.Random(family)
+    for _ in range(2):
+        scenario, written, expected = random_scenario(rng, family)
+        assert written == expected, scenario
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_anything_at_random(family, seed):
+    rng = random.Random(f"{family} {seed}")
+    for _ in range(10):
+        scenario, written, expected = random_scenario(rng, family)
+        assert written == expected, scenario
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [*range(1, 12), *range(118, 140, 3), 255, 256, 257, 383, 384, 385, 399])
+def test_prompts_of_any_length(length):
+    rng = random.Random(length)
+    prompt = tuple(rng.randrange(250) for _ in range(length))
+    sampled = GenerationConfig(max_tokens=20, temperature=0.9, top_p=0.9, seed=length, ignore_end_tokens=True)
+    for config in (sampled, sampled.model_copy(update={"temperature": 0.0})):
+        job = Job(prompt, config)
+        output = alone(target_of("gpt_oss"), job)
+        text = [*prompt, *output]
+        for ring, chunk in ((True, 7), (False, 512), (True, 128)):
+            for script in (knowing([text], 0.85, 258, length), knowing_tree([text], 258, length)):
+                outcome = decode(target_of("gpt_oss", ring), [job], ScriptedDrafter(script), 12, prefill_chunk=chunk)
+                assert outcome.outputs == [output], (ring, chunk)
+
+
+def test_a_repeated_prompt_comes_from_the_target_cache():
+    """A greedy request that is repeated needs no pass at all, and samples of a prompt share their first tokens."""
+    jobs, outputs, graph = plain("gpt_oss")
+    target = target_of("gpt_oss")
+    greedy = [(job, output) for job, output in zip(jobs, outputs, strict=True) if job.config.temperature == 0.0]
+    drafter = local_drafter(graph, "tree", 8)
+    first = decode(target, [job for job, _ in greedy], drafter, 8, strategy="tree", target_cache=20_000_000)
+    assert first.outputs == [output for _, output in greedy]
+    num_passes, read_s = first.engine.totals.num_passes, first.engine.totals.prefill_s
+    again = decode(target, [job for job, _ in greedy], drafter, engine=first.engine)
+    assert again.outputs == first.outputs
+    assert again.engine.totals.num_passes == num_passes
+    assert again.engine.totals.prefill_s == read_s
+    assert [each.num_from_target_cache for each in again.sequences] == [len(output) for output in again.outputs]
+    assert again.engine.target_cache_statistics.hits >= sum(map(len, again.outputs))
+
+
+def test_samples_of_a_prompt_find_each_others_prefixes():
+    target = target_of("gpt_oss")
+    prompt = mixed_jobs(1)[3].prompt
+    config = GenerationConfig(max_tokens=12, temperature=0.3, ignore_end_tokens=True)
+    jobs = [Job(prompt, config.model_copy(update={"seed": seed}), 2 * seed) for seed in range(6)]
+    outcome = decode(target, jobs, budget=0, target_cache=20_000_000)
+    assert outcome.outputs == [alone(target, job) for job in jobs]
+    assert outcome.engine.target_cache_statistics.hits > 0
+    for each in outcome.sequences:
+        assert len(each.output) == each.num_steps + each.num_from_target_cache

@@ -1,0 +1,92 @@
+"""A thousand requests through one engine: memory stays within its bound, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import psutil
+import pytest
+
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
+from speculant_verifier.engine import Engine, Request
+from support.drafters import ScriptedDrafter, chain
+from support.lossless import WINDOW
+from support.tiny_models import tiny_gpt_oss
+
+BOUND = 1_024
+"""Tokens of keys and values."""
+BYTES_PER_TOKEN = 4 * 2 * 2 * 16 * 4
+"""Layers, keys and values, heads, numbers per head, bytes."""
+
+
+def requests(number, rng):
+    for index in range(number):
+        yield Request(
+            index,
+            tuple(rng.randrange(250) for _ in range(rng.choice([1, 4, 20, rng.randrange(1, 400)]))),
+            GenerationConfig(
+                max_tokens=rng.randrange(1, 12),
+                temperature=rng.choice([0.0, 1.0]),
+                seed=index,
+                rule=rng.choice(["follow", "token", "gumbel", "tree-wor"]),
+                repetition_penalty=rng.choice([1.0, 1.2]),
+                logprobs=rng.choice([None, 2]),
+                ignore_end_tokens=True,
+            ),
+        )
+
+
+def serve(number, num_warm):
+    """Serve requests that come while others run, some of which are cancelled; return growth of memory in bytes."""
+    rng = random.Random(number)
+    model = tiny_gpt_oss(window=WINDOW)
+    drafter = ScriptedDrafter(lambda step: chain([rng.randrange(250) for _ in range(step.node_budget)]))
+    engine = Engine(
+        model,
+        drafter,
+        VerifierConfig(max_batch_size=8, max_kv_tokens=BOUND, prefill_chunk=200, target_cache=400_000),
+        DraftConfig(k=5),
+    )
+    process, resident = psutil.Process(), 0
+    waiting = requests(number, rng)
+    num_ended = num_cancelled = 0
+    largest = 0
+    running = []
+    while num_ended + num_cancelled < number:
+        for request in [each for _, each in zip(range(rng.randrange(3)), waiting, strict=False)]:
+            running.append(engine.add(request))
+        for emission in engine.step():
+            assert emission.finish_reason != "error", emission.sequence.error
+            if emission.finish_reason is not None:
+                num_ended += 1
+                running.remove(emission.sequence)
+                if num_ended == num_warm:
+                    gc.collect()
+                    resident = process.memory_info().rss
+        if running and rng.random() < 0.02:
+            engine.cancel(running.pop(rng.randrange(len(running))))
+            num_cancelled += 1
+        cache = engine._admission.cache
+        assert cache.num_rows * cache.capacity <= BOUND
+        assert cache.num_bytes <= BOUND * BYTES_PER_TOKEN
+        assert len(drafter.open_sessions) == engine.num_running <= 8
+        largest = max(largest, cache.num_bytes)
+    assert not running
+    assert not engine.has_work
+    assert engine.num_running == engine.num_waiting == 0
+    assert not drafter.open_sessions
+    assert engine._admission.cache.lengths == [0] * engine._admission.cache.num_rows
+    assert num_cancelled > 0
+    assert largest > BOUND * BYTES_PER_TOKEN // 4, "or the bound bounded nothing"
+    gc.collect()
+    return process.memory_info().rss - resident
+
+
+def test_some_requests():
+    assert serve(40, 20) < 30_000_000
+
+
+@pytest.mark.slow
+def test_a_thousand_requests():
+    assert serve(1_000, 500) < 12_000_000

@@ -1,0 +1,283 @@
+"""Every rule leaves the joint distribution of the output as it is, in the real engine and with real drafts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.random_stream import PROPOSAL_STREAM, RULE_STREAM, uniform
+from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
+from speculant_verifier.engine.drafting import draft_seed
+from speculant_verifier.rules import block
+from speculant_verifier.sampling import Distribution
+from support.drafters import ScriptedDrafter
+from support.graphs import graph_of
+from support.lossless import Job, alone, decode, local_drafter
+from support.tiny_models import tiny_gpt_oss
+
+VOCABULARY, DRAWN, TEMPERATURE = 4, 3, 1.5
+PROMPT = (0, 1, 2, 3, 1)
+FEW, MANY = 300, 2_000
+RULES = ("token", "block", "nasd", "tree-wor", "tree-iid", "gumbel", "follow")
+
+
+@cache
+def target():
+    small = tiny_gpt_oss(vocabulary_size=VOCABULARY, seed=3)
+    small.end_token_ids = frozenset()
+    return small
+
+
+@cache
+def exact():
+    """Probability of every triple of tokens, by fresh forward passes."""
+    joint = {(): 1.0}
+    for _ in range(DRAWN):
+        tails = list(joint)
+        with torch.inference_mode():
+            logits = target().model(torch.tensor([[*PROMPT, *tail] for tail in tails]), use_cache=False).logits[:, -1]
+        rows = torch.softmax(logits.double() / TEMPERATURE, -1).tolist()
+        joint = {
+            (*tail, token): joint[tail] * p
+            for tail, row in zip(tails, rows, strict=True)
+            for token, p in enumerate(row)
+        }
+    return joint
+
+
+def p_value(outputs):
+    """Chi-square of the outputs against the exact distribution; triples that are expected too rarely count as one."""
+    counts, total = Counter(outputs), len(outputs)
+    pairs = [(counts[key], mass * total) for key, mass in exact().items()]
+    rare = [pair for pair in pairs if pair[1] < 5]
+    cells = [pair for pair in pairs if pair[1] >= 5]
+    if sum(mean for _, mean in rare) > 1:
+        cells.append((sum(n for n, _ in rare), sum(mean for _, mean in rare)))
+    return float(chi2.sf(sum((n - mean) ** 2 / mean for n, mean in cells), len(cells) - 1))
+
+
+def proposal(tail, sharpness):
+    """A q that depends on the last token, with support for some tokens only."""
+    support = [token for token in range(VOCABULARY) if token != (tail + 2) % VOCABULARY]
+    weights = np.array([1.0 + sharpness * ((tail + token) % 3) for token in support])
+    return Proposal(np.array(support, np.uint32), (weights / weights.sum()).astype(np.float32))
+
+
+class Sampling(ScriptedDrafter):
+    """Chains or trees that are really drawn from the q they bring, by a stream of the drafter's own."""
+
+    def __init__(self, width=1, with_replacement=True, is_honest=True, seed=0):
+        super().__init__(self._draft)
+        self._generator = random.Random(seed)
+        self._width, self._with_replacement, self._is_honest = width, with_replacement, is_honest
+
+    def _siblings(self, q):
+        weights = dict(zip(q.token_ids.tolist(), q.probabilities.tolist(), strict=True))
+        if not self._is_honest:  # drawn from anything but q
+            return [max(weights, key=weights.get)] * self._width
+        drawn = []
+        for _ in range(self._width):
+            token = self._generator.choices(list(weights), list(weights.values()))[0]
+            drawn.append(token)
+            if not self._with_replacement:
+                del weights[token]
+        return drawn
+
+    def _draft(self, step):
+        token_ids, parents, proposals = [], [], []
+        level = [(0, step.token_ids[-1])]
+        # How deep is decided beforehand. All siblings fit, or none are drawn: a draft is not cut by its tokens.
+        for _ in range(self._generator.randint(1, DRAWN)):
+            deeper = []
+            for parent, tail in level:
+                if len(token_ids) + self._width > step.node_budget:
+                    break
+                q = proposal(tail, 2.0)
+                for token in self._siblings(q):
+                    token_ids.append(token)
+                    parents.append(parent)
+                    proposals.append(q)
+                    deeper.append((len(token_ids), token))
+            level = deeper
+        return Draft(tuple(token_ids), tuple(parents), (), proposals)
+
+
+def outputs_of(rule, drafter, number, first_seed=0, max_tokens=DRAWN):
+    config = GenerationConfig(max_tokens=max_tokens, temperature=TEMPERATURE, rule=rule, speculation="on")
+    jobs = [Job(PROMPT, config.model_copy(update={"seed": first_seed + index})) for index in range(number)]
+    outcome = decode(target(), jobs, drafter, 12, max_batch_size=64)
+    accepted = sum(sum(each.accepted_by_depth) for each in outcome.sequences)
+    # More tokens than are looked at, as the last ones are drafted for less.
+    return [output[:DRAWN] for output in outcome.outputs], accepted / number
+
+
+def drafter_for(rule, seed=0):
+    if rule == "tree-wor":
+        return Sampling(2, with_replacement=False, seed=seed)
+    if rule == "tree-iid":
+        return Sampling(2, seed=seed)
+    return Sampling(seed=seed)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_joint_distribution(rule):
+    outputs, accepted = outputs_of(rule, drafter_for(rule), FEW, max_tokens=6)
+    assert p_value(outputs) > 1e-4
+    assert accepted > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_joint_distribution_of_many(rule):
+    outputs, _ = outputs_of(rule, drafter_for(rule, 1), MANY, 10**6, max_tokens=8)
+    assert p_value(outputs) > 1e-4
+
+
+def test_a_q_that_nothing_was_drawn_from_is_found_out():
+    """The control: such drafts are not verified exactly by *token*, and the test sees it; *follow* asks for no q."""
+    outputs, _ = outputs_of("token", Sampling(is_honest=False), FEW, max_tokens=6)
+    assert p_value(outputs) < 1e-6
+    outputs, _ = outputs_of("follow", Sampling(is_honest=False), FEW, max_tokens=6)
+    assert p_value(outputs) > 1e-4
+
+
+@cache
+def small_graph():
+    """Of texts in which a token says something about the next one, but not what the model says."""
+    generator = random.Random(2)
+    text = [0]
+    for _ in range(4_000):
+        text.append(generator.choices(range(VOCABULARY), [1 + 3 * ((text[-1] + t) % 4 == 1) for t in range(4)])[0])
+    return graph_of([text], 3, VOCABULARY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "gumbel"])
+def test_joint_distribution_with_a_real_drafter(rule):
+    """Its random numbers belong to positions, so a position that is drafted twice must not carry over what was seen."""
+    coupling = "gumbel" if rule == "gumbel" else "none"
+    drafter = local_drafter(small_graph(), "sampling", 12, coupling=coupling)
+    outputs, accepted = outputs_of(rule, drafter, MANY, 5 * 10**6, max_tokens=8)
+    assert accepted > 1.0
+    assert p_value(outputs) > 1e-4
+
+
+def test_mixed_rules_in_one_batch():
+    """Requests with rules whose output depends on the seed alone write the same beside requests with other rules."""
+    rules = [RULES[index % len(RULES)] for index in range(14)]
+    jobs = [
+        Job(
+            PROMPT[: 1 + index % 5],
+            GenerationConfig(max_tokens=20, temperature=0.9 * (index % 3 > 0), seed=index, rule=rule, top_k=3),
+            index // 3,
+        )
+        for index, rule in enumerate(rules)
+    ]
+    outcome = decode(target(), jobs, Sampling(), 8, max_batch_size=10)
+    assert set(outcome.reasons) == {"length"}
+    for job, rule, output in zip(jobs, rules, outcome.outputs, strict=True):
+        if rule in ("follow", "nasd", "gumbel") or job.config.temperature == 0.0:
+            assert output == alone(target(), job), rule
+
+
+@pytest.mark.parametrize("temperature", [0.7, pytest.param(1.2, marks=pytest.mark.slow)])
+def test_gumbel_coupling_accepts_more_and_changes_nothing(temperature):
+    """The drafter draws by the verifier's own noise, from the graph's distribution."""
+    model = tiny_gpt_oss(window=128)
+    jobs = [
+        Job(
+            tuple(range(seed, seed + 5)),
+            GenerationConfig(
+                max_tokens=30,
+                temperature=temperature,
+                seed=seed,
+                rule="gumbel",
+                ignore_end_tokens=True,
+                speculation="on",
+            ),
+        )
+        for seed in range(5)
+    ]
+    plain = [alone(model, job) for job in jobs]
+    # What the model writes at other seeds: several successors of a context, as often as the model says.
+    others = [
+        Job(job.prompt, job.config.model_copy(update={"seed": 1_000 + 40 * number + job.config.seed}))
+        for job in jobs
+        for number in range(10)
+    ]
+    texts = decode(model, others, max_batch_size=32).outputs
+    graph = graph_of([[*job.prompt, *text] for job, text in zip(others, texts, strict=True)], 4, 258)
+    accepted = {}
+    for coupling in ("none", "gumbel"):
+        outcome = decode(model, jobs, local_drafter(graph, "sampling", 6, coupling=coupling), 6, strategy="sampling")
+        assert outcome.outputs == plain
+        accepted[coupling] = sum(sum(each.accepted_by_depth) for each in outcome.sequences)
+    assert accepted["gumbel"] > accepted["none"]
+
+
+def test_only_block_asks_for_drafts_of_new_numbers():
+    """*gumbel* needs the request's seed at the drafter, and repeated runs need the same drafts."""
+    seen = {}
+    for rule in RULES:
+        drafter = ScriptedDrafter(lambda step, rule=rule: seen.setdefault(rule, []).append(step.seed) or EMPTY_DRAFT)
+        outputs_of(rule, drafter, 1, 77, max_tokens=6)
+    assert all(set(seeds) == {77} for rule, seeds in seen.items() if rule != "block")
+    assert len(set(seen["block"])) == len(seen["block"]) == 5
+    assert seen["block"] == [draft_seed(GenerationConfig(rule="block", seed=77), len(PROMPT) + i) for i in range(5)]
+
+
+OWN, DRAFTED = [[0.3, 0.7], [0.8, 0.2]], [[0.7, 0.3], [0.3, 0.7]]
+"""p and q of two tokens after each of them."""
+
+
+class Coins:
+    """A target of two tokens, of which the last one says all about the next."""
+
+    def __init__(self, token_ids):
+        self._token_ids = token_ids
+
+    def after(self, node):
+        return Distribution(None, np.array(OWN[self._token_ids[node]]))
+
+
+def coins(seed, seed_of_step, num_tokens=4, budget=4):
+    """Write tokens by the rule *block*, from drafts by the numbers of seed and position, as real drafters draw."""
+    numbers = (uniform(seed, count, RULE_STREAM) for count in itertools.count())
+    written = [0]
+    while len(written) <= num_tokens:
+        path, proposals = [written[-1]], []
+        for position in range(len(written), len(written) + budget):
+            q = DRAFTED[path[-1]]
+            proposals.append(Proposal(np.arange(2, dtype=np.uint32), np.array(q, np.float32)))
+            path.append(int(uniform(seed_of_step(seed, len(written)), position, PROPOSAL_STREAM) >= q[0]))
+        draft = Draft(tuple(path[1:]), tuple(range(budget)), (), proposals)
+        written += block(draft, Coins(path), lambda: next(numbers)).token_ids
+    return tuple(written[1 : num_tokens + 1])
+
+
+@pytest.mark.slow
+def test_block_needs_new_numbers_at_every_step():
+    """The control: with the same numbers for a position that is drafted again, the distribution is another one."""
+    joint = {
+        key: math.prod(OWN[last][token] for last, token in itertools.pairwise((0, *key)))
+        for key in itertools.product((0, 1), repeat=4)
+    }
+    p_values = {}
+    for name, seed_of_step in {
+        "own": lambda seed, length: draft_seed(GenerationConfig(rule="block", seed=seed), length),
+        "the request's": lambda seed, _: seed,
+    }.items():
+        counts = Counter(coins(seed, seed_of_step) for seed in range(20_000))
+        statistic = sum((counts[key] - 20_000 * mass) ** 2 / (20_000 * mass) for key, mass in joint.items())
+        p_values[name] = float(chi2.sf(statistic, len(joint) - 1))
+    assert p_values["own"] > 1e-4
+    assert p_values["the request's"] < 1e-6

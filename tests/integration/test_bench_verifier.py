@@ -1,0 +1,200 @@
+"""The benches of the verifier as commands, on the demo model and on random ones: figures, files and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from speculant_graph.cli.main import main
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.graph.builder import GraphBuilder
+from speculant_verifier.bench import gpu
+from speculant_verifier.demo.run import MODEL_FOLDER
+
+MODEL = ["--model", str(MODEL_FOLDER), "--device", "cpu", "--num-threads", "1"]
+RANDOM = ["--model", "random:1M", "--tokenizer", str(MODEL_FOLDER), "--device", "cpu", "--num-threads", "1"]
+GENERATE_KEYS = {
+    "identical", "plain_tokens_per_s", "speculative_tokens_per_s", "speedup", "prompt_lookup_tokens_per_s",
+    "assisted_tokens_per_s", "mean_accepted_tokens", "acceptance_rate", "steps", "ttft_ms", "itl_ms_p50", "itl_ms_p99",
+    "phase_ms", "transformers_tokens_per_s", "plain_decode_tokens_per_s", "speculative_decode_tokens_per_s",
+    "decode_speedup",
+}  # fmt: skip
+PHASES = {"draft", "forward", "verify", "commit", "other"}
+
+Bench = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
+    """Run a bench and return its JSON object."""
+
+    def run(*arguments: object) -> dict[str, Any]:
+        command = ["bench", *map(str, arguments), "--json"]
+        assert main(command) == 0
+        figures: dict[str, Any] = json.loads(capsys.readouterr().out.strip().rpartition("\n")[2])
+        assert figures["command"] == ["speculant", *command]
+        assert figures["machine"].keys() >= {"cpu", "cores", "libraries"}
+        return figures
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two workloads that repeat themselves, and the second one long enough for the window."""
+    folder = tmp_path_factory.mktemp("traces")
+    text = "def echo(self, value):\n    return value\n"
+    for name, prompt in (("short", text), ("long", text * 8)):
+        lines = [{"id": str(n), "workload": name, "prompt": f"# {n}\n{prompt}", "output": text * 3} for n in range(2)]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    return sorted(folder.iterdir(), reverse=True)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    path.write_text("def loads(s):\n\nclass Semaphore:\n", encoding="utf-8")
+    return path
+
+
+def test_costs_as_figures_picture_and_curve(bench: Bench, tmp_path: Path) -> None:
+    picture, curve = tmp_path / "costs.svg", tmp_path / "curve.json"
+    figures = bench(
+        "verify-cost", *RANDOM, "--batch", "2,1", "--tokens", "4,2", "--context", 20, "--time", 3,
+        "--plot", picture, "-o", curve,
+    )  # fmt: skip
+    points = {(point["batch"], point["nodes"]): point for point in figures["points"]}
+    assert points.keys() == {(batch, nodes) for batch in (1, 2) for nodes in (1, 2, 4)}
+    assert all(point["ms"] > 0 and point["relative"] >= 1 for point in points.values())
+    assert (figures["device"], figures["model"], figures["context"]) == ("cpu", "random:1M", 20)
+    read = CostCurve.from_file(curve)
+    assert read.tokens == (1, 2, 4)
+    assert read.at(4) == pytest.approx(points[2, 4]["relative"], abs=1e-3), "that of the batch named first"
+    assert picture.read_text(encoding="utf-8").count("batch 2") >= 1
+    assert {path.name for path in tmp_path.iterdir()} == {"costs.svg", "curve.json"}
+
+
+def test_ways_of_decoding_prompts(bench: Bench, prompts: Path) -> None:
+    figures = bench("generate", *MODEL, "--prompts", prompts, "--max-tokens", 12, "-k", 4, "--assistant", MODEL_FOLDER)
+    assert figures.keys() >= GENERATE_KEYS
+    assert figures["identical"]
+    assert all(figures["identical_by_way"].values())
+    assert figures["identical_by_way"].keys() == {
+        "plain", "speculative", "transformers", "prompt_lookup", "assisted",
+    }  # fmt: skip
+    assert figures["phase_ms"].keys() == PHASES
+    assert figures["assisted_mean_accepted_tokens"] > 2, "the model is its own assistant"
+    assert figures["requests"] == 2
+    assert [group["workload"] for group in figures["workloads"]] == ["prompts"]
+    assert figures["workloads"][0].keys() >= GENERATE_KEYS
+    assert figures["steps"] == figures["tokens"] - round(
+        figures["acceptance_rate"] * figures["drafted_per_step"] * figures["steps"]
+    )
+
+
+def test_replaying_workloads(bench: Bench, traces: list[Path], tmp_path: Path) -> None:
+    corpus, graph = tmp_path / "corpus.txt", tmp_path / "graph.pkl"
+    corpus.write_text("def echo(self, value):\n    return value\n" * 5, encoding="utf-8")
+    GraphBuilder(tokenizer_name=str(MODEL_FOLDER), calibrate=False).build([corpus], graph)
+    figures = bench(
+        "generate", *RANDOM, "--replay", *traces, "--graph-path", graph, "none", "--max-tokens", 24, "--limit", 2
+    )
+    assert figures.keys() >= GENERATE_KEYS | {"cost_efficiency"}
+    assert figures["identical"]
+    assert figures["assisted_tokens_per_s"] is None
+    assert [group["workload"] for group in figures["workloads"]] == ["short", "long"]
+    for group in figures["workloads"]:
+        assert (group["requests"], group["tokens"]) == (2, 48)
+        assert group["mean_accepted_tokens"] > 1.5
+        assert group["prompt_lookup_mean_accepted_tokens"] > 1.5
+        assert group["relative_pass_cost"] >= 1
+        expected = group["decode_speedup"] * group["relative_pass_cost"] / group["mean_accepted_tokens"]
+        assert group["cost_efficiency"] == pytest.approx(expected, rel=1e-2)
+        assert group["cost_efficiency_in_run"] > 0
+    assert figures["tokens"] == sum(group["tokens"] for group in figures["workloads"])
+
+
+def test_a_batch_is_replayed_without_transformers_own_speculation(bench: Bench, traces: list[Path]) -> None:
+    figures = bench("generate", *RANDOM, "--replay", traces[0], "--batch", 2, "--max-tokens", 10, "-k", 3)
+    assert figures["identical"]
+    assert figures["prompt_lookup_tokens_per_s"] is None
+    assert figures["batch"] == 2
+
+
+def test_refilled_rows_against_fixed_batches(bench: Bench, prompts: Path) -> None:
+    figures = bench(
+        "generate", *RANDOM, "--prompts", prompts, "--mixed-lengths", "--requests", 9, "--batch", 3,
+        "--max-tokens", 40, "-k", 0, "--ignore-end-tokens",
+    )  # fmt: skip
+    assert figures["identical"]
+    assert figures["refilled"]["tokens"] == figures["fixed"]["tokens"] == figures["refilled"]["steps"]
+    assert figures["steps_ratio"] == pytest.approx(figures["fixed"]["passes"] / figures["refilled"]["passes"], abs=1e-3)
+    assert figures["steps_ratio"] > 1
+    assert figures["fixed"]["steps_efficiency"] < figures["refilled"]["steps_efficiency"] <= 1
+
+
+def test_what_a_step_takes_beside_the_pass(bench: Bench) -> None:
+    figures = bench("generate", *RANDOM, "--engine-overhead", "--batch", 3)
+    assert figures["phase_ms"].keys() == PHASES
+    beside = sum(figures["phase_ms"][phase] for phase in ("verify", "commit", "other"))
+    assert figures["overhead_ms"] == pytest.approx(beside, abs=1e-3)
+    assert 12 < figures["nodes_per_row"] <= 16
+    assert figures["mean_accepted_tokens"] > 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["verify-cost", *RANDOM, "--batch", "0"], "--batch: '0' is no whole number from 1 to 1,024; write"),
+        (["verify-cost", *RANDOM, "--tokens", "1,x"], "--tokens: 'x' is no whole number"),
+        (["verify-cost", *RANDOM, "--plot", "costs.gif"], "ends in none of .png, .svg"),
+        (["verify-cost", "--model", "random:huge", "--tokenizer", "x"], "'huge' is no size of a random model"),
+        (["verify-cost", "--model", "random:1M"], "needs a tokenizer; name its folder with --tokenizer"),
+        (["generate", *RANDOM], "say what to decode: one of --prompts FILE, --replay TRACES and --demo"),
+        (["generate", *RANDOM, "--prompts", "there-is-none"], "there-is-none: can't be read"),
+        (["generate", *RANDOM, "--demo", "--prompts", "x"], "say what to decode"),
+        (["generate", *RANDOM, "--demo", "--mixed-lengths", "--engine-overhead"], "measure different things"),
+        (["generate", *RANDOM, "--replay", "a", "--graph-path", "c", "d"], "takes one graph, or one for each"),
+        (["generate", *RANDOM, "--demo", "--batch", "2", "--assistant", "x"], "takes one request at a time"),
+    ],
+)  # fmt: skip
+def test_refusals_are_one_line(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) in {1, 2}
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("speculant:")]
+    assert complaint in line
+
+
+@pytest.mark.slow
+def test_the_demo_from_its_own_graph(bench: Bench) -> None:
+    figures = bench("generate", "--demo", "--device", "cpu", "--limit", 2, "--max-tokens", 24)
+    assert figures["identical"]
+    assert figures["mean_accepted_tokens"] > 1.2
+    assert figures["workloads"][0]["requests"] == 2
+
+
+@pytest.mark.slow
+def test_all_benches_of_a_gpu_on_a_small_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.run_all(["--model", "random:1M", "--device", "cpu"], batch=2, limit=2) == 0
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [each["command"][2] for each in objects] == ["verify-cost", "generate", "generate", "generate"]
+    assert all(each["identical"] for each in objects[1:3])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main() == 0
+    assert capsys.readouterr().out == "torch sees no GPU here: nothing was measured\n"
+
+
+@pytest.mark.gpu
+def test_ways_of_decoding_on_a_gpu(bench: Bench, traces: list[Path]) -> None:
+    figures = bench(
+        "generate", "--model", "random:150M", "--tokenizer", MODEL_FOLDER, "--device", "cuda", "--replay", *traces
+    )
+    assert figures["identical"]
+    assert all(group["cost_efficiency"] > 0 for group in figures["workloads"])

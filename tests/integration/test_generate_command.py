@@ -1,0 +1,239 @@
+"""``speculant generate`` as people and scripts use it, with the demo's model."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from speculant_graph.cli.main import main
+from speculant_graph.config import GenerationConfig, VerifierConfig
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.generate_output import InOrder, TextPrinter
+from speculant_verifier.model import TargetModel
+from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
+    "{% if message['role'] == 'fool' %}{{ raise_exception('no fools') }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+PROMPTS = ["def loads(s):", "class Handler:", "import os\n"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return SpeculativeDecoder(target=TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), num_threads=1)))
+
+
+def generate(*arguments: str, model: Path = MODEL_FOLDER) -> int:
+    own = ["--model", str(model), "--num-threads", "1", "--no-measure-costs"]
+    return main(["generate", *own, "--generation.max-tokens", "8", *arguments])
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_several_prompts_are_shown_one_after_the_other(capsys, decoder) -> None:
+    expected = [result.text for result in decoder.generate(PROMPTS, GenerationConfig(max_tokens=8))]
+    assert generate(*PROMPTS, "--max-batch-size", "2") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "".join(f"--- prompt {number}\n{text}\n" for number, text in enumerate(expected, 1))
+    assert "3 results (3 length), 24 tokens" in shown.err
+    assert "plain decoding" in shown.err
+
+
+def test_objects_for_machines_hold_all_that_a_result_holds(capsys, decoder) -> None:
+    settings = GenerationConfig(max_tokens=8, temperature=0.9, seed=3, logprobs=2, n=2, speculation="on")
+    arguments = ["--temperature", "0.9", "--seed", "3", "--logprobs", "2", "--generation.n", "2", "--speculation", "on"]
+    assert generate(*PROMPTS[:2], *arguments, "--strategy", "tree", "--json-output") == 0
+    reports = objects(capsys.readouterr().out)
+    assert [(each["prompt_index"], each["sample"]) for each in reports] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for report, result in zip(reports, decoder.generate(PROMPTS[:2], settings), strict=True):
+        assert (report["text"], report["token_ids"]) == (result.text, list(result.token_ids))
+        assert (report["finish_reason"], report["error"]) == ("length", None)
+        assert [each["token_id"] for each in report["logprobs"]] == report["token_ids"]
+        assert [each["logprob"] for each in report["logprobs"]] == pytest.approx(
+            [each.logprob for each in result.logprobs], abs=1e-3
+        )
+        assert all(len(each["top"]) == 2 for each in report["logprobs"])
+        assert "".join(each["text"] for each in report["logprobs"]) == report["text"]
+        assert len(report["accepted_by_depth"]) <= len(report["drafted_by_depth"])
+        assert report["num_accepted"] == sum(report["accepted_by_depth"])
+        assert report["num_prompt_tokens"] == len(result.prompt_token_ids)
+        assert 0 < report["times"]["forward_s"] <= report["times"]["total_s"]
+
+
+def test_a_file_of_prompts_and_their_own_settings(elsewhere: Path, capsys, decoder) -> None:
+    lines = [
+        json.dumps(PROMPTS[0]),
+        "",
+        json.dumps({"prompt": PROMPTS[1], "generation": {"max_tokens": 3}, "output": "of a trace"}),
+        json.dumps({"prompt": [5, 6, 7]}),
+        json.dumps({"prompt": [5, 99_999]}),
+    ]
+    (elsewhere / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert generate(PROMPTS[2], "--prompts", "prompts.jsonl", "--json") == 1
+    shown = capsys.readouterr()
+    reports = objects(shown.out)
+    expected = [PROMPTS[2], PROMPTS[0], PROMPTS[1], [5, 6, 7]]
+    settings = [GenerationConfig(max_tokens=3 if prompt == PROMPTS[1] else 8) for prompt in expected]
+    assert [each["text"] for each in reports[:4]] == [each.text for each in decoder.generate(expected, settings)]
+    assert reports[4]["finish_reason"] == "error"
+    assert "outside" in reports[4]["error"]
+    assert "speculant: generate: line 5 of 'prompts.jsonl': the prompt holds token ids outside" in shown.err
+
+
+def test_plain_lines_of_a_file_and_of_standard_input(elsewhere: Path, capsys, monkeypatch) -> None:
+    text = '{"prompt": 1}\n\nx = [\n'
+    (elsewhere / "prompts.txt").write_text(text, encoding="utf-8")
+    assert generate("--prompts", "prompts.txt") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("--- prompt") == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert generate("--prompts", "-") == 0
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1 of 'p.jsonl' is no JSON"),
+        ("{}", "line 1 of 'p.jsonl' needs a 'prompt'"),
+        ('{"prompt": "a", "messages": []}', "give one of them"),
+        ('{"prompt": [true]}', "neither text nor a list of token ids"),
+        ('{"prompt": "a", "generation": {"max_tokens": 0}}', "generation.max_tokens: input should be greater"),
+        ('{"prompt": "a", "generation": {"colour": 1}}', "generation.colour: extra inputs are not permitted"),
+        ('{"prompt": "a", "generation": 3}', "generation must be a table"),
+        ("", "holds no prompts"),
+    ],
+)
+def test_mistakes_in_a_file_of_prompts_are_one_line(elsewhere: Path, capfd, line: str, message: str) -> None:
+    (elsewhere / "p.jsonl").write_text(line, encoding="utf-8")
+    assert generate("--prompts", "p.jsonl") == 2
+    shown = capfd.readouterr().err
+    assert message in shown
+    assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["x", "--system", "y"], 2, "add --chat"),
+        (["--prompts", "nowhere.txt"], 2, "can't read the prompts in 'nowhere.txt'"),
+        ([""], 1, "the prompt is empty"),
+        (["x", "--chat"], 1, "no chat template"),
+        (["x", "--generation.logit-bias", "99999=1"], 1, "logit_bias names token 99999"),
+        (["x", "--min-tokens", "9"], 1, "min_tokens 9 is more than max_tokens 8"),
+        (["x", "--stop", ""], 1, "a stop text has no characters"),
+        (["x", "--logit-bias", "5:1"], 2, "--generation.logit-bias can't be taken apart; tables are written KEY=VALUE"),
+        (["x", "--logit-bias", "five=1"], 2, "--generation.logit-bias.five (or "),
+        (["x", "--rule", "blok"], 2, "'tree-wor'"),
+        (["x", "--speculation", "maybe"], 2, "'auto', 'on' or 'off' (got 'maybe')"),
+        (["x", "--generation.n", "0"], 2, "--generation.n (or SPECULANT_GENERATION__N)"),
+        (["x", "--logprobs", "many"], 2, "--generation.logprobs"),
+    ],
+)
+def test_mistakes_are_one_line(capfd, arguments: list[str], status: int, message: str) -> None:
+    assert generate(*arguments) == status
+    shown = capfd.readouterr()
+    complaints = [line for line in shown.err.splitlines() if line.startswith("speculant: ")]
+    assert len(complaints) == 1
+    assert message in complaints[0]
+    assert shown.out == ""
+
+
+def test_conversations_go_through_the_template_of_the_model(elsewhere: Path, capsys, decoder) -> None:
+    model = elsewhere / "model"
+    shutil.copytree(MODEL_FOLDER, model)
+    (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    lines = [{"prompt": "Hi"}, {"messages": [{"role": "user", "content": "Ho"}]}]
+    (elsewhere / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert generate("Hello", "--chat", "--system", "Be kind", "--prompts", "chats.jsonl", "--json", model=model) == 0
+    texts = [
+        "system: Be kind\nuser: Hello\nassistant:",
+        "system: Be kind\nuser: Hi\nassistant:",
+        "user: Ho\nassistant:",
+    ]
+    expected = decoder.generate(texts, GenerationConfig(max_tokens=8))
+    assert [each["text"] for each in objects(capsys.readouterr().out)] == [each.text for each in expected]
+    lines.append({"messages": [{"role": "fool", "content": "Ha"}]})
+    (elsewhere / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert generate("--prompts", "chats.jsonl", model=model) == 1
+    assert "line 3 of 'chats.jsonl': the chat template refuses the messages: no fools" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["flags", "environment", "file"])
+def test_settings_of_a_request_come_from_everywhere(elsewhere: Path, capsys, monkeypatch, decoder, way: str) -> None:
+    (free,) = decoder.generate(["x = ["], GenerationConfig(max_tokens=8))
+    token = free.token_ids[0]
+    settings = {"stop": [",", "\n\n"], "logit_bias": {str(token): -100.0}, "n": 2, "logprobs": 0, "rule": "token"}
+    arguments = []
+    if way == "flags":
+        arguments = ["--generation.stop", ",", "--generation.stop", "\n\n", "--generation.logit-bias", f"{token}=-100"]
+        arguments += ["--generation.n", "2", "--generation.logprobs", "0", "--generation.rule", "token"]
+        arguments += ["--generation.speculation", "off"]
+    elif way == "environment":
+        for name, value in {**settings, "speculation": "off"}.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            monkeypatch.setenv(f"SPECULANT_GENERATION__{name.upper()}", text)
+    else:
+        (elsewhere / "speculant.toml").write_text(
+            '[generation]\nstop = [",", "\\n\\n"]\nn = 2\nlogprobs = 0\nrule = "token"\nspeculation = "off"\n'
+            f"[generation.logit_bias]\n{token} = -100\n",
+            encoding="utf-8",
+        )
+    assert generate("x = [", "--json", *arguments) == 0
+    reports = objects(capsys.readouterr().out)
+    expected = decoder.generate(["x = ["], GenerationConfig(max_tokens=8, speculation="off", **settings))
+    assert [each["text"] for each in reports] == [each.text for each in expected]
+    assert all(token not in each["token_ids"] and "," not in each["text"] for each in reports)
+    assert all(not each["top"] for report in reports for each in report["logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("SPECULANT_GENERATION__STOP", "END"), ("SPECULANT_GENERATION__LOGIT_BIAS", "5=1"), ("SPECULANT_GENERATION", "{")],
+)
+def test_a_list_in_a_variable_that_is_no_json_says_how_it_is_written(
+    capsys, monkeypatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv("SPECULANT_GENERATION__RULE", "token")
+    monkeypatch.setenv(variable, value)
+    assert generate("x") == 2
+    shown = capsys.readouterr().err
+    assert f"{variable} is no JSON; lists and tables are, such as" in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_what_was_decoded_before_an_interruption_is_shown() -> None:
+    def event(prompt: int, text: str, *, is_last: bool) -> StepEvent:
+        result = GenerationResult(text, (), (), "length", 1, 0, (), (), PhaseTimes())
+        return StepEvent(prompt, (5,), 0, text, "", result if is_last else None)
+
+    order = InOrder([1, 1, 1])
+    assert not list(order.push(event(1, "b", is_last=True)))
+    assert [each.text for each in order.push(event(0, "a", is_last=False))] == ["a"]
+    assert not list(order.push(event(2, "c", is_last=False)))
+    rest = list(order.rest())
+    assert [each.text for each in rest] == ["b", "c"]
+    assert not list(order.rest())
+    console = Console(file=io.StringIO())
+    printer = TextPrinter(console, [1, 1, 1])
+    for each in [event(0, "a", is_last=False), *rest]:
+        printer.print(each)
+    assert console.file.getvalue() == "--- prompt 1\na\n--- prompt 2\nb\n--- prompt 3\nc"

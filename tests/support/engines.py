@@ -1,0 +1,37 @@
+"""A running batch for tests: make it, step it to its end, and what a prompt gives alone."""
+
+from __future__ import annotations
+
+from speculant_graph.client import NullDrafter
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
+from speculant_verifier.engine import Engine, Request
+from support.drafters import ScriptedDrafter
+
+CONFIG = GenerationConfig(max_tokens=12, ignore_end_tokens=True, speculation="on")
+
+
+def make_engine(target, drafter=None, k=4, **settings):
+    return Engine(target, drafter or NullDrafter(), VerifierConfig(**settings), DraftConfig(k=k))
+
+
+def finish(engine):
+    """Step to the end; return the sequences and reasons by index."""
+    ended = {}
+    while engine.has_work:
+        for emission in engine.step():
+            if emission.finish_reason is not None:
+                assert emission.sequence.index not in ended
+                ended[emission.sequence.index] = emission
+    return ended
+
+
+def alone(target, prompt, config=CONFIG):
+    [emission] = make_engine(target).run([Request(0, tuple(prompt), config.model_copy(update={"max_tokens": 1}))])
+    assert emission.finish_reason == "length"
+    engine = make_engine(target)
+    engine.add(Request(0, tuple(prompt), config))
+    return finish(engine)[0].sequence.output
+
+
+def scripted(budget_to_draft):
+    return ScriptedDrafter(lambda step: budget_to_draft(step.node_budget))

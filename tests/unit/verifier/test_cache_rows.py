@@ -1,0 +1,148 @@
+"""Rows come, go, are copied and moved, and the cache grows and shrinks around them, within its bound."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.caching import TOLERANCE, Rows
+
+
+@pytest.fixture
+def rows(gpt_oss):
+    made = Rows(gpt_oss, gpt_oss.new_cache(3, widest_pass=8), 0)
+    for row, length in enumerate([70, 5, 30]):
+        made.start(row, length, chunk=8)
+    return made
+
+
+def test_a_reused_row_does_not_see_the_longer_request_before_it(rows):
+    rows.start(0, 3)
+    assert rows.verify([0]) < TOLERANCE
+
+
+def poison(rows: Rows, row: int, value: float) -> None:
+    """Leave a number in 80 slots of a row, as a sequence whose activations overflow does."""
+    with torch.inference_mode():
+        for layer in rows.cache._slot_layers:
+            layer.keys[row, :, : min(80, layer.num_slots)] = value
+            layer.values[row, :, : min(80, layer.num_slots)] = value
+    rows.cache._written[row] = 80
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("successor", ["prompt", "copy", "move"])
+def test_what_a_row_held_can_not_poison_who_comes_after_or_beside_it(rows, value, successor):
+    """A masked slot is multiplied by zero, and zero times NaN is NaN."""
+    poison(rows, 0, value)
+    tokens = [rows.tokens[row][rows.cache.lengths[row] :] for row in range(3)]
+    logits = rows.target.forward(tokens, rows.cache, [0, 1, 2])
+    assert not logits[0].isfinite().all(), "the control: the row itself is poisoned"
+    assert rows.verify([1, 2]) < TOLERANCE
+    if successor == "prompt":
+        rows.start(0, 2)
+    elif successor == "copy":
+        rows.cache.copy_row(1, 0)
+        rows.tokens[0] = list(rows.tokens[1])
+    else:
+        rows.cache.move_row(1, 0)
+        rows.tokens[0] = rows.tokens[1]
+        poison(rows, 1, value)
+        rows.start(1, 3)
+    for _ in range(2):
+        assert rows.verify([0, 1, 2]) < TOLERANCE
+
+
+def test_samples_of_one_prompt_share_its_reading(rows):
+    rows.cache.copy_row(0, 2)
+    rows.tokens[2] = list(rows.tokens[0])
+    for _ in range(2):
+        assert rows.verify([0, 1, 2]) < TOLERANCE
+
+
+def test_moved_rows_stay_together_at_the_front(rows):
+    rows.cache.move_row(2, 0)
+    rows.tokens[0] = rows.tokens.pop(2)
+    assert rows.cache.lengths[2] == 0
+    assert rows.verify([0, 1]) < TOLERANCE
+    place = rows.cache._slot_layers[0].placement
+    assert place is not None
+    assert place.block == slice(0, 2), "a block is read in place"
+    rows.start(2, 4)
+    assert rows.verify([0, 2]) < TOLERANCE
+    assert rows.cache._slot_layers[0].placement.block is None
+
+
+def test_growing_and_shrinking_keep_what_is_cached(rows):
+    cache = rows.cache
+    before = cache.num_bytes
+    cache.resize(5, 500)
+    assert cache.num_bytes > before
+    rows.start(4, 100, chunk=8)
+    assert rows.verify([0, 1, 2, 4]) < TOLERANCE
+    cache.clear(4)
+    cache.resize(3, 128)
+    assert cache.num_bytes < before
+    assert rows.verify([0, 1, 2]) < TOLERANCE
+    with pytest.raises(ValueError, match="clear rows first"):
+        cache.resize(2, 128)
+    with pytest.raises(ValueError, match="clear rows first"):
+        cache.resize(3, 16)
+
+
+def test_growing_by_itself_keeps_to_the_bound(gpt_oss):
+    cache = gpt_oss.new_cache(3, max_slots=300)
+    gpt_oss.prefill([list(range(90))], cache, [0])
+    assert cache.num_rows * cache.capacity <= 300
+    assert cache.slots_needed(3, 96) <= 300 < cache.slots_needed(3, 97)
+    with pytest.raises(ValueError, match="300"):
+        gpt_oss.prefill([list(range(20))], cache, [0])
+    assert cache.lengths == [90, 0, 0]
+    cache.resize(1, 96)
+    gpt_oss.prefill([list(range(20))], cache, [0])
+    assert cache.capacity <= 300
+
+
+@settings(max_examples=8)
+@given(st.lists(st.sampled_from(["verify", "copy", "move", "start", "resize", "wide"]), max_size=8), st.integers(0, 99))
+def test_any_order_of_operations(gpt_oss, operations, seed):
+    cache = gpt_oss.new_cache(3, widest_pass=4)
+    rows = Rows(gpt_oss, cache, seed)
+    rows.start(0, rows.generator.randint(1, 90), chunk=4)
+    for operation in [*operations, "verify"]:
+        row, other = rows.generator.sample(range(3), 2)
+        if operation in ("copy", "move") and row in rows.tokens:
+            if operation == "copy":
+                cache.copy_row(row, other)
+                rows.tokens[other] = list(rows.tokens[row])
+            else:
+                cache.move_row(row, other)
+                rows.tokens[other] = rows.tokens.pop(row)
+        elif operation == "start":
+            rows.start(row, rows.generator.randint(1, 60), chunk=rows.generator.choice([4, 50]))
+        elif operation == "resize":
+            cache.resize(3, max(cache.lengths) + rows.generator.randint(0, 100))
+        elif operation in ("verify", "wide"):
+            error = rows.verify(sorted(rows.tokens), largest=4 if operation == "verify" else 40, looked_at=1)
+            assert error < TOLERANCE
+
+
+def test_a_batch_of_many_pending_tokens_computes_few_logits(rows):
+    """Of a stretch of the prompt nothing, of several pending tokens the last one's and the draft's."""
+    sizes = []
+    head = rows.target.model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[:-1].numel()))
+    try:
+        rows.target.prefill([[1] * 20, [2] * 6], rows.cache, [0, 1])
+        rows.target.forward([[1] * 7, [2]], rows.cache, [0, 1])
+    finally:
+        handle.remove()
+    assert sizes == [0, 2]
+
+
+def test_nothing_is_written_outside_inference_mode(rows):
+    assert all(layer.keys.is_inference() for layer in rows.cache._slot_layers)
+    assert rows.cache.get_seq_length() > 0
+    assert torch.is_inference_mode_enabled() is False

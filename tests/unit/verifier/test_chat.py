@@ -1,0 +1,78 @@
+"""Chats become token ids by the tokenizer's own template, and control tokens survive both ways."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from speculant_graph.errors import GenerationError
+from speculant_verifier.chat import chat_tokens
+from speculant_verifier.stream import TextStream
+from support.tiny_models import BOS, EOS, byte_tokenizer
+
+HELLO = [{"role": "user", "content": "Hello"}]
+TEMPLATE = (
+    "{% for message in messages %}<|startoftext|>{{ message['role'] }}: {{ message['content'] }}<|endoftext|>"
+    "{% if message['role'] == 'fool' %}{{ raise_exception('no fools\nhere') }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|startoftext|>{{ voice | default('assistant') }}:{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def test_ids_are_those_of_the_template_with_control_tokens(tokenizer):
+    token_ids = chat_tokens(tokenizer, HELLO)
+    assert [token for token in token_ids if token >= 256] == tokenizer.convert_tokens_to_ids([BOS, EOS, BOS])
+    assert tokenizer.decode(token_ids) == f"{BOS}user: Hello{EOS}{BOS}assistant:"
+    assert tokenizer.decode(chat_tokens(tokenizer, HELLO, add_generation_prompt=False)) == f"{BOS}user: Hello{EOS}"
+    assert tokenizer.decode(chat_tokens(tokenizer, HELLO, voice="x")).endswith(f"{BOS}x:")
+    assert tokenizer.decode(chat_tokens(tokenizer, HELLO, chat_template="hi")) == "hi"
+    assert all(type(token) is int for token in token_ids)
+
+
+def test_without_a_template_it_says_what_to_do():
+    with pytest.raises(GenerationError, match="no chat template; give the prompt as text"):
+        chat_tokens(byte_tokenizer(), HELLO)
+
+
+@pytest.mark.parametrize(("messages", "reason"), [
+    ([], "must be a list"), ("Hello", "must be a list"), ({"role": "user", "content": "x"}, "must be a list"),
+    (["Hello"], "message 0 has no role"), ([*HELLO, {"content": "x"}], "message 1 has no role"),
+    ([{"role": 3, "content": "x"}], "message 0 has no role"),
+    ([{"role": "user"}], "content of message 0"), ([{"role": "user", "content": 5}], "content of message 0"),
+    ([{"role": "user", "content": b"x"}], "content of message 0"),
+    ([{"role": "fool", "content": "x"}], "refuses the messages: no fools; change"),
+])  # fmt: skip
+def test_messages_of_a_wrong_shape_are_errors_of_one_line(tokenizer, messages, reason):
+    with pytest.raises(GenerationError, match=reason) as raised:
+        chat_tokens(tokenizer, messages)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif("SPECULANT_DATA" not in os.environ, reason="needs the tokenizer of gpt-oss")
+def test_harmony_survives_from_messages_to_text():
+    harmony = AutoTokenizer.from_pretrained(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer")
+    token_ids = chat_tokens(harmony, HELLO, reasoning_effort="low")
+    control = {name: harmony.convert_tokens_to_ids(name) for name in ("<|start|>", "<|message|>", "<|end|>")}
+    assert all(token_ids.count(token) >= 2 for token in control.values())
+    assert harmony.decode(token_ids[-2:]) == "<|start|>assistant"
+    text = "<|channel|>analysis<|message|>Naïve 日本<|end|><|start|>assistant<|channel|>final<|message|>Hi 👋<|return|>"
+    answer = harmony.encode(text, add_special_tokens=False)
+    assert sum(token >= 199_998 for token in answer) == 7
+    stream = TextStream(lambda ids: harmony.decode(list(ids), skip_special_tokens=False), ["<|return|>"])
+    shown = [stream.push([token]) for token in answer]
+    assert "<|channel|>" in shown
+    assert "".join(shown) == text.removesuffix("<|return|>")
+    # Other ids of the same text stay as they are: nothing is encoded again.
+    letters = [harmony.convert_tokens_to_ids(letter) for letter in "assistant"]
+    assert harmony.encode("assistant", add_special_tokens=False) != letters
+    stream = TextStream(lambda ids: harmony.decode(list(ids), skip_special_tokens=False))
+    assert "".join(stream.push([token]) for token in letters) == "assistant"

@@ -1,0 +1,186 @@
+"""What passes cost: the table between and beyond its points, the measurement, and the file it is kept in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from loguru import logger
+
+from speculant_graph.errors import ConfigError
+from speculant_verifier.speculation import CostPoint, CostTable, batches_up_to, load_or_measure, measure_costs
+from speculant_verifier.speculation.cost_files import cache_folder
+
+MS = st.floats(0.01, 1e4)
+
+
+@st.composite
+def tables(draw):
+    points = []
+    for batch in draw(st.sets(st.integers(1, 64), min_size=1, max_size=4)):
+        lengths = {1, *draw(st.sets(st.integers(2, 128), max_size=5))}
+        points += [CostPoint(batch, length, draw(MS)) for length in lengths]
+    return CostTable(tuple(draw(st.permutations(points))), 100)
+
+
+def slow_ms(table, batch, tokens):
+    """The definition, read aloud: whole numbers of tokens only."""
+    by_batch = {}
+    for point in table.points:
+        by_batch.setdefault(point.batch, {})[point.tokens] = point.ms
+
+    def on(times, wanted):
+        rising, highest = [], 0.0
+        for length in sorted(times):
+            highest = max(highest, times[length])
+            rising.append((length, highest))
+        if len(rising) == 1 or wanted <= rising[0][0]:
+            return rising[0][1]
+        for (left, low), (right, high) in itertools.pairwise(rising):
+            if wanted <= right or right == rising[-1][0]:
+                return low + (high - low) * (wanted - left) / (right - left)
+        raise AssertionError
+
+    batches = sorted(by_batch)
+    if batch < batches[0]:
+        return on(by_batch[batches[0]], tokens * batch / batches[0])
+    if batch > batches[-1]:
+        return on(by_batch[batches[-1]], tokens * batch / batches[-1])
+    highest, estimates = 0.0, []
+    for measured in batches:
+        highest = max(highest, on(by_batch[measured], tokens))
+        estimates.append(highest)
+    for number, measured in enumerate(batches):
+        if batch == measured:
+            return estimates[number]
+        if batch < measured:
+            left, low, high = batches[number - 1], estimates[number - 1], estimates[number]
+            return low + (high - low) * (batch - left) / (measured - left)
+    raise AssertionError
+
+
+@given(tables(), st.integers(1, 130), st.integers(1, 260))
+def test_estimates_are_those_of_the_definition(table, batch, tokens):
+    assert table.ms(batch, tokens) == pytest.approx(slow_ms(table, batch, tokens), rel=1e-9)
+
+
+@given(tables(), st.integers(1, 130), st.floats(1, 300), st.floats(0, 300))
+def test_a_pass_never_costs_less_than_one_of_fewer_tokens(table, batch, tokens, more):
+    assert 0 < table.ms(batch, tokens) <= table.ms(batch, tokens + more) * (1 + 1e-12)
+
+
+@given(tables(), st.integers(1, 130))
+def test_the_curve_of_a_batch_is_the_table(table, batch):
+    curve = table.curve(batch)
+    assert curve.tokens == tuple(sorted({point.tokens for point in table.points}))
+    for tokens in curve.tokens:
+        assert curve.at(tokens) == pytest.approx(table.ms(batch, tokens) / table.ms(batch, 1))
+
+
+@given(tables())
+def test_a_table_survives_json(table):
+    again = CostTable.from_json(json.loads(json.dumps(table.to_json())))
+    assert again == table
+    assert again.ms(3, 5) == table.ms(3, 5)
+
+
+@pytest.mark.parametrize(
+    ("points", "context"),
+    [
+        ((), 1),
+        (((1, 2, 1.0),), 1),
+        (((1, 1, 1.0), (4, 2, 1.0)), 1),
+        (((1, 1, 1.0), (1, 1, 2.0)), 1),
+        (((1, 1, 0.0),), 1),
+        (((1, 1, float("nan")),), 1),
+        (((0, 1, 1.0),), 1),
+        (((1, 1, "1"),), 1),
+        (((True, 1, 1.0),), 1),
+        (((1, 1, 1.0), (1, 10**9, 1.0)), 1),
+        (((1, 1, 1.0),), -1),
+        (((1, 1, 1.0),), None),
+    ],
+)
+def test_what_is_no_table_is_refused(points, context):
+    with pytest.raises(ConfigError, match="measure"):
+        CostTable(tuple(CostPoint(*point) for point in points), context)
+
+
+def test_measuring_takes_every_point_and_leaves_the_model_as_it_was(gpt_oss):
+    prompt = [gpt_oss.encode("what comes next")]
+    before = gpt_oss.forward(prompt, gpt_oss.new_cache(1), [0])
+    told = []
+    table = measure_costs(
+        gpt_oss, (2, 1), (1, 3, 5), context=30, budget_s=60, progress=lambda done, total: told.append((done, total))
+    )
+    assert {(point.batch, point.tokens) for point in table.points} == {(b, t) for b in (1, 2) for t in (1, 3, 5)}
+    assert table.context == 30
+    assert told[-1] == (100, 100)
+    assert told == sorted(told)
+    assert torch.equal(before, gpt_oss.forward(prompt, gpt_oss.new_cache(1), [0]))
+
+
+def test_no_time_measures_the_smallest_pass_only(gpt_oss):
+    table = measure_costs(gpt_oss, (1, 8), (1, 64), context=50, budget_s=1e-6)
+    assert [(point.batch, point.tokens) for point in table.points] == [(1, 1)]
+
+
+@pytest.mark.parametrize(("largest", "batches"), [(1, (1,)), (4, (1, 4)), (6, (1, 4, 6)), (32, (1, 4, 8, 32))])
+def test_batches_for_an_engine_end_with_its_largest(largest, batches):
+    assert batches_up_to(largest) == batches
+
+
+def measure(target, folder, **more):
+    return load_or_measure(target, (1,), (1, 2), 10, 0.2, folder=folder, **more)
+
+
+def test_a_measurement_is_kept_for_the_same_conditions(gpt_oss, llama, tmp_path):
+    folder = tmp_path / "deep" / "folder"
+    first = measure(gpt_oss, folder)
+    [path] = folder.iterdir()
+    content = path.read_bytes()
+    assert measure(gpt_oss, folder) == first
+    assert path.read_bytes() == content
+    measure(llama, folder)
+    load_or_measure(gpt_oss, (1,), (1, 2, 3), 10, 0.2, folder=folder)
+    assert len(list(folder.iterdir())) == 3, "another model and other points are other files"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b'{"points": [', b"[]", b"null", b'{"points": [], "context": 1}', b"\xff\xfe", b"[" * 100_000,
+     b'{"points": [{"batch": 1, "tokens": 1, "ms": -1}], "context": 1}'],
+)  # fmt: skip
+def test_a_damaged_file_is_measured_again_with_a_warning(gpt_oss, tmp_path, damage):
+    measure(gpt_oss, tmp_path)
+    [path] = tmp_path.iterdir()
+    path.write_bytes(damage)
+    warnings = []
+    logger.enable("speculant_verifier")
+    number = logger.add(warnings.append, level="WARNING", format="{message}")
+    try:
+        table = measure(gpt_oss, tmp_path)
+        assert "measuring again" in warnings[0]
+        assert measure(gpt_oss, tmp_path) == table, "the file was written anew"
+        assert len(warnings) == 1
+    finally:
+        logger.remove(number)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_can_not_be_written_costs_no_more_than_the_measurement(gpt_oss, tmp_path):
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    assert measure(gpt_oss, tmp_path / "file").points
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "in the way"
+
+
+def test_the_cache_folder_is_the_users(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "speculant-graph" / "verify-costs"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "speculant-graph" / "verify-costs"

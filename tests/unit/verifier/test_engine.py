@@ -1,0 +1,134 @@
+"""The running batch: who joins, who waits, who fails, and that none of it touches the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from speculant_verifier.engine import Request
+from support.drafters import ScriptedDrafter, knowing
+from support.engines import CONFIG, alone, finish, make_engine
+from support.tiny_models import tiny_gpt_oss
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_gpt_oss()
+
+
+def test_requests_join_and_leave_a_running_batch(target):
+    prompts = [(1, 2, 3), tuple(range(40)), (7,), (9, 8)]
+    expected = [alone(target, prompt) for prompt in prompts]
+    drafter = ScriptedDrafter(knowing([(*p, *o) for p, o in zip(prompts, expected, strict=True)], 0.7, 258))
+    engine = make_engine(target, drafter, max_batch_size=3)
+    outputs = {}
+    for index, prompt in enumerate(prompts):
+        engine.add(Request(index, prompt, CONFIG))
+        for emission in engine.step():
+            if emission.finish_reason:
+                outputs[emission.sequence.index] = emission.sequence.output
+    outputs |= {index: emission.sequence.output for index, emission in finish(engine).items()}
+    assert [outputs[index] for index in range(4)] == expected
+    assert not drafter.open_sessions
+
+
+def test_long_prompts_do_not_stall_those_that_run(target):
+    """While a prompt is read in stretches, every step still emits for the sequence that was there first."""
+    engine = make_engine(target, prefill_chunk=16)
+    first = engine.add(Request(0, (1, 2, 3), CONFIG.model_copy(update={"max_tokens": 40})))
+    engine.step()
+    second = engine.add(Request(1, tuple(index % 250 for index in range(300)), CONFIG))
+    steps = 0
+    while not second.num_emitted:
+        assert any(emission.sequence is first for emission in engine.step())
+        steps += 1
+    assert steps >= 300 // 16
+    outputs = finish(engine)
+    assert outputs[1].sequence.output == alone(target, tuple(index % 250 for index in range(300)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "config", "message"),
+    [
+        ((), CONFIG, "empty"),
+        (tuple([1] * 600), CONFIG, "shorten"),
+        ((1, 258), CONFIG, "own tokenizer"),
+        ((1, -1), CONFIG, "own tokenizer"),
+        (tuple([1] * 150), CONFIG, "max-kv-tokens"),
+    ],
+)
+def test_a_request_that_can_never_run_fails_alone(target, prompt, config, message):
+    engine = make_engine(target, max_kv_tokens=128)
+    engine.add(Request(0, prompt, config))
+    engine.add(Request(1, (1, 2, 3), CONFIG))
+    ended = finish(engine)
+    assert ended[0].finish_reason == "error"
+    assert message in ended[0].sequence.error
+    assert ended[1].sequence.output == alone(target, (1, 2, 3))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_logits_that_are_no_numbers_end_their_request_alone(temperature):
+    """Neither a neighbour nor whoever gets the row afterwards meets the NaN."""
+    target = tiny_gpt_oss()
+    config = CONFIG.model_copy(update={"temperature": temperature})
+    expected = alone(target, (1, 2, 3), config)
+    with torch.no_grad():
+        target.model.get_input_embeddings().weight[200] = float("nan")
+    engine = make_engine(target, max_batch_size=2)
+    engine.add(Request(0, (5, 200, 6), config))
+    for index in (1, 2, 3):
+        engine.add(Request(index, (1, 2, 3), config))
+    ended = finish(engine)
+    assert ended[0].finish_reason == "error"
+    assert "NaN" in ended[0].sequence.error
+    for index in (1, 2, 3):
+        assert ended[index].sequence.output == expected
+
+
+def test_prompts_are_read_in_the_order_in_which_they_came(target):
+    """Numbers of callers begin at 0 again and again; who came first must not wait for all who come later."""
+    engine = make_engine(target, prefill_chunk=16)
+    first = engine.add(Request(7, (1,) * 60, CONFIG))
+    for _ in range(8):
+        engine.add(Request(0, (1,) * 60, CONFIG))
+        engine.step()
+    assert first.num_emitted
+
+
+def test_a_stop_check_that_fails_ends_its_request_alone(target):
+    def failing(token_ids):
+        raise ValueError("no such thing")
+
+    engine = make_engine(target)
+    engine.add(Request(0, (1, 2), CONFIG, stop_check=failing))
+    engine.add(Request(1, (1, 2), CONFIG))
+    ended = finish(engine)
+    assert "stop check" in ended[0].sequence.error
+    assert ended[1].sequence.output == alone(target, (1, 2))
+
+
+def test_a_cancelled_sequence_frees_its_row_and_session(target):
+    drafter = ScriptedDrafter(knowing([], 1.0, 258))
+    engine = make_engine(target, drafter, max_batch_size=1)
+    first = engine.add(Request(0, (1, 2), CONFIG))
+    second = engine.add(Request(1, (3, 4), CONFIG))
+    engine.add(Request(2, (5, 6), CONFIG))
+    engine.step()
+    assert drafter.open_sessions == {first.session_id}
+    engine.cancel(first)
+    engine.cancel(second)
+    ended = finish(engine)
+    assert set(ended) == {2}
+    assert ended[2].sequence.output == alone(target, (5, 6))
+    assert not drafter.open_sessions
+
+
+def test_forced_tokens_are_written_whatever_the_model_prefers(target):
+    forced = (9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12)
+    drafter = ScriptedDrafter(knowing([(1, 2, *forced)], 0.8, 258))
+    engine = make_engine(target, drafter)
+    engine.add(Request(0, (1, 2), CONFIG, forced=forced))
+    [emission] = finish(engine).values()
+    assert emission.sequence.output == forced
+    assert sum(emission.sequence.accepted_by_depth) > 0

@@ -1,0 +1,144 @@
+"""Drafts that a running batch is given: whatever they are, the text is the model's own."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.errors import SpeculantError
+from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
+from speculant_verifier.engine import Engine, Request
+from support.drafters import ScriptedDrafter, knowing_tree
+from support.engines import CONFIG, alone, finish, make_engine, scripted
+from support.tiny_models import tiny_gpt_oss
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_gpt_oss()
+
+
+@pytest.mark.parametrize("answer", [
+    lambda steps: 1 // 0,
+    lambda steps: [],
+    lambda steps: [None] * len(steps),
+    lambda steps: [Draft((None,), (0,))] * len(steps),
+    lambda steps: [Draft((10**30, -1), (0, 1))] * len(steps),
+    lambda steps: [Draft((1, 2), (0, 2))] * len(steps),
+    lambda steps: [Draft((1, 2), (0, 1), (0.3, 0.9))] * len(steps),
+    lambda steps: [Draft((1, 2), (0, 1), (float("nan"), 0.9))] * len(steps),
+    lambda steps: [Draft((1, 1, 1), (0, 0, 0), (0.5, 0.5, 0.5))] * len(steps),
+    lambda steps: [Draft((1,), (0,), (), (Proposal(np.array([1, 2**31], np.uint32), np.full(2, 0.5)),))] * len(steps),
+])  # fmt: skip
+@pytest.mark.parametrize("rule", ["follow", "token", "tree-wor"])
+def test_whatever_a_drafter_answers_the_text_is_the_same(target, answer, rule):
+    """Drafts with probabilities are trimmed by them, so these must be sound."""
+    drafter = ScriptedDrafter(lambda _: None)
+    drafter.draft = answer
+    config = CONFIG.model_copy(update={"rule": rule, "speculation": "auto"})
+    engine = Engine(target, drafter, VerifierConfig(), DraftConfig(k=4, strategy="tree"))
+    engine.add(Request(0, (1, 2, 3), config))
+    assert finish(engine)[0].sequence.output == alone(target, (1, 2, 3))
+
+
+@pytest.mark.parametrize("most_nodes_kept", [0, 1, 2, 4])
+def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(target, monkeypatch, most_nodes_kept):
+    """Also where nodes were left out: the row of a node is what the target says after that node's own path."""
+    draft = Draft((7, 8, 9, 10), (0, 0, 2, 3), (0.1, 0.9, 0.8, 0.7), draft_id=5)
+    told = []
+
+    def script(step):
+        told.append((tuple(step.token_ids), step.feedback))
+        return draft
+
+    engine = Engine(
+        target, ScriptedDrafter(script), VerifierConfig(feedback_top_k=3), DraftConfig(k=4, strategy="tree")
+    )
+    order = [1, 2, 3, 0][:most_nodes_kept]
+
+    def keep(histories, drafts, can_trim):
+        return [[node for node in sorted(order) if node < len(draft)] for draft in drafts]
+
+    monkeypatch.setattr(engine._speculation, "keep", keep)
+    engine.add(Request(0, (1, 2, 3), CONFIG.model_copy(update={"speculation": "auto"})))
+    finish(engine)
+    (known, _), (_, feedback) = told[:2]
+    assert feedback.draft_id == 5
+    assert list(feedback.nodes) == [0, *(node + 1 for node in sorted(order))]
+    paths = {0: (), 1: (7,), 2: (8,), 3: (8, 9), 4: (8, 9, 10)}
+    for node, row in zip(feedback.nodes, feedback.rows, strict=True):
+        logits = target.forward([[*known, *paths[node]]], target.new_cache(1), [0])[0, 0]
+        assert row.tolist() == logits.topk(3).indices.tolist()
+
+
+def proposal(token_ids, probabilities):
+    return Proposal(np.array(token_ids, np.uint32), np.array(probabilities, np.float32))
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        Draft((1, 2), (0, 1), (0.1, 0.9)),
+        Draft((1, 2), (0, 1), (math.nan, math.nan)),
+        Draft((1, 2), (0, 1), (1e30, 1e30)),
+        Draft((1, 2), (0, 1), (), [proposal([1, 5_000_000], [0.5, 0.5])] * 2),
+        Draft((1, 2), (0, 1), (), [proposal([1, 2, 3], [1.0])] * 2),
+    ],
+    ids=["rising", "NaN", "above 1", "unknown tokens", "few probabilities"],
+)
+@pytest.mark.parametrize("rule", ["follow", "token", "block", "tree-wor"])
+def test_drafts_that_can_not_be_are_no_drafts(target, draft, rule):
+    """Whoever sends them must not end a request, far less those of others."""
+    config = CONFIG.model_copy(update={"rule": rule, "temperature": 1.0, "speculation": "auto"})
+    drafter = scripted(lambda budget: draft if budget >= 2 else EMPTY_DRAFT)
+    engine = Engine(target, drafter, VerifierConfig(), DraftConfig(k=8, strategy="tree"))
+    for index in range(3):
+        engine.add(Request(index, (1, 2, 3), config))
+    for emission in finish(engine).values():
+        assert emission.finish_reason == "length", emission.sequence.error
+        if rule == "follow" and draft.path_probabilities:
+            assert not emission.sequence.drafted_by_depth
+
+
+def test_a_session_that_can_not_be_opened_ends_no_other_request(target):
+    """A strict drafter's refusal ends its own request; what is merely broken costs the drafts."""
+    errors = [SpeculantError("no answer; start the sidecar"), OSError("broken"), None]
+
+    class Failing(ScriptedDrafter):
+        def open(self, session_id):
+            if error := errors.pop(0):
+                raise error
+            super().open(session_id)
+
+    drafter = Failing(lambda _: EMPTY_DRAFT)
+    engine = make_engine(target, drafter)
+    for index in range(3):
+        engine.add(Request(index, (1, 2, 3), CONFIG))
+    ended = finish(engine)
+    assert [ended[index].finish_reason for index in range(3)] == ["error", "length", "length"]
+    assert ended[0].sequence.error == "no answer; start the sidecar"
+    assert ended[1].sequence.output == ended[2].sequence.output == alone(target, (1, 2, 3))
+    assert not drafter.open_sessions
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 12])
+def test_trees_may_be_wider_than_what_remains_is_long(target, max_tokens):
+    """Nodes deeper than what may still be emitted are cut; the others are all of use."""
+    config = CONFIG.model_copy(update={"max_tokens": max_tokens})
+    expected = alone(target, (1, 2, 3), config)
+    know, budgets = knowing_tree([(1, 2, 3, *expected, *range(100, 160))], 258), []
+
+    def script(step):
+        budgets.append(step.node_budget)
+        return know(step)
+
+    engine = Engine(target, ScriptedDrafter(script), VerifierConfig(), DraftConfig(k=60, strategy="tree"))
+    engine.add(Request(0, (1, 2, 3), config))
+    [emission] = finish(engine).values()
+    assert emission.sequence.output == expected
+    assert set(budgets) <= {60}
+    assert bool(budgets) == (max_tokens > 1)
+    assert len(emission.sequence.drafted_by_depth) < max_tokens

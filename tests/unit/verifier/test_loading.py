@@ -1,0 +1,144 @@
+"""Checkpoints on disk: quantised, in parts, with parts missing, or too large; and what experts are computed with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from speculant_graph.config import VerifierConfig
+from speculant_graph.errors import ConfigError
+from speculant_verifier.model import TargetModel, loading
+from support.caching import TOLERANCE, Rows
+from support.tiny_models import tiny_gpt_oss, tiny_model
+
+FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+
+
+def save(target: TargetModel, folder: Path, **options) -> Path:
+    target.model.save_pretrained(folder, **options)
+    target.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, **settings) -> TargetModel:
+    return TargetModel.load(VerifierConfig(model_name=str(folder), num_threads=1, **settings))
+
+
+@pytest.fixture(scope="module")
+def mxfp4(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A gpt-oss checkpoint as published: experts as blocks of 32 four-bit numbers with a scale; and the blocks."""
+    folder = save(tiny_gpt_oss(), tmp_path_factory.mktemp("mxfp4"))
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(folder / "model.safetensors")
+    packed = {}
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inner, outer = weights.pop(name).shape
+        size = (experts, outer, inner // 32)
+        packed[f"{name}_blocks"] = torch.randint(0, 256, (*size, 16), dtype=torch.uint8, generator=generator)
+        packed[f"{name}_scales"] = torch.randint(120, 126, size, dtype=torch.uint8, generator=generator)
+    half = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    save_file(half | packed, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"dtype": "bfloat16", "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": []}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder, packed
+
+
+def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """By the definition: low half first, times two to the power of the scale less 127."""
+    numbers = torch.tensor(FP4)[torch.stack([blocks & 15, blocks >> 4], dim=-1).long()].flatten(-2)
+    numbers = numbers * 2.0 ** (scales.float() - 127)[..., None]
+    return numbers.flatten(-2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "auto", "float32"])
+def test_four_bit_weights_are_decoded_exactly_on_a_cpu(mxfp4, dtype):
+    folder, packed = mxfp4
+    target = load(folder, device="cpu", dtype=dtype)
+    expected = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    weights = target.model.state_dict()
+    assert len(packed) == 2 * 2 * 4
+    for name in [name.removesuffix("_blocks") for name in packed if name.endswith("_blocks")]:
+        assert weights[name].dtype == expected
+        assert torch.equal(weights[name].float(), decoded(packed[f"{name}_blocks"], packed[f"{name}_scales"]))
+    assert target.model.dtype == expected
+    if dtype == "float32":
+        rows = Rows(target, target.new_cache(2, widest_pass=10), 0)
+        rows.start(0, 40)
+        rows.start(1, 3)
+        assert rows.verify([0, 1]) < TOLERANCE
+
+
+def test_experts_are_never_copied_per_token():
+    """Not even if the configuration of a checkpoint asks for it."""
+    for target in (tiny_gpt_oss(), tiny_model("qwen3_moe")):
+        assert target.model.config._experts_implementation == "grouped_mm"
+    model = tiny_gpt_oss().model
+    model.set_experts_implementation("batched_mm")
+    TargetModel(model, tiny_gpt_oss().tokenizer, "again")
+    assert model.model.layers[0].mlp.experts.config._experts_implementation == "grouped_mm"
+
+
+def test_a_checkpoint_in_several_files(tmp_path):
+    target = tiny_model("llama")
+    folder = save(target, tmp_path / "sharded", max_shard_size="60KB")
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) > 1
+    again = load(folder)
+    for name, weight in target.model.state_dict().items():
+        assert torch.equal(weight, again.model.state_dict()[name])
+    shards[1].unlink()
+    with pytest.raises(ConfigError, match=r"can't load model .*--verifier.model-name"):
+        load(folder)
+
+
+def test_missing_weights_are_not_made_up(tmp_path):
+    folder = save(tiny_model("llama"), tmp_path / "incomplete")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks 1 weights .* model.layers.1.mlp.up_proj.weight; download it again"):
+        load(folder)
+    weights["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 3)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"model.layers.1.mlp.up_proj.weight|--verifier.model-name"):
+        load(folder)
+
+
+def test_a_model_that_memory_can_not_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    monkeypatch.setattr(loading, "available_bytes", lambda: 100_000)
+    with pytest.raises(ConfigError, match=r"needs 0\.0 GB as float32 and 0\.0 GB .*--verifier.dtype bfloat16"):
+        load(folder)
+    monkeypatch.setattr(loading, "available_bytes", lambda: None)
+    assert load(folder, dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("tried to allocate 40 GB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_memory_that_ends_while_weights_are_read(tmp_path, monkeypatch, error):
+    folder = save(tiny_model("llama"), tmp_path / "model")
+
+    def no_memory(*_, **__):
+        raise error
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", no_memory)
+    with pytest.raises(ConfigError, match=r"does not fit into the memory of 'cpu'; choose a smaller model"):
+        load(folder)
+
+
+@pytest.mark.parametrize("device", ["abacus", "cuda:99"])
+def test_devices_that_are_not_there(tmp_path, device):
+    with pytest.raises(ConfigError, match=r"--verifier.device (cpu|auto)|use auto, cpu or cuda"):
+        load(save(tiny_model("llama"), tmp_path), device=device)
+
+
+def test_free_memory_is_known_on_linux():
+    free = loading.available_bytes()
+    assert free is None or 10**7 < free < 10**15

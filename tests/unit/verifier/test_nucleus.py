@@ -1,0 +1,62 @@
+"""Top-p without a sort equals transformers' own, on any shape of distribution and with ties."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import TopPLogitsWarper
+
+from speculant_verifier.sampling.nucleus import nucleus
+
+
+def assert_same(scores, top_p):
+    """Equal scores stay, but for those whose cumulative probability is at the border up to rounding.
+
+    Which of several tokens of one score stay is left open by transformers, whose sort is not stable.
+    """
+    mine, theirs = nucleus(scores, top_p), TopPLogitsWarper(top_p)(None, scores[None])[0]
+    kept = mine > -torch.inf
+    assert torch.equal(mine[kept], scores[kept])
+    values = scores.sort().values
+    num_mine, num_theirs = int(kept.sum()), int((theirs > -torch.inf).sum())
+    assert num_mine > 0
+    assert torch.equal(mine[kept].sort().values, values[-num_mine:])
+    fewer, more = sorted((num_mine, num_theirs))
+    cumulative = values.softmax(-1).cumsum(-1)[len(values) - more : len(values) - fewer]
+    assert all((cumulative - (1 - top_p)).abs() < 2e-6)
+
+
+@given(
+    st.lists(st.sampled_from([-torch.inf, -90.0, -3.0, -0.5, 0.0, 0.5, 1.0, 1.25, 20.0]), min_size=1, max_size=40),
+    st.sampled_from([1e-12, 0.001, 0.25, 0.5, 0.75, 0.9, 0.95, 1 - 1e-6]),
+)
+def test_ties_gaps_and_masked_tokens(values, top_p):
+    scores = torch.tensor(values)
+    if scores.max() > -torch.inf:
+        assert_same(scores, top_p)
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.5, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 0.3, 1.0, 3.0, 12.0])
+def test_flat_and_peaky_distributions_of_a_large_vocabulary(scale, top_p):
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        scores = torch.randn(8_000, generator=generator) * scale
+        assert_same(scores, top_p)
+        assert_same(scores.bfloat16().float(), top_p)  # many ties
+
+
+def test_flat_loses_its_share_and_peaky_keeps_its_head():
+    flat, peaky = torch.zeros(100), torch.zeros(100)
+    peaky[40] = 20.0
+    assert (nucleus(flat, 0.755) > -torch.inf).sum() == 76
+    assert torch.nonzero(nucleus(peaky, 0.95) > -torch.inf).tolist() == [[40]]
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.76, 4)])
+def test_a_share_that_is_exactly_reached_is_enough(top_p, kept):
+    scores = torch.zeros(4)
+    assert (nucleus(scores, top_p) > -torch.inf).sum() == kept
+    assert (TopPLogitsWarper(top_p)(None, scores[None]) > -torch.inf).sum() == kept

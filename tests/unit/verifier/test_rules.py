@@ -1,0 +1,325 @@
+"""Every rule against its formula over whole vocabularies, draw for draw."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculant_graph.errors import GenerationError
+from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal, RuleName
+from speculant_verifier.rules import RULES, WANTS_PROPOSALS
+from support.rule_oracles import (
+    DenseDistribution,
+    DenseTarget,
+    block_oracle,
+    block_pass_probabilities,
+    chain_of,
+    dense_rows,
+    proposal_of,
+    token_oracle,
+    tree_oracle,
+)
+
+SIZE = 5
+
+
+@st.composite
+def rows(draw, of=SIZE):
+    """A distribution: exact in binary with many zeros, or any."""
+    if draw(st.booleans()):
+        counts = np.bincount(draw(st.lists(st.integers(0, of - 1), min_size=16, max_size=16)), minlength=of)
+        return counts / 16
+    weights = np.array(draw(st.lists(st.integers(0, 1000), min_size=of, max_size=of).filter(any)), np.float64)
+    return weights / weights.sum()
+
+
+def numbers_of(seed):
+    return random.Random(seed).random
+
+
+@st.composite
+def chains(draw):
+    """(draft, p of every node); with q or without."""
+    size = draw(st.integers(0, 4))
+    q = [draw(rows()).astype(np.float32) for _ in range(size)]
+    p = [draw(rows()) for _ in range(size + 1)]
+    for node in range(size):
+        if draw(st.integers(0, 3)) == 0:
+            p[node] = q[node].astype(np.float64)
+    tokens = [draw(st.sampled_from(np.nonzero(row)[0].tolist())) for row in q]
+    return chain_of(tokens, q if draw(st.integers(0, 3)) else None), p
+
+
+@st.composite
+def trees(draw, repeats):
+    """(draft, p of every node); siblings share q and may repeat tokens."""
+    q = [draw(rows()).astype(np.float32)]
+    tokens, parents, proposals = [], [], []
+    for position in itertools.count():
+        if position > len(tokens) or len(tokens) >= 10:
+            break
+        support = np.nonzero(q[position])[0].tolist()
+        children = draw(st.lists(st.sampled_from(support), min_size=position == 0, max_size=3, unique=not repeats))
+        for token in children:
+            tokens.append(token)
+            parents.append(position)
+            proposals.append(proposal_of(q[position]))
+            q.append(draw(rows()).astype(np.float32))
+    p = [row.astype(np.float64) if draw(st.integers(0, 3)) == 0 else draw(rows()) for row in q]
+    return Draft(tuple(tokens), tuple(parents), proposals=tuple(proposals)), p
+
+
+def check(rule, draft, p, seed, expected):
+    verdict = RULES[rule](draft, DenseTarget(draft, p), numbers_of(seed))
+    assert list(verdict.token_ids) == expected
+    position = 0
+    for node, token in zip(verdict.path, verdict.token_ids, strict=False):
+        assert draft.parents[node] == position
+        assert draft.token_ids[node] == token
+        position = node + 1
+    assert len(verdict.token_ids) == len(verdict.path) + 1
+
+
+@settings(max_examples=120)
+@given(chains(), st.integers(0, 2**32))
+def test_token_equals_its_formula(case, seed):
+    draft, p = case
+    for other in range(seed, seed + 8):
+        check("token", draft, p, other, token_oracle(draft, p, numbers_of(other)))
+
+
+@settings(max_examples=120)
+@given(chains(), st.integers(0, 2**32))
+def test_block_equals_its_formula(case, seed):
+    draft, p = case
+    for other in range(seed, seed + 8):
+        check("block", draft, p, other, block_oracle(draft, p, numbers_of(other)))
+
+
+@settings(max_examples=60)
+@given(trees(repeats=True), st.integers(0, 2**32))
+def test_independent_siblings_equal_the_formula(case, seed):
+    draft, p = case
+    for other in range(seed, seed + 8):
+        check("tree-iid", draft, p, other, tree_oracle(draft, p, numbers_of(other), without_replacement=False))
+
+
+@settings(max_examples=60)
+@given(st.booleans().flatmap(trees), st.integers(0, 2**32))
+def test_siblings_without_replacement_equal_the_formula(case, seed):
+    draft, p = case
+    for other in range(seed, seed + 8):
+        check("tree-wor", draft, p, other, tree_oracle(draft, p, numbers_of(other), without_replacement=True))
+
+
+@settings(max_examples=60)
+@given(chains(), st.integers(0, 2**32))
+def test_a_sampled_chain_is_verified_by_tree_rules_as_by_token(case, seed):
+    draft, p = case
+    if draft.proposals:
+        for rule in ("tree-wor", "tree-iid"):
+            check(rule, draft, p, seed, token_oracle(draft, p, numbers_of(seed)))
+
+
+@settings(max_examples=60)
+@given(st.booleans().flatmap(trees), st.lists(st.floats(0, 1, exclude_max=True), min_size=12, max_size=12))
+def test_trees_are_followed_by_rules_for_chains_and_without_q(case, choice_numbers):
+    draft, p = case
+
+    def verdict(rule, draft):
+        return RULES[rule](draft, DenseTarget(draft, p, choice_numbers), iter(()).__next__)  # no number is taken
+
+    bare = Draft(draft.token_ids, draft.parents)
+    followed = verdict("follow", draft)
+    assert verdict("gumbel", draft) == verdict("tree-wor", bare) == verdict("tree-iid", bare) == followed
+    if not draft.is_chain:
+        assert verdict("token", draft) == verdict("block", draft) == followed
+    first = verdict("nasd", draft)
+    assert first.path == followed.path[: len(first.path)]
+    assert first.token_ids == followed.token_ids[: len(first.token_ids)]
+
+
+def test_nasd_looks_at_first_children_only():
+    draft = Draft((3, 4, 1, 2), (0, 0, 1, 2))
+    rows = np.eye(SIZE)[[4, 1, 2, 0, 0]]
+    target = DenseTarget(draft, rows, [0.5] * 3)
+    assert RULES["nasd"](draft, target, lambda: 0.0).token_ids == (4,)
+    assert target.choices == 1, "one draw per position, and none after a mismatch"
+    rows = np.eye(SIZE)[[3, 1, 2, 0, 0]]
+    assert RULES["nasd"](draft, DenseTarget(draft, rows, [0.5] * 3), lambda: 0.0).path == (0, 2)
+
+
+def test_siblings_that_repeat_a_token_are_followed_at_the_first():
+    draft = Draft((3, 3, 1), (0, 0, 1))
+    rows = np.eye(SIZE)[[3, 1, 2, 0]]
+    assert RULES["follow"](draft, DenseTarget(draft, rows, [0.5] * 3), lambda: 0.0).path == (0, 2)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
+def test_a_token_without_probability_is_never_accepted_and_none_is_drawn(rule):
+    q = np.float32([0.5, 0.5, 0, 0, 0])
+    p = [np.array([0, 0.25, 0, 0.75, 0]), np.array([0, 0, 0, 0, 1.0])]
+    for number in (0.0, 0.4, 1 - 2**-53):
+        verdict = RULES[rule](chain_of([0], [q]), DenseTarget(chain_of([0]), p), lambda value=number: value)
+        assert verdict.token_ids == (3,)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
+def test_rejected_by_rounding_alone(rule):
+    """q sums to a little more than p, so the token can be rejected though p - q has no mass."""
+    number = iter([1 - 2**-53, 0.0, 0.0, 0.0]).__next__
+    q = np.float32([0.5, 0.5 * (1 + 2**-20), 0, 0, 0])
+    p = [np.array([0.5, 0.5, 0, 0, 0]), np.array([0, 0, 0, 0, 1.0])]
+    verdict = RULES[rule](chain_of([1], [q]), DenseTarget(chain_of([1]), p), number)
+    assert verdict.token_ids == (0,), "p without the rejected token"
+    number = iter([1 - 2**-53, 0.0, 0.0, 0.0]).__next__
+    q = np.float32([0, 1 + 2**-20, 0, 0, 0])
+    p = [np.array([0, 1.0, 0, 0, 0]), np.array([0, 0, 0, 0, 1.0])]
+    verdict = RULES[rule](chain_of([1], [q]), DenseTarget(chain_of([1]), p), number)
+    assert verdict.token_ids == (1,), "nothing else is possible"
+
+
+def test_block_draws_from_what_a_ratio_below_1_leaves_of_p():
+    """a[1] = .5 leaves .1 of token 0 and .25 of token 2; without the ratio the others would weigh twice as much."""
+    draft = chain_of([0, 1], np.float32([[0.8, 0.2, 0, 0, 0], [0.1, 0.9, 0, 0, 0]]))
+    p = np.array([[0.4, 0.6, 0, 0, 0], [0.4, 0.1, 0.5, 0, 0], [1, 0, 0, 0, 0]])
+    for number, token in ((0.25, 0), (0.3, 2)):
+        verdict = RULES["block"](draft, DenseTarget(draft, p), iter([0.1, 0.99, number]).__next__)
+        assert verdict.token_ids == (0, token)
+
+
+def test_a_repeated_sibling_takes_no_number_and_leaves_p_as_it_is():
+    draft = Draft((0, 0), (0, 0), proposals=(proposal_of([0.6, 0.1, 0.3, 0, 0]),) * 2)
+    p = np.array([[0.1, 0.2, 0.3, 0.4, 0]] * 3)
+    verdict = RULES["tree-wor"](draft, DenseTarget(draft, p), iter([0.9, 0.1, 0.5]).__next__)
+    assert verdict.token_ids == (1,)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("support", [[0, 2], [0, 3]])
+def test_a_token_outside_of_its_own_q_is_taken_as_certain(rule, support):
+    ruled_out = Proposal(np.array(support, np.uint32), np.float32([1, 0] if 2 in support else [0.5, 0.5]))
+    draft = Draft((2, 4), (0, 1), proposals=(ruled_out, proposal_of([1, 0, 0, 0, 0])))
+    p = [np.array([0.1, 0.1, 0.6, 0.1, 0.1])] * 3
+    for seed in range(50):
+        expected = RULES[rule](chain_of([2, 4]), DenseTarget(chain_of([2, 4]), p), numbers_of(seed))
+        assert RULES[rule](draft, DenseTarget(draft, p), numbers_of(seed)) == expected
+
+
+@pytest.mark.parametrize("rule", ["tree-wor", "tree-iid"])
+@pytest.mark.parametrize("other", [[0.25, 0.75, 0, 0, 0], [0, 0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0, 0]])
+def test_siblings_of_different_q_are_followed(rule, other):
+    draft = Draft((0, 1), (0, 0), proposals=(proposal_of([0.5, 0.5, 0, 0, 0]), proposal_of(other)))
+    p = [np.array([0.3, 0.3, 0.4, 0, 0])] * 3
+    verdict = RULES[rule](draft, DenseTarget(draft, p, [0.35, 0.9]), lambda: 0.9)
+    assert verdict.path == (1,)
+    assert verdict.token_ids == (1, 2)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("node", [0, 1])
+def test_scores_that_are_not_finite_are_an_error(rule, wrong, node):
+    q = [np.float32([0.5, 0.5, 0, 0, 0])] * 2
+    p = [np.array([0.5, 0.5, 0, 0, 0])] * 3
+    p[node] = np.full(SIZE, wrong)
+    draft = chain_of([0, 1], q)
+    with pytest.raises(GenerationError, match="scores are not finite"):
+        RULES[rule](draft, DenseTarget(draft, p), lambda: 0.25)
+
+
+@settings(max_examples=60)
+@given(st.one_of(chains(), st.booleans().flatmap(trees)), st.integers(0, 2**32))
+def test_without_temperature_every_rule_emits_the_most_probable_tokens(case, seed):
+    draft, p = case
+    p = [np.eye(SIZE)[row.argmax()] for row in p]
+    for rule in RULES.values():
+        verdict = rule(draft, DenseTarget(draft, p, [0.5] * 12), numbers_of(seed))
+        nodes = [0, *(node + 1 for node in verdict.path)]
+        assert list(verdict.token_ids) == [p[node].argmax() for node in nodes]
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_no_draft_is_one_token_of_the_models_own(rule):
+    p = [np.array([0.0, 0.25, 0.75, 0, 0])]
+    verdict = RULES[rule](EMPTY_DRAFT, DenseTarget(EMPTY_DRAFT, p, [0.3]), lambda: 0.3)
+    assert verdict.path == ()
+    assert verdict.token_ids == (2,)
+
+
+def test_every_rule_is_in_the_tables():
+    names = set(RuleName.__args__)
+    assert RULES.keys() == names
+    assert names > WANTS_PROPOSALS
+
+
+def test_rules_see_no_more_than_the_support():
+    """With a support of three among a million tokens nothing as long as the vocabulary is asked for or made."""
+
+    class Narrow(DenseDistribution):
+        def probabilities_of(self, token_ids):
+            assert len(token_ids) <= 3
+            return super().probabilities_of(token_ids)
+
+        def draw(self, number, token_ids, weights, scale):
+            assert len(token_ids) <= 3
+            return 7
+
+    ids = np.array([5, 70_000, 999_999], np.uint32)
+    row = Narrow(np.full(1_000_000, 1e-6))
+    draft = Draft((5, 5), (0, 1), proposals=(Proposal(ids, np.float32([0.5, 0.25, 0.25])),) * 2)
+    for rule in ("token", "block", "tree-wor", "tree-iid"):
+        assert RULES[rule](draft, DenseTarget(draft, [row] * 3), lambda: 0.5).token_ids == (7,)
+
+
+# Expected accepted tokens, exactly: the sum over all drafts.
+
+
+def expected_accepted(q, p, size):
+    """(token's, block's) mean number of accepted tokens, q and p by prefix."""
+    means = np.zeros(2)
+    for tokens in itertools.product(range(SIZE), repeat=size):
+        q_rows, p_rows = [q[tokens[:i]] for i in range(size)], [p[tokens[:i]] for i in range(size + 1)]
+        if not all(row[t] > 0 for row, t in zip(q_rows, tokens, strict=True)):
+            continue
+        draft = chain_of(tokens, q_rows)
+        drawn = dense_rows(draft, SIZE)
+        ratios = [min(1.0, p_rows[i][t] / drawn[i][t]) for i, t in enumerate(tokens)]
+        by_token = np.cumprod(ratios).sum()
+        by_block, failing = 0.0, 1.0
+        for length, passing in list(enumerate(block_pass_probabilities(draft, p_rows), 1))[::-1]:
+            by_block += length * passing * failing
+            failing *= 1 - passing
+        means += np.prod([drawn[i][t] for i, t in enumerate(tokens)]) * np.array([by_token, by_block])
+    return means
+
+
+def test_block_never_accepts_fewer_tokens_than_token():
+    generator = np.random.default_rng(0)
+    gains = []
+    for concentration in (0.3, 1.0, 3.0):
+        prefixes = [c for n in range(4) for c in itertools.product(range(SIZE), repeat=n)]
+        p = {prefix: generator.dirichlet(np.full(SIZE, concentration)) for prefix in prefixes}
+        q = {prefix: generator.dirichlet(np.full(SIZE, concentration)).astype(np.float32) for prefix in prefixes}
+        by_token, by_block = expected_accepted(q, p, 3)
+        assert by_block >= by_token
+        gains.append(by_block / by_token)
+        certain = {prefix: np.eye(SIZE, dtype=np.float32)[row.argmax()] for prefix, row in q.items()}
+        by_token, by_block = expected_accepted(certain, p, 3)
+        assert by_block == pytest.approx(by_token, rel=1e-12), "equally good where nothing was drawn"
+    assert max(gains) > 1.01
+
+
+def test_the_example_of_two_tokens():
+    """p(A) = 1/3, q(A) = 2/3, two drafted tokens: 10/9 accepted by token, 11/9 by block."""
+    prefixes = [prefix for size in range(3) for prefix in itertools.product(range(SIZE), repeat=size)]
+    q = dict.fromkeys(prefixes, np.float32([2 / 3, 1 / 3, 0, 0, 0]))
+    p = dict.fromkeys(prefixes, np.array([1 / 3, 2 / 3, 0, 0, 0]))
+    by_token, by_block = expected_accepted(q, p, 2)
+    assert by_token == pytest.approx(10 / 9, rel=1e-6)
+    assert by_block == pytest.approx(11 / 9, rel=1e-6)

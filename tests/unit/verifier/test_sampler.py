@@ -1,0 +1,222 @@
+"""Plain decoding with a sampler is transformers' own decoding, whatever the settings."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from scipy.stats import chisquare
+from transformers import LogitsProcessor, LogitsProcessorList, SuppressTokensLogitsProcessor
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.random_stream import RULE_STREAM, TARGET_STREAM, gumbel_noise, uniform
+from speculant_graph.types import EMPTY_DRAFT
+from speculant_verifier.sampling import RowTarget, Sampler, inverse_cumulative, processors_of
+from support.transformers_settings import TOKENIZER, as_transformers, sampling_settings, transformers_processors
+
+CPU = torch.device("cpu")
+PROMPT = TOKENIZER.encode("that the cat")
+
+
+def sampler_of(config, prompt_length=12, end_token_ids=(257,), vocabulary_size=258):
+    processors = processors_of(config, prompt_length, end_token_ids, vocabulary_size, TOKENIZER, CPU)
+    return Sampler(config, processors)
+
+
+def decode(target, prompt, config, end_token_ids):
+    """One token after another, each from a pass over all that stands before it."""
+    sampler, token_ids = sampler_of(config, len(prompt), end_token_ids or ()), list(prompt)
+    for _ in range(config.max_tokens):
+        with torch.inference_mode():
+            logits = target.model(torch.tensor([token_ids])).logits[0, -1:]
+        token_ids.append(RowTarget(sampler, logits, token_ids, EMPTY_DRAFT).choice_after(0))
+        if token_ids[-1] in (end_token_ids or ()):
+            break
+    return token_ids
+
+
+def generate(target, prompt, config, end_token_ids):
+    theirs = target.model.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        generation_config=as_transformers(config, end_token_ids),
+    )  # fmt: skip
+    return theirs[0].tolist()
+
+
+@settings(max_examples=25)
+@given(sampling_settings(sampled=False))
+def test_greedy_decoding_equals_transformers_with_any_processors(llama, config):
+    end_token_ids = [257, 32, 101]
+    ours = decode(llama, PROMPT, config, end_token_ids)
+    assert ours == generate(llama, PROMPT, config, end_token_ids)
+
+
+@pytest.mark.parametrize("options", [
+    {"logit_bias": {5: 4.0, 9: -8.0}}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2},
+    {"bad_words": ("a", "th")}, {"min_tokens": 20}, {"temperature": 0.8, "top_k": 1}, {},
+    {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_tokens": 30, "bad_words": ("e",)},
+])  # fmt: skip
+@pytest.mark.parametrize("model", ["llama", "gpt_oss"])
+def test_each_processor_alone_and_past_the_sliding_window(request, model, options):
+    target, config = request.getfixturevalue(model), GenerationConfig(max_tokens=40, **options)
+    frequent = generate(target, PROMPT, config, None)[len(PROMPT) + 3]  # an end token that would come soon
+    ours = decode(target, PROMPT, config, [frequent])
+    assert ours == generate(target, PROMPT, config, [frequent])
+    if config.min_tokens:
+        assert len(ours) > len(PROMPT) + config.min_tokens
+
+
+@given(sampling_settings())
+def test_scores_are_those_of_transformers(llama, config):
+    logits = torch.randn(258, generator=torch.Generator().manual_seed(1)) * 3
+    prefix = PROMPT * 2
+    theirs = transformers_processors(llama, config, len(PROMPT), [257])(torch.tensor([prefix]), logits[None])[0]
+    sampler = sampler_of(config)
+    mine = sampler.scores(logits, prefix)
+    assert mine.dtype == torch.float32
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    if config.temperature:
+        p = RowTarget(sampler, logits[None], prefix, EMPTY_DRAFT).after(0).probabilities_of(np.arange(258))
+        np.testing.assert_allclose(p, torch.softmax(theirs, -1, dtype=torch.float64).numpy(), atol=1e-15)
+
+
+def test_end_tokens_may_come_as_soon_as_there_are_enough_tokens():
+    logits, sampler = torch.randn(258), sampler_of(GenerationConfig(min_tokens=3))
+    for new in range(6):
+        prefix = [*PROMPT, *range(new)]
+        theirs = sampler.processors(torch.tensor([prefix]), logits[None])[0]
+        assert torch.equal(sampler.scores(logits, prefix), theirs)
+        assert bool(theirs[257] > -torch.inf) == (new >= 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_scores_and_logits_of_every_number_type(dtype):
+    logits = (torch.randn(4, 258, generator=torch.Generator().manual_seed(2)) * 3).to(dtype)
+    before = logits.clone()
+    for options in ({}, {"repetition_penalty": 2.0}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.8}):
+        sampler = sampler_of(GenerationConfig(**options))
+        for row in logits:
+            target = RowTarget(sampler, row[None], PROMPT, EMPTY_DRAFT)
+            slow = RowTarget(sampler, row[None].float(), PROMPT, EMPTY_DRAFT)
+            assert target.choice_after(0) == slow.choice_after(0)
+            if not options:
+                assert target.choice_after(0) == int(row.float().argmax())
+    assert torch.equal(logits, before)
+
+
+def test_greedy_is_argmax_on_near_ties_and_the_first_of_equals():
+    logits = torch.zeros(4, 50)
+    logits[0, 7], logits[1, 9], logits[2, 49] = 1e-6, 1e-45, 3.0
+    sampler = sampler_of(GenerationConfig(), end_token_ids=(), vocabulary_size=50)
+    chosen = [RowTarget(sampler, row[None], PROMPT, EMPTY_DRAFT).choice_after(0) for row in logits]
+    assert chosen == [7, 9, 49, 0] == logits.argmax(-1).tolist()
+
+
+class Writes(LogitsProcessor):
+    """What users write: it changes the scores it is given."""
+
+    def __call__(self, input_ids, scores):
+        scores[:, 0] = float("inf") if input_ids[0, -1] == PROMPT[-1] else -float("inf")
+        return scores.clamp(max=1e4)
+
+
+def test_a_processor_of_a_user_may_write_into_its_scores():
+    with torch.inference_mode():
+        logits = torch.randn(1, 258)
+    before = logits.clone()
+    sampler = Sampler(GenerationConfig(), LogitsProcessorList([Writes()]))
+    assert sampler.needs_prefix
+    assert RowTarget(sampler, logits, PROMPT, EMPTY_DRAFT).choice_after(0) == 0
+    assert torch.equal(logits, before)
+
+
+def test_which_requests_need_their_prefix():
+    assert sampler_of(GenerationConfig()).is_plain_greedy
+    assert sampler_of(GenerationConfig(top_k=4)).is_plain_greedy
+    for options in ({"temperature": 0.4, "top_k": 4, "top_p": 0.5, "min_p": 0.1}, {"logit_bias": {3: 1.0}}):
+        sampler = sampler_of(GenerationConfig(**options))
+        assert not sampler.needs_prefix
+        assert not sampler.is_plain_greedy
+    for options in (
+        {"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 2}, {"bad_words": ("ab",)}, {"min_tokens": 1},
+    ):  # fmt: skip
+        assert sampler_of(GenerationConfig(**options)).needs_prefix
+    assert not Sampler(GenerationConfig(), LogitsProcessorList([SuppressTokensLogitsProcessor([1])])).needs_prefix
+
+
+def test_prefixes_grow_and_paths_do_not_stay():
+    sampler, known = sampler_of(GenerationConfig()), list(range(5))
+    for size in (3, 0, 300, 1):
+        prefix = sampler.prefix(known, range(1000, 1000 + size))
+        assert prefix.tolist() == [*known, *range(1000, 1000 + size)]
+        known += range(len(known), len(known) + 2 * size + 1)
+        assert prefix.tolist()[:5] == list(range(5))
+
+
+def test_numbers_for_rules_are_never_given_twice_and_not_those_of_positions():
+    sampler = sampler_of(GenerationConfig(seed=3))
+    numbers = [sampler.next_number() for _ in range(5000)]
+    assert len(set(numbers)) == 5000
+    assert not set(numbers) & {uniform(3, position, TARGET_STREAM) for position in range(5000)}
+    assert numbers == [uniform(3, count, RULE_STREAM) for count in range(5000)]
+    assert chisquare(np.bincount((np.array(numbers) * 16).astype(int), minlength=16)).pvalue > 1e-4
+    assert sampler_of(GenerationConfig(seed=3)).next_number() == numbers[0]
+    assert Sampler(GenerationConfig(seed=3), LogitsProcessorList(), 4).next_number() == uniform(4, 0, RULE_STREAM)
+
+
+@pytest.mark.parametrize("config", [
+    GenerationConfig(temperature=1.0), GenerationConfig(temperature=0.7, top_p=0.9),
+    GenerationConfig(temperature=1.3, top_k=3), GenerationConfig(temperature=1.0, min_p=0.2),
+    GenerationConfig(temperature=1.0, rule="gumbel"), GenerationConfig(temperature=1.2, top_p=0.8, rule="gumbel"),
+    GenerationConfig(temperature=1.0, repetition_penalty=1.6),
+])  # fmt: skip
+def test_two_tokens_have_the_joint_distribution_of_transformers_processors(config):
+    """Every position of one seed is a trial; the second token's logits depend on the first."""
+    size, trials = 4, 4_000
+    generator = torch.Generator().manual_seed(5)
+    first_logits, second_logits = torch.randn(size, generator=generator), torch.randn(size, size, generator=generator)
+    sampler = sampler_of(config, 1, (), size)
+    expected = np.zeros((size, size))
+    p = torch.softmax(sampler.processors(torch.tensor([[0]]), first_logits[None]), -1)[0]
+    for token in range(size):
+        q = torch.softmax(sampler.processors(torch.tensor([[0, token]]), second_logits[None, token]), -1)[0]
+        expected[token] = (p[token].double() * q.double()).numpy()
+    counts = np.zeros((size, size))
+    for trial in range(trials):
+        seed = Sampler(config, sampler.processors, trial)
+        first = RowTarget(seed, first_logits[None], [0], EMPTY_DRAFT).choice_after(0)
+        second = RowTarget(seed, second_logits[None, first], [0, first], EMPTY_DRAFT).choice_after(0)
+        counts[first, second] += 1
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    assert chisquare(counts[possible], trials * expected[possible] / expected[possible].sum()).pvalue > 1e-4
+
+
+def test_choices_are_those_of_the_same_numbers_before():
+    """The text of a seed does not change from one release to the next."""
+    logits = torch.randn(300, 258, generator=torch.Generator().manual_seed(8)) * 2
+    for options in ({}, {"top_k": 9}, {"top_p": 0.7}, {"top_k": 40, "top_p": 0.9}):
+        config = GenerationConfig(temperature=0.9, seed=11, **options)
+        sampler = sampler_of(config)
+        chosen = [
+            RowTarget(sampler, row[None], [0] * (index + 1), EMPTY_DRAFT).choice_after(0)
+            for index, row in enumerate(logits)
+        ]
+        scores = sampler.processors(torch.empty(len(logits), 0), logits)
+        numbers = [uniform(11, position, TARGET_STREAM) for position in range(1, 301)]
+        assert chosen == inverse_cumulative(torch.softmax(scores, -1, dtype=torch.float64), numbers)
+
+
+def test_noise_is_gumbel_noise_and_differs_by_seed_position_and_token():
+    tokens = np.arange(40_000)
+    noise = gumbel_noise(1, 2, tokens)
+    assert np.isfinite(noise).all()
+    uniforms = np.exp(-np.exp(-noise))
+    assert chisquare(np.bincount((uniforms * 50).astype(int), minlength=50)).pvalue > 1e-4
+    others = [gumbel_noise(2, 2, tokens), gumbel_noise(1, 3, tokens), gumbel_noise(1, 2, tokens + 1)]
+    for one, other in itertools.combinations([noise, *others], 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.03
+    assert gumbel_noise(1, 2, tokens[7:9]).tolist() == noise[7:9].tolist()

@@ -1,0 +1,136 @@
+"""How much is drafted: nothing where nothing pays, everything where it does, and the change between them is found."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_graph.draft.cost import COST_CURVES
+from speculant_graph.types import Draft
+from speculant_verifier.speculation.acceptance import AcceptanceHistory
+from speculant_verifier.speculation.controller import Speculation, trimmed
+
+
+def curve(name):
+    return lambda num_rows, width: COST_CURVES[name].table(width)
+
+
+def play(name, accuracy, steps, *, promises, claimed=0.99, rows=1, most=8, seed=0):
+    """Decode with chains whose nodes are right with some probability; return tokens, and cost in plain passes."""
+    generator = random.Random(seed)
+    speculation = Speculation(curve(name), promises=promises)
+    histories = [speculation.new_history() for _ in range(rows)]
+    tokens = cost = 0.0
+    for step in range(steps):
+        budgets = speculation.budgets(histories, [most] * rows)
+        drafts = [
+            Draft(
+                tuple(range(budget)),
+                tuple(range(budget)),
+                tuple(claimed**depth for depth in range(1, budget + 1)) if promises else (),
+            )
+            for budget in budgets
+        ]
+        kept = speculation.keep(histories, drafts, [True] * rows)
+        drafts = [trimmed(draft, nodes) for draft, nodes in zip(drafts, kept, strict=True)]
+        cost += COST_CURVES[name].at(1 + max(map(len, drafts)))
+        right = accuracy(step) if callable(accuracy) else accuracy
+        for history, draft in zip(histories, drafts, strict=True):
+            accepted = 0
+            while accepted < len(draft) and generator.random() < right:
+                accepted += 1
+            tokens += 1 + accepted
+            if len(draft):
+                depths = range(1, len(draft) + 1)
+                speculation.observe(history, depths, accepted, sum(draft.path_probabilities))
+    return tokens / rows, cost
+
+
+@pytest.mark.parametrize("promises", [False, True])
+@pytest.mark.parametrize("name", ["dense", "cpu-moe", "moe"])
+def test_drafts_that_are_never_right_cost_next_to_nothing(name, promises):
+    tokens, cost = play(name, 0.0, 400, promises=promises)
+    assert tokens == 400
+    assert cost <= 400 * 1.03
+
+
+@pytest.mark.parametrize("promises", [False, True])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_drafts_that_are_always_right_are_used_in_full(promises, rows):
+    tokens, cost = play("cpu-moe", 1.0, 60, promises=promises, rows=rows)
+    assert tokens >= 60 * 8
+    assert tokens / cost > 0.93 * 9 / COST_CURVES["cpu-moe"].at(9)
+
+
+@pytest.mark.parametrize("accuracy", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("name", ["dense", "cpu-moe"])
+def test_the_width_is_nearly_as_good_as_the_best_fixed_one(name, accuracy):
+    tokens, cost = play(name, accuracy, 2_000, promises=False)
+    best = max(
+        (1 + sum(accuracy**depth for depth in range(1, nodes + 1))) / COST_CURVES[name].at(nodes + 1)
+        for nodes in range(9)
+    )
+    assert tokens / cost >= 0.92 * best
+
+
+def test_text_that_becomes_predictable_is_noticed():
+    """After 300 tokens without any hope, 300 steps of certainty."""
+    tokens, cost = play("cpu-moe", lambda step: float(step >= 300), 600, promises=False)
+    assert tokens > 300 + 0.5 * 300 * 9
+    assert cost < 300 * 1.05 + 300 * COST_CURVES["cpu-moe"].at(9)
+
+
+def test_rows_that_take_what_they_can_get_are_not_held_back():
+    speculation = Speculation(curve("moe"), promises=False)
+    history = speculation.new_history()
+    for _ in range(50):
+        speculation.observe(history, [1, 2, 3], 0, 0.0)
+    assert speculation.budgets([None, history], [8, 8])[0] == 8
+    assert speculation.budgets([None, history], [0, 3])[0] == 0
+
+
+@st.composite
+def drafts_with_probabilities(draw):
+    size = draw(st.integers(1, 12))
+    parents = [draw(st.integers(0, index)) for index in range(size)]
+    probabilities = []
+    for parent in parents:
+        above = probabilities[parent - 1] if parent else 1.0
+        probabilities.append(above * draw(st.floats(0.0, 1.0)))
+    return Draft(tuple(range(size)), tuple(parents), tuple(probabilities))
+
+
+@given(drafts_with_probabilities(), st.data())
+def test_trimming_keeps_the_most_probable_nodes_with_their_ancestors(draft, data):
+    size = data.draw(st.integers(0, len(draft)))
+    order = np.argsort(-np.asarray(draft.path_probabilities), kind="stable")[:size]
+    less = trimmed(draft, sorted(order.tolist()))
+    assert len(less) == size
+
+    def paths(tree):
+        found = []
+        for node in range(len(tree)):
+            path, at = [], node + 1
+            while at:
+                path.append(tree.token_ids[at - 1])
+                at = tree.parents[at - 1]
+            found.append(tuple(reversed(path)))
+        return found
+
+    assert set(paths(less)) <= set(paths(draft))
+    assert sorted(less.path_probabilities) == sorted(draft.path_probabilities[node] for node in order)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10), st.integers(0, 10), st.floats(0, 10)), max_size=60))
+def test_expectations_are_probabilities_and_never_rise_with_depth(drafts):
+    history = AcceptanceHistory()
+    for depth, accepted, promised in drafts:
+        history.observe(range(1, depth + 1), min(accepted, depth), promised)
+    expected = AcceptanceHistory(history).by_depth()
+    assert ((expected >= 0) & (expected <= 1)).all()
+    assert (np.diff(expected) <= 1e-12).all()
+    assert 0 <= history.calibration <= 1

@@ -1,0 +1,142 @@
+"""Stop texts end the output at the token that completes one, however tokens and steps cut them."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculant_graph.config import GenerationConfig
+from speculant_verifier.engine import ActiveSequence, Request
+from speculant_verifier.engine.verification import ended
+from speculant_verifier.sampling.stops import Stop, StopStrings
+from speculant_verifier.stream import TextStream
+from speculant_verifier.text import _Ending
+from support.tiny_models import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+WORDS = ["a", "b", "ab", "aab", "ba", " ", "é", "日", "<|x|>"]
+MERGED = [b"a", b"b", b"ab", b"abab", b" a", b"\xe6\x97", b"a\xe6", b"\x97\xa5", b"\xa5b", b"\xe6", b"\xff", b"aaaa"]
+"""A vocabulary whose tokens hold several characters, halves of characters and both."""
+
+
+def decode_bytes(token_ids):
+    return TOKENIZER.decode(list(token_ids), skip_special_tokens=False)
+
+
+def decode_merged(token_ids):
+    return b"".join(MERGED[token] for token in token_ids).decode(errors="replace")
+
+
+def obvious(decode, token_ids, strings):
+    """Decode everything after each token and search; characters that may be incomplete are not looked at."""
+    for count in range(1, len(token_ids) + 1):
+        text = decode(token_ids[:count]).rstrip("\ufffd")
+        if places := [text.find(string) for string in strings if string in text]:
+            return count, text[: min(places)]
+    return None, decode(token_ids)
+
+
+@st.composite
+def outputs(draw):
+    if draw(st.booleans()):
+        decode, token_ids = decode_bytes, TOKENIZER.encode("".join(draw(st.lists(st.sampled_from(WORDS), max_size=15))))
+    else:
+        decode, token_ids = decode_merged, draw(st.lists(st.integers(0, len(MERGED) - 1), max_size=20))
+    strings = draw(st.lists(st.text(st.sampled_from("ab é日<|"), min_size=1, max_size=5), min_size=1, max_size=3))
+    return decode, token_ids, strings, draw(st.lists(st.integers(1, 6), max_size=20))
+
+
+def blocks_of(token_ids, sizes):
+    start = 0
+    for size in [*sizes, len(token_ids)]:
+        if block := token_ids[start : start + size]:
+            yield block
+        start += size
+
+
+@settings(max_examples=200)
+@given(outputs())
+def test_stops_and_streams_equal_decoding_everything_after_each_token(case):
+    decode, token_ids, strings, sizes = case
+    count, text = obvious(decode, token_ids, strings)
+    stops, stream, seen, pieces, found = StopStrings(decode, strings), TextStream(decode, strings), 0, [], None
+    for block in blocks_of(token_ids, sizes):
+        found = stops.push(block)
+        kept = block[: found.num_tokens] if found else block
+        pieces.append(stream.push(kept))
+        seen += len(kept)
+        assert text.startswith("".join(pieces))  # nothing was shown that is cut away later
+        if found:
+            assert found.text == text
+            break
+    assert (seen if found else None) == count
+    assert "".join(pieces) + stream.push([], final=True) == text
+    assert stream.is_complete == (count is not None)
+
+
+@given(outputs())
+def test_a_stream_alone_ends_before_the_stop_text_also_if_it_is_given_more(case):
+    decode, token_ids, strings, sizes = case
+    stream = TextStream(decode, strings)
+    pieces = [stream.push(block) for block in blocks_of(token_ids, sizes)]
+    pieces.append(stream.push([], final=True))
+    whole = decode(token_ids)
+    places = [whole.find(string) for string in strings if string in whole]
+    # The step that completes a text shows what stands before the first; later ones show nothing.
+    assert whole.startswith("".join(pieces))
+    assert bool(places) == stream.is_complete
+    assert not any(string in "".join(pieces) for string in strings)
+
+
+def test_text_is_held_back_only_while_it_may_begin_a_stop_text():
+    stream = TextStream(decode_bytes, ["</s>", "\n\n"])
+    shown = [stream.push(TOKENIZER.encode(text)) for text in ("one <", "b", "> </", "s", "two\n", "x", "\n", "\ny")]
+    assert shown == ["one ", "<b", "> ", "", "</stwo", "\nx", "", ""]
+    assert stream.is_complete
+
+
+def test_what_was_held_back_comes_at_the_end():
+    stream = TextStream(decode_bytes, ["</s>"])
+    assert stream.push(TOKENIZER.encode("a</s")) == "a"
+    assert stream.push([], final=True) == "</s"
+    assert not stream.is_complete
+
+
+def test_the_first_of_several_end_tokens_or_stop_texts_ends_the_text():
+    def ending(*strings, ends=(256, 257), max_tokens=9):
+        check = _Ending(decode_bytes, strings) if strings else None
+        request = Request(0, (1,), GenerationConfig(max_tokens=max_tokens), stop_check=check)
+        sequence = ActiveSequence(request, token_ids=[1], end_token_ids=frozenset(ends))
+
+        def push(token_ids):
+            kept, reason = ended(sequence, tuple(token_ids))
+            sequence.token_ids += kept
+            return len(kept), reason
+
+        return push
+
+    token_ids = [*TOKENIZER.encode("ab"), 256, *TOKENIZER.encode("c"), 257]
+    assert ending()(token_ids) == (3, "stop")
+    assert ending(ends={257})(token_ids) == (5, "stop")
+    assert ending(ends=())(token_ids) == (5, None)
+    assert ending(max_tokens=2)(token_ids) == (2, "length")
+    assert ending(max_tokens=3)(token_ids) == (3, "stop")
+    assert ending("b")(token_ids) == (2, "stop")
+    assert ending("c")(token_ids) == (3, "stop")  # it stands behind the end
+    push = ending("abc")
+    assert push(TOKENIZER.encode("xab")) == (3, None)
+    assert push(TOKENIZER.encode("cd")) == (1, "stop")
+
+
+def test_of_texts_complete_at_one_token_the_one_that_begins_first_counts():
+    assert StopStrings(decode_bytes, ["b", "aab", "ab"]).push(TOKENIZER.encode("xaab")) == Stop(4, "x")
+    assert StopStrings(decode_bytes, ["b", "aabc", "ab"]).push(TOKENIZER.encode("xaabc")) == Stop(4, "xa")
+
+
+def test_decoders_that_tidy_up_spaces_end_somewhere():
+    words = ["word", " .", " next"]
+    stops = StopStrings(lambda ids: "".join(words[token] for token in ids).replace(" .", "."), ["word. n"])
+    assert stops.push([0]) is None
+    found = stops.push([1, 2, 0])
+    assert found is not None
+    assert found.text == ""

@@ -1,0 +1,240 @@
+"""The cache of the target's logits against an OrderedDict, and its memory as it really is."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections import OrderedDict
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from loguru import logger
+
+from speculant_graph.types import Draft
+from speculant_verifier.speculation.target_cache import PrefixKey, TargetCache, _copy_singly, _copy_together
+
+WIDTH = 5
+ROW_BYTES = WIDTH * 4
+ROOT = PrefixKey.of("model")
+
+
+def rows_of(numbers: list[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float32)[:, None].expand(-1, WIDTH).contiguous()
+
+
+def key_of(number: int) -> PrefixKey:
+    return ROOT.extended([number])
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=12), st.data())
+def test_a_key_is_that_of_all_tokens_in_any_parts(token_ids, data):
+    cut = data.draw(st.integers(0, len(token_ids)))
+    whole = PrefixKey.of("model", token_ids)
+    assert PrefixKey.of("model", token_ids[:cut]).extended(token_ids[cut:]) == whole
+    assert PrefixKey.of("other", token_ids) != whole
+    assert whole.extended([0]) not in (whole, whole.extended([1]), whole.extended([0, 0]))
+
+
+def test_keys_are_of_sequences_not_of_their_bytes():
+    sequences = [(), (0,), (0, 0), (1, 256), (256, 1), (1, 1), (65_537,), (1 << 32,), (1 << 40,), (1, 0), (0, 1)]
+    assert len({PrefixKey.of("model", token_ids) for token_ids in sequences}) == len(sequences)
+    assert len({key_of(number) for number in range(50_000)}) == 50_000
+
+
+@given(st.data())
+def test_keys_of_nodes_are_those_of_their_paths(data):
+    size = data.draw(st.integers(0, 15))
+    parents = tuple(data.draw(st.integers(0, index)) for index in range(size))
+    token_ids = tuple(data.draw(st.integers(0, 3)) for _ in range(size))
+    known = [7, 8, 9]
+    keys = PrefixKey.of("model", known).of_nodes(Draft(token_ids, parents))
+    assert len(keys) == size + 1
+    for node in range(size + 1):
+        path, place = [], node
+        while place:
+            path.append(token_ids[place - 1])
+            place = parents[place - 1]
+        assert keys[node] == PrefixKey.of("model", known + path[::-1])
+
+
+@settings(max_examples=60, stateful_step_count=40)
+class CacheMachine(RuleBasedStateMachine):
+    """Any calls, against an OrderedDict."""
+
+    @initialize(room=st.integers(0, 6), slack=st.integers(0, ROW_BYTES - 1))
+    def start(self, room, slack):
+        self.bound = room * ROW_BYTES + slack
+        self.room = room
+        self.cache = TargetCache(self.bound)
+        self.held = OrderedDict()
+        self.hits = self.misses = self.stored = self.evicted = 0
+        self.version = 0
+
+    @rule(number=st.integers(0, 9))
+    def get(self, number):
+        row = self.cache.get(key_of(number))
+        if number in self.held:
+            self.hits += 1
+            self.held.move_to_end(number)
+            assert row.tolist() == [self.held[number]] * WIDTH
+            row.zero_()  # the caller's own
+        else:
+            self.misses += 1
+            assert row is None
+
+    @rule(
+        numbers=st.lists(st.integers(0, 9), max_size=9),
+        data=st.data(),
+        max_rows=st.one_of(st.none(), st.integers(0, 5)),
+        inference=st.booleans(),
+    )
+    def put_many(self, numbers, data, max_rows, inference):
+        self.version += 1
+        rows = list(range(len(numbers)))
+        first = data.draw(st.lists(st.sampled_from(rows), unique=True)) if rows else []
+        values = [100.0 * self.version + row for row in rows]
+        with torch.inference_mode(inference):
+            logits = rows_of(values)
+            self.cache.put_many([key_of(number) for number in numbers], logits, first=first, max_rows=max_rows)
+            logits.fill_(-1)  # copies were kept
+        order, new = [], []
+        for row in [*first, *rows]:
+            number = numbers[row]
+            if number in order or len(order) == self.room:
+                continue
+            if number not in self.held:
+                if max_rows is not None and len(new) == max_rows:
+                    continue
+                new.append(number)
+                self.stored += 1
+            order.append(number)
+        fresh = {numbers[row]: values[row] for row in reversed([*first, *rows])}
+        for number in reversed(order):
+            value = self.held.pop(number) if number in self.held else fresh[number]
+            self.held[number] = value
+        while len(self.held) > self.room:
+            self.held.popitem(last=False)
+            self.evicted += 1
+
+    @invariant()
+    def holds_what_the_oracle_holds(self):
+        if not hasattr(self, "cache"):
+            return
+        statistics = self.cache.statistics
+        assert {number for number in range(10) if key_of(number) in self.cache} == set(self.held)
+        assert len(self.cache) == statistics.num_rows == len(self.held)
+        assert statistics.num_bytes <= self.bound
+        counted = (statistics.hits, statistics.misses, statistics.stored, statistics.evicted)
+        assert counted == (self.hits, self.misses, self.stored, self.evicted)
+        looked_up = self.hits + self.misses
+        assert statistics.hit_rate == (self.hits / looked_up if looked_up else 0.0)
+
+
+TestCache = CacheMachine.TestCase
+
+
+def live_bytes() -> int:
+    """Return the bytes of all storages that tensors of this process keep alive."""
+    gc.collect()
+    storages = {}
+    for each in gc.get_objects():
+        if type(each) is torch.Tensor:
+            storage = each.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def test_memory_stays_within_the_bound_whatever_is_kept():
+    width, bound = 1_000, 64_000
+    before = live_bytes()
+    cache = TargetCache(bound)
+    assert live_bytes() == before, "nothing is taken before the first row"
+    choose = random.Random(1)
+    for turn in range(12):
+        size = choose.randint(1, 40)
+        logits = torch.full((size, width), float(turn))
+        keys = [ROOT.extended([turn, row]) for row in range(size)]
+        cache.put_many(keys, logits)
+        hot = keys[0]
+        del logits
+        assert cache.get(hot) is not None
+        assert 0 < live_bytes() - before <= bound
+        assert live_bytes() - before == cache.statistics.num_bytes
+    assert cache.statistics.num_rows == 16
+    del cache
+    assert live_bytes() == before
+
+
+def test_the_path_is_kept_when_not_all_can_be():
+    cache = TargetCache(10 * ROW_BYTES)
+    keys = [key_of(number) for number in range(1_024)]
+    cache.put_many(keys, rows_of(list(range(1_024))), first=[0, 700, 900], max_rows=5)
+    assert [number for number in range(1_024) if keys[number] in cache] == [0, 1, 2, 700, 900]
+    cache.put_many([key_of(5_000 + number) for number in range(7)], rows_of(list(range(7))))
+    assert [number for number in range(1_024) if keys[number] in cache] == [0, 700, 900]
+    assert cache.get(keys[900]).tolist() == [900.0] * WIDTH
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rows_keep_their_dtype(dtype):
+    cache = TargetCache(1_000)
+    logits = torch.randn(3, WIDTH).to(dtype).requires_grad_()
+    cache.put_many([key_of(number) for number in range(3)], logits)
+    row = cache.get(key_of(1))
+    assert row.dtype == dtype
+    assert torch.equal(row, logits[1])
+    assert not row.requires_grad
+
+
+def test_another_models_logits_are_refused():
+    cache = TargetCache(1_000)
+    cache.put_many([key_of(0)], rows_of([0]))
+    with pytest.raises(ValueError, match="make a cache for each model"):
+        cache.put_many([key_of(1)], torch.zeros(1, WIDTH + 1))
+    with pytest.raises(ValueError, match="make a cache for each model"):
+        cache.put_many([key_of(1)], torch.zeros(1, WIDTH, dtype=torch.float16))
+    with pytest.raises(ValueError, match="one row for each"):
+        cache.put_many([key_of(1)], torch.zeros(2, WIDTH))
+    assert len(cache) == 1
+
+
+def test_a_cache_that_no_memory_is_left_for_is_none():
+    cache = TargetCache(1 << 62)
+    warnings: list[str] = []
+    logger.enable("speculant_verifier")
+    sink = logger.add(warnings.append, level="WARNING", format="{message}")
+    try:
+        for _ in range(2):
+            cache.put_many([key_of(0)], rows_of([0]))
+    finally:
+        logger.remove(sink)
+    assert len(warnings) == 1
+    assert "target_cache" in warnings[0]
+    assert len(cache) == 0
+    assert cache.get(key_of(0)) is None
+    assert cache.statistics.num_bytes == 0
+
+
+@pytest.mark.parametrize("copy", [_copy_singly, _copy_together])
+def test_both_ways_of_copying_do_the_same(copy):
+    logits = torch.randn(6, WIDTH)
+    block = torch.zeros(8, WIDTH)
+    copy(block, [7, 0, 3], logits, [5, 2, 0])
+    expected = torch.zeros(8, WIDTH)
+    expected[[7, 0, 3]] = logits[[5, 2, 0]]
+    assert torch.equal(block, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rows_stay_on_their_device():
+    cache = TargetCache(4 * ROW_BYTES)
+    logits = rows_of(list(range(6))).cuda()
+    cache.put_many([key_of(number) for number in range(6)], logits, first=[5, 3], max_rows=3)
+    assert [number for number in range(6) if key_of(number) in cache] == [0, 3, 5]
+    row = cache.get(key_of(5))
+    assert row.device == logits.device
+    assert torch.equal(row, logits[5])

@@ -1,0 +1,108 @@
+"""Models of benches: a checkpoint, or random weights of a given size where there is none.
+
+The time of a pass hardly depends on the weights, so a model of random weights measures what a real one of its shape
+would take. What it writes means nothing: replay recorded outputs with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoTokenizer, GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
+
+from speculant_graph.config import VerifierConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.errors import ConfigError
+from speculant_verifier.model import TargetModel
+from speculant_verifier.model.loading import device_named
+
+RANDOM = "random:"
+"""Prefix of names of models with random weights: 'random:150M', 'random:gpt-oss-20b'."""
+
+_REAL = "gpt-oss-20b"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([MB])")
+_UNITS = {"M": 1_000_000, "B": 1_000_000_000}
+_HIDDEN, _NARROWEST = 512, 64
+_HEAD, _EXPERTS, _ACTIVE = 64, 32, 4
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a random model depends on its size."""
+
+    hidden: int
+    """Width; a power of two."""
+    layers: int
+    """Even: full and sliding attention take turns."""
+
+    @classmethod
+    def of(cls, num_parameters: int, vocabulary_size: int) -> Shape:
+        """Choose the shape whose size is nearest: 512 wide, or narrower if the vocabulary would take most of it."""
+        hidden = _HIDDEN
+        while hidden > _NARROWEST and vocabulary_size * hidden > 0.8 * num_parameters:
+            hidden //= 2
+        # Experts of a quarter of the width: 32 of them and their two matrices, and about 3 squares of attention.
+        per_layer = _EXPERTS * 3 * hidden * (hidden // 4) + 3 * hidden * hidden
+        pairs = (num_parameters - vocabulary_size * hidden) / (2 * per_layer)
+        return cls(hidden, 2 * max(1, round(pairs)))
+
+
+def load_target(config: VerifierConfig) -> TargetModel:
+    """Load a model, or make one of random weights.
+
+    Raises:
+        ConfigError: it can't be loaded, or a random one lacks a size or a tokenizer.
+    """
+    if not config.model_name.startswith(RANDOM):
+        return TargetModel.load(config)
+    size = config.model_name.removeprefix(RANDOM)
+    if size != _REAL and not _SIZE.fullmatch(size):
+        raise ConfigError(f"--model: '{size}' is no size of a random model; write {RANDOM}150M or {RANDOM}{_REAL}")
+    if config.tokenizer_name is None:
+        raise ConfigError(f"--model {config.model_name} needs a tokenizer; name its folder with --tokenizer")
+    device = device_named(config.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) - 1))
+    known = CorpusTokenizer.load(config.tokenizer_name)
+    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ConfigError(f"the tokenizer of '{config.tokenizer_name}' is not a fast one; choose another folder")
+    if config.dtype == "auto":
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    else:
+        dtype = getattr(torch, config.dtype)
+    architecture = _real() if size == _REAL else _small(size, known.fingerprint.vocabulary_size)
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        torch.manual_seed(_SEED)
+        model = GptOssForCausalLM._from_config(architecture, dtype=dtype)
+    return TargetModel(model, tokenizer, config.model_name, known.fingerprint)
+
+
+def _real() -> GptOssConfig:
+    """The configuration of the released model, whose values are the defaults of transformers but for the layers."""
+    return GptOssConfig(num_hidden_layers=24, num_local_experts=32, eos_token_id=None, pad_token_id=None)
+
+
+def _small(size: str, vocabulary_size: int) -> GptOssConfig:
+    match = _SIZE.fullmatch(size)
+    assert match is not None
+    shape = Shape.of(round(float(match[1]) * _UNITS[match[2]]), vocabulary_size)
+    return GptOssConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.hidden // 4,
+        head_dim=_HEAD,
+        num_attention_heads=shape.hidden // _HEAD,
+        num_key_value_heads=max(1, shape.hidden // _HEAD // 8),
+        num_hidden_layers=shape.layers,
+        num_local_experts=_EXPERTS,
+        num_experts_per_tok=_ACTIVE,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )

@@ -1,0 +1,122 @@
+"""One layer's keys and values, in the form that transformers asks a cache for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from speculant_verifier.cache.layout import Placement
+from speculant_verifier.cache.moves import Buffer, memory_of, move_slots
+
+
+class SlotLayer(CacheLayerMixin):
+    """Buffers ``[rows, kv_heads, slots, head_dim]``; the cache says before every pass where to write and read.
+
+    Buffers are zeroed, never empty: a NaN in a masked slot would still poison the output (0 x NaN).
+    """
+
+    keys: Tensor
+    values: Tensor
+    is_sliding = False
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, num_rows: int, num_slots: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_rows, self.num_slots = num_rows, num_slots
+        self.placement: Placement | None = None
+        self._memories: tuple[Buffer | None, Buffer | None] = None, None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate on the first pass, when shapes, dtype and device are known."""
+        shape = self.num_rows, key_states.shape[1], self.num_slots
+        self.keys = key_states.new_zeros(*shape, key_states.shape[3])
+        self.values = value_states.new_zeros(*shape, value_states.shape[3])
+        self._memories = memory_of(self.keys), memory_of(self.values)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Store ``[n, kv_heads, T, head_dim]`` and return what the pass may attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        place = self.placement
+        assert place is not None, "a pass is planned before it runs"
+        if place.run is not None:  # a slice is cheaper than index tensors
+            row, start = place.run
+            stop = start + key_states.shape[2]
+            self.keys[row, :, start:stop] = key_states[0]
+            self.values[row, :, start:stop] = value_states[0]
+        else:
+            rows = place.rows[:, None]
+            self.keys[rows, :, place.slots] = key_states.transpose(1, 2)
+            self.values[rows, :, place.slots] = value_states.transpose(1, 2)
+        rows_read = place.rows if place.block is None else place.block
+        return self.keys[rows_read, :, : place.columns], self.values[rows_read, :, : place.columns]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the buffers."""
+        return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
+
+    def resize(self, num_rows: int, num_slots: int) -> None:
+        """Change the buffers' size; rows and slots that exist in both sizes keep their contents."""
+        self._replace(num_rows, num_slots, None)
+
+    def relay(self, num_slots: int, rows: Tensor, source: Tensor, target: Tensor) -> None:
+        """Change the number of slots and keep only ``source`` slots of ``rows``, at ``target``; all ``[k]``."""
+        self._replace(self.num_rows, num_slots, (rows, source, target))
+
+    def _replace(self, num_rows: int, num_slots: int, moves: tuple[Tensor, Tensor, Tensor] | None) -> None:
+        for name in ("keys", "values"):  # one after the other: only one of them is there twice
+            if not self.is_initialized:
+                break
+            old: Tensor = getattr(self, name)
+            if moves is None and (old.shape[0], old.shape[2]) == (num_rows, num_slots):
+                continue
+            rows, slots = min(num_rows, old.shape[0]), min(num_slots, old.shape[2])
+            new = old.new_zeros(num_rows, old.shape[1], num_slots, old.shape[3])
+            if moves is None:
+                new[:rows, :, :slots] = old[:rows, :, :slots]
+            else:
+                new[moves[0], :, moves[2]] = old[moves[0], :, moves[1]]
+            setattr(self, name, new)
+            self._memories = memory_of(self.keys), memory_of(self.values)
+        self.num_rows, self.num_slots = num_rows, num_slots
+
+    def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
+        """Copy slots ``source`` of ``rows`` to slots ``target``, in the order of paths: none moves behind itself."""
+        keys, values = self._memories
+        if keys is not None and values is not None:
+            places = rows.numpy(), source.numpy(), target.numpy()
+            move_slots(keys, *places)
+            move_slots(values, *places)
+            return
+        self.keys[rows, :, target] = self.keys[rows, :, source]
+        self.values[rows, :, target] = self.values[rows, :, source]
+
+    def copy_row(self, source: int, target: int, num_slots: int) -> None:
+        """Copy the first slots of a row to another."""
+        if self.is_initialized:
+            self.keys[target, :, :num_slots] = self.keys[source, :, :num_slots]
+            self.values[target, :, :num_slots] = self.values[source, :, :num_slots]
+
+    def wipe(self, row: int, start: int, stop: int) -> None:
+        """Zero slots of a row."""
+        if self.is_initialized and start < stop:
+            self.keys[row, :, start:stop] = 0
+            self.values[row, :, start:stop] = 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Part of the transformers interface: columns the pass may attend to, and their offset."""
+        del query_length
+        return self.get_seq_length(), 0
+
+    def get_seq_length(self) -> int:
+        """Part of the transformers interface."""
+        return 0 if self.placement is None else self.placement.columns
+
+    def get_max_length(self) -> int:
+        """Part of the transformers interface."""
+        return self.num_slots

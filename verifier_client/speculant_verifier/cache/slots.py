@@ -1,0 +1,257 @@
+"""Key-value cache of slots: ragged rows without padding, drafts verified in place, exact rollback.
+
+Every row starts at slot 0, and a committed token's slot is its position. A forward pass writes row ``b`` to the slots
+after its committed length; rows with fewer nodes are padded with junk that masks hide and later passes overwrite.
+Rolling back is *not* advancing the length. This holds for sliding-window layers too, because the window is applied by
+**position** in the mask.
+
+Sliding layers may be rings: slot = index % ring, where the ring holds the window and the widest pass. What a pass
+overwrites is then out of every window, and what an earlier, rejected draft left behind stands where the masks see
+nothing. While no row has come round, a ring is the plain layer of the same size, so a short batch takes no more memory.
+
+Invariant between steps: the cache holds every token of a row except the last ones, the *pending* tokens that the next
+pass begins with (usually one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache
+
+from speculant_graph.types import Draft
+from speculant_verifier.cache.layers import SlotLayer
+from speculant_verifier.cache.layout import CacheLayout, ForwardPlan, Placement
+from speculant_verifier.cache.masks import MaskMaker
+from speculant_verifier.cache.plan import PassShape, full_visibility, shape_of_pass, sizes_of, window_visibility
+
+_LEAST_GROWTH = 256
+
+
+class SlotCache(Cache):
+    """The cache of all layers, and where the pass that is about to run goes."""
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        num_rows: int,
+        capacity: int = 0,
+        *,
+        widest_pass: int = 1,
+        max_slots: int | None = None,
+    ) -> None:
+        """Make an empty cache; memory is taken when it is first used.
+
+        Args:
+            layout: the model's side.
+            num_rows: sequences held at once.
+            capacity: slots per row to begin with.
+            widest_pass: most nodes of one pass, so that rings are made large enough at once; they grow if it is passed.
+            max_slots: bound of rows times capacity that growing by itself keeps to; None for none.
+        """
+        self.layout, self.num_rows, self.capacity, self.max_slots = (
+            layout,
+            num_rows,
+            layout.round_up(capacity),
+            max_slots,
+        )
+        self.lengths = [0] * num_rows
+        """Committed tokens per row. Read them; commits and clears change them."""
+        self._written = [0] * num_rows  # slots that may hold something, rejected nodes included
+        self._ring = layout.ring_slots(widest_pass)
+        self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout)
+        self._slot_layers = [
+            SlotLayer(num_rows, self._slots_of(sliding, self.capacity)) for sliding in layout.is_sliding
+        ]
+        super().__init__(layers=list(self._slot_layers))
+
+    def _slots_of(self, is_sliding: bool, capacity: int) -> int:
+        return min(self._ring, capacity) if is_sliding and self._ring else capacity
+
+    @property
+    def most_slots(self) -> int | None:
+        """Slots that a row can get within the bound; None for any number."""
+        if self.max_slots is None or not self.num_rows:
+            return None
+        return self.max_slots // self.num_rows // self.layout.step * self.layout.step
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all keys and values; 0 before the first pass."""
+        return sum(layer.num_bytes for layer in self._slot_layers)
+
+    def slots_needed(self, num_rows: int, longest: int) -> int:
+        """Return rows times capacity for the longest row's committed tokens plus the nodes of the widest pass.
+
+        All rows of a pass are padded to the same number of nodes, so both may belong to different rows.
+        """
+        return num_rows * self.layout.round_up(longest)
+
+    @torch.inference_mode()
+    def resize(self, num_rows: int, capacity: int) -> None:
+        """Change rows and slots per row; contents stay. A layer at a time, so that little is there twice.
+
+        Raises:
+            ValueError: a row that would go, or slots that would go, hold committed tokens.
+        """
+        capacity = self.layout.round_up(capacity)
+        if any(self.lengths[num_rows:]) or max(self.lengths, default=0) > capacity:
+            raise ValueError("a cache can't shrink below what it holds; clear rows first")
+        # Where memory ends on the way, the cache has what all of its layers have.
+        self._set_size(min(num_rows, self.num_rows), min(capacity, self.capacity))
+        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
+            layer.resize(num_rows, self._slots_of(is_sliding, capacity))
+        self._set_size(num_rows, capacity)
+
+    def _set_size(self, num_rows: int, capacity: int) -> None:
+        self.num_rows, self.capacity = num_rows, capacity
+        more = [0] * (num_rows - len(self.lengths))
+        self.lengths = self.lengths[:num_rows] + more
+        self._written = self._written[:num_rows] + more
+
+    def reserve(self, num_slots: int) -> None:
+        """Make room for so many slots per row, with some to spare if the bound allows.
+
+        Raises:
+            ValueError: rows times slots would pass the bound (ask :meth:`slots_needed` first).
+        """
+        if num_slots <= self.capacity:
+            return
+        capacity = self.layout.round_up(max(num_slots, self.capacity + max(_LEAST_GROWTH, self.capacity // 4)))
+        if self.max_slots is not None and self.num_rows * capacity > self.max_slots:
+            capacity = max(num_slots, self.most_slots or 0)
+            if self.slots_needed(self.num_rows, capacity) > self.max_slots:
+                raise ValueError(f"{self.num_rows} rows of {num_slots} slots do not fit into {self.max_slots} slots")
+        self.resize(self.num_rows, capacity)
+
+    @torch.inference_mode()
+    def clear(self, row: int) -> None:
+        """Forget a row, so that another sequence may use it.
+
+        Its slots are zeroed: masked ones are multiplied by zero, which a NaN of the former sequence would survive.
+        """
+        for layer in self._slot_layers:
+            layer.wipe(row, 0, min(self._written[row], layer.num_slots))
+        self.lengths[row] = self._written[row] = 0
+
+    @torch.inference_mode()
+    def copy_row(self, source: int, target: int) -> None:
+        """Make a row the same as another, whatever it held: several samples of one prompt read it once."""
+        if source == target:
+            return
+        for layer in self._slot_layers:
+            end = min(self._written[source], layer.num_slots)
+            layer.copy_row(source, target, end)
+            layer.wipe(target, end, min(self._written[target], layer.num_slots))
+        self.lengths[target], self._written[target] = self.lengths[source], self._written[source]
+
+    def move_row(self, source: int, target: int) -> None:
+        """Move a row to another's place, whatever that held; the source is empty then.
+
+        Rows in use that are neighbours are read in place. Others are gathered, which copies them on every pass.
+        """
+        if source != target:
+            self.copy_row(source, target)
+            self.clear(source)
+
+    @torch.inference_mode()
+    def plan(self, rows: Sequence[int], pending: Sequence[int], drafts: Sequence[Draft] | None = None) -> ForwardPlan:
+        """Prepare a pass: per row a chain of pending tokens and the draft below the last of them.
+
+        Args:
+            rows: the n rows that take part.
+            pending: tokens of each row's chain, at least 1.
+            drafts: the tree below each chain; None for none (a stretch of a prompt).
+
+        Returns:
+            Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.
+        """
+        width = self.layout.width_of(max(sizes_of(pending, drafts)))
+        shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, width)
+        end = int(shape.lengths.max()) + width
+        self.reserve(end)
+        self._widen(width)
+        for row in rows:
+            self._written[row] = max(self._written[row], self.lengths[row] + width)
+        full = sliding = None
+        full_place = sliding_place = None
+        if not all(self.layout.is_sliding):
+            full_place = self._place(rows, shape, self.capacity, end)
+            full = self._full_masks.make(full_visibility(shape, full_place.columns))
+        if self.layout.window is not None:
+            ring = self._ring or self.capacity
+            sliding_place = self._place(rows, shape, ring, end)
+            visible = window_visibility(shape, sliding_place.columns, self.layout.window, ring)
+            sliding = self._sliding_masks.make(visible)
+        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
+            layer.placement = sliding_place if is_sliding else full_place
+        positions = torch.from_numpy(shape.positions).to(self.layout.device, non_blocking=True)
+        return ForwardPlan(position_ids=positions, full=full, sliding=sliding)
+
+    def _place(self, rows: Sequence[int], shape: PassShape, ring: int, end: int) -> Placement:
+        count, width = shape.depths.shape
+        indices = (shape.lengths[:, None] + np.arange(width)) % ring
+        start = int(indices[0, 0])
+        is_block = list(rows) == list(range(rows[0], rows[0] + count))
+        return Placement(
+            rows=torch.from_numpy(np.array(rows)).to(self.layout.device, non_blocking=True),
+            slots=torch.from_numpy(indices).to(self.layout.device, non_blocking=True),
+            columns=min(self.layout.round_up(end), ring, self.capacity),
+            block=slice(rows[0], rows[0] + count) if is_block else None,
+            run=(rows[0], start) if count == 1 and start + width <= ring else None,
+        )
+
+    def commit_all(self, rows: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Keep nodes of the last pass; all others are rolled back by being left beyond their row's length.
+
+        Only slots that must move do, in one go for all rows: everything is read before anything is written.
+
+        Args:
+            rows: rows of the last pass, all or some, in any order.
+            paths: per row the nodes to keep, pass-local: all m pending tokens, 0 to m - 1, and then the accepted path
+                below them, where draft node j is m + j. A range from 0 is the cheapest form of a path that moves
+                nothing.
+        """
+        moved = [
+            (row, self.lengths[row] + node, self.lengths[row] + place)
+            for row, path in zip(rows, paths, strict=True)
+            if not isinstance(path, range) or path.step != 1 or path.start != 0
+            for place, node in enumerate(path)
+            if node != place
+        ]
+        if moved:
+            self._move(np.array(moved).T)
+        for row, path in zip(rows, paths, strict=True):
+            self.lengths[row] += len(path)
+
+    def commit(self, row: int, path: Sequence[int]) -> None:
+        """Keep nodes of one row (see :meth:`commit_all`)."""
+        self.commit_all([row], [path])
+
+    @torch.inference_mode()
+    def _move(self, moved: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> None:
+        plain = torch.from_numpy(np.ascontiguousarray(moved)).to(self.layout.device)
+        ringed = plain if self._ring is None else torch.stack([plain[0], *(plain[1:] % self._ring)])
+        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
+            rows, source, target = ringed if is_sliding else plain
+            layer.move(rows, source, target)
+
+    @torch.inference_mode()
+    def _widen(self, width: int) -> None:
+        """Make rings large enough for a pass of so many nodes; windows move to their slots in the larger ring."""
+        ring = self.layout.ring_slots(width)
+        if ring is None or self._ring is None or ring <= self._ring:
+            return
+        assert self.layout.window is not None
+        kept = [
+            (row, index % self._ring, index % ring)
+            for row, length in enumerate(self.lengths)
+            for index in range(max(0, length - self.layout.window + 1), length)
+        ]
+        self._ring = ring
+        rows, source, target = torch.tensor(kept, dtype=torch.long, device=self.layout.device).view(-1, 3).T
+        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
+            if is_sliding:
+                layer.relay(self._slots_of(True, self.capacity), rows, source, target)

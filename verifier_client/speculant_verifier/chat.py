@@ -1,0 +1,56 @@
+"""Chats as token ids, by the template that a tokenizer brings along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from speculant_graph.errors import GenerationError
+from speculant_graph.types import TokenId
+
+Message = Mapping[str, Any]
+"""One message: 'role' and 'content', and whatever else the template knows."""
+
+
+def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **options: Any) -> list[TokenId]:
+    """Return the token ids of a chat, control tokens included, ready for the model's answer.
+
+    The ids come straight from the template's text. Text of a message that spells a control token becomes that token,
+    as with transformers: clean what strangers wrote.
+
+    Args:
+        tokenizer: the model's; it must have a chat template.
+        messages: from the first to the latest, such as ``{"role": "user", "content": "Hello"}``.
+        options: for the template, such as ``tools`` or ``reasoning_effort``; ``add_generation_prompt=False`` ends
+            without the beginning of an answer, ``chat_template`` replaces the tokenizer's own.
+
+    Raises:
+        GenerationError: there is no template, or it can't make anything of the messages.
+    """
+    if not (options.get("chat_template") or tokenizer.chat_template):
+        raise GenerationError("the tokenizer has no chat template; give the prompt as text, or choose a chat model")
+    _check(messages)
+    try:
+        token_ids: Any = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            **{"add_generation_prompt": True} | options | {"tokenize": True, "return_dict": False},
+        )
+    except Exception as error:  # a template is a program of whoever made the tokenizer
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GenerationError(
+            f"the chat template refuses the messages: {reason}; change their roles, contents or the options"
+        ) from error
+    return [int(token) for token in token_ids]
+
+
+def _check(messages: object) -> None:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise GenerationError('messages must be a list such as [{"role": "user", "content": "Hello"}]; give one')
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise GenerationError(f'message {number} has no role; give it as {{"role": "user", "content": "Hello"}}')
+        content = message.get("content")
+        if not isinstance(content, str | list | tuple) and not (content is None and set(message) - {"role", "content"}):
+            raise GenerationError(f"the content of message {number} is neither text nor a list of parts; give text")

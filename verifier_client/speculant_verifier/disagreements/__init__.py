@@ -1,0 +1,10 @@
+"""Detailed mode: what the target rejected, and what it preferred, in files for a training loop."""
+
+from speculant_verifier.disagreements.recorder import (
+    Disagreement,
+    DisagreementRecorder,
+    RecorderStatistics,
+    read_disagreements,
+)
+
+__all__ = ["Disagreement", "DisagreementRecorder", "RecorderStatistics", "read_disagreements"]

@@ -1,0 +1,100 @@
+"""Which requests may join: those that fit into the model, the batch and the memory for keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from speculant_graph.config import VerifierConfig
+from speculant_graph.errors import GenerationError
+from speculant_verifier.engine.sequence import ActiveSequence, Request
+from speculant_verifier.model import TargetModel
+
+MOST_PENDING = 8
+"""Pending tokens that are read together with a draft; more of them are read before it, like a prompt."""
+
+
+class Admission:
+    """Gives rows of the cache to sequences; all rows, as long as the longest may get, stay below the bound."""
+
+    def __init__(self, target: TargetModel, config: VerifierConfig, most_nodes: int) -> None:
+        """Take the bounds.
+
+        Args:
+            target: the model, whose longest context bounds every row.
+            config: rows and tokens.
+            most_nodes: nodes of a draft, which need slots while they are verified.
+        """
+        self._target = target
+        self._num_rows = config.max_batch_size
+        width_of = target.layout.width_of
+        self._widest_step = width_of(most_nodes + MOST_PENDING)
+        self.cache = target.new_cache(0, widest_pass=max(width_of(config.prefill_chunk), self._widest_step))
+        """The cache whose rows are given out: those in front are in use."""
+        most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
+        self._max_tokens = self.cache.max_slots = config.max_kv_tokens or most
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that could never run.
+
+        Raises:
+            GenerationError: it is empty or too long, or holds ids that the model does not have.
+        """
+        name, length, longest = self._target.name, len(request.prompt), self._target.max_length
+        if not length:
+            raise GenerationError("the prompt is empty; give at least one token")
+        if length >= longest:
+            raise GenerationError(
+                f"the prompt has {length} tokens, but '{name}' takes at most {longest - 1}; shorten it"
+            )
+        if not all(0 <= token < self._target.vocabulary_size for token in request.prompt):
+            raise GenerationError(
+                f"the prompt holds token ids outside 0..{self._target.vocabulary_size - 1}; "
+                "use the model's own tokenizer"
+            )
+        if self._slots(1, [request]) > self._max_tokens:
+            raise GenerationError(
+                f"prompt and output may take {self._slots(1, [request])} tokens, but there is memory for "
+                f"{self._max_tokens}; lower max_tokens, or raise --verifier.max-kv-tokens"
+            )
+
+    def admit(self, sequence: ActiveSequence, running: Sequence[ActiveSequence], num_waiting: int) -> bool:
+        """Give a row to a sequence if it can join those that run.
+
+        Args:
+            sequence: gets the row.
+            running: all that have a row.
+            num_waiting: requests that would like to join, this one included.
+
+        Returns:
+            Whether it can.
+        """
+        count = len(running) + 1
+        requests = [sequence.request, *(each.request for each in running)]
+        if count > self._num_rows or self._slots(count, requests) > self._max_tokens:
+            return False
+        rows = max(self.cache.num_rows, min(self._num_rows, len(running) + num_waiting))
+        if self._slots(rows, requests) > self._max_tokens:
+            rows = count
+        if rows != self.cache.num_rows:
+            step = self.cache.slots_needed(1, 1)
+            self.cache.resize(rows, min(self.cache.capacity, self._max_tokens // rows // step * step))
+        sequence.row = len(running)
+        self.cache.clear(sequence.row)
+        return True
+
+    def release(self, sequence: ActiveSequence, running: Sequence[ActiveSequence]) -> None:
+        """Take a row back; the last one moves to its place, as rows that are neighbours are read without a copy."""
+        last = max((each for each in running if each.row > sequence.row), key=lambda each: each.row, default=None)
+        if last is None:
+            self.cache.clear(sequence.row)
+        else:
+            self.cache.move_row(last.row, sequence.row)
+            last.row = sequence.row
+        sequence.row = -1
+
+    def _slots(self, num_rows: int, requests: Sequence[Request]) -> int:
+        return self.cache.slots_needed(num_rows, max(map(self._need, requests)))
+
+    def _need(self, request: Request) -> int:
+        longest = min(len(request.prompt) + request.config.max_tokens, self._target.max_length)
+        return longest + self._widest_step  # of another row, whose pending tokens and draft all rows are padded to

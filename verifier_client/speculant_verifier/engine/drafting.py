@@ -1,0 +1,171 @@
+"""Asking for drafts: how many nodes for whom, in one message; what comes back is not trusted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from loguru import logger
+
+from speculant_graph.config import DraftConfig, GenerationConfig
+from speculant_graph.random_stream import STEP_STREAM, uniform
+from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
+from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
+from speculant_verifier.model import TargetModel
+from speculant_verifier.rules import WANTS_PROPOSALS
+from speculant_verifier.speculation.acceptance import AcceptanceHistory
+from speculant_verifier.speculation.controller import Speculation, trimmed
+
+_ROUNDING = 1e-6
+_MAKE_TREES = frozenset(("tree", "specexec", "beam"))
+
+
+class Drafting:
+    """Gets a draft for every sequence of a step."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        speculation: Speculation,
+        draft: DraftConfig,
+        totals: EngineTotals,
+    ) -> None:
+        """Take the drafter and how it drafts."""
+        self._target, self._drafter, self._most_nodes = target, drafter, draft.k
+        self._makes_trees = draft.strategy in _MAKE_TREES
+        self._speculation, self._totals = speculation, totals
+        self._has_warned = False
+
+    def wants(self, sequence: ActiveSequence) -> bool:
+        """Whether a sequence is drafted for at all."""
+        return self._most_nodes > 0 and self._drafter.state != "off" and sequence.config.speculation != "off"
+
+    def drafts(self, sequences: Sequence[ActiveSequence]) -> list[Draft]:
+        """Return drafts that could all be emitted; anything unusable becomes no draft."""
+        started_s = time.perf_counter()
+        limits = [self._limit(sequence) for sequence in sequences]
+        if not any(limits):
+            return [EMPTY_DRAFT] * len(sequences)
+        histories = [_history(sequence) for sequence in sequences]
+        budgets = self._speculation.budgets(histories, limits)
+        if not any(budgets):
+            return [EMPTY_DRAFT] * len(sequences)
+        asked = [number for number, sequence in enumerate(sequences) if sequence.has_session and budgets[number]]
+        steps = [
+            SequenceStep(
+                each.session_id,
+                each.token_ids,
+                budgets[number],
+                draft_seed(each.config, len(each.token_ids)),
+                each.feedback,
+            )
+            for number, each in ((number, sequences[number]) for number in asked)
+        ]
+        drafts = [EMPTY_DRAFT] * len(sequences)
+        shallow: list[Sequence[int]] = [()] * len(sequences)
+        answer = self._ask(steps)
+        for number, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
+            sequences[number].feedback = None
+            if sequences[number].config.rule not in WANTS_PROPOSALS or self._can_be_drawn_from(draft):
+                shallow[number] = nodes_within(draft, self._most_depth(sequences[number]))
+                drafts[number] = trimmed(draft, shallow[number])
+        if answer is None or self._drafter.state == "unavailable":
+            for number in asked:
+                sequences[number].num_steps_without_drafter += 1
+        can_trim = [sequence.config.rule not in WANTS_PROPOSALS for sequence in sequences]
+        for number, nodes in enumerate(self._speculation.keep(histories, drafts, can_trim)):
+            sequences[number].draft_nodes = [shallow[number][node] for node in nodes]
+            drafts[number] = trimmed(drafts[number], nodes)
+        elapsed_s = time.perf_counter() - started_s
+        self._totals.draft_s += elapsed_s
+        for sequence in sequences:
+            sequence.draft_s += elapsed_s
+        return drafts
+
+    def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
+        """Note what became of a draft."""
+        if len(draft):
+            self._speculation.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
+
+    def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
+        """Return what is usable of the drafter's answer; None if it is no answer: decoding goes on without."""
+        try:
+            return [
+                draft if self._is_usable(draft, step.node_budget) else EMPTY_DRAFT
+                for step, draft in zip(steps, self._drafter.draft(steps), strict=True)
+            ]
+        except Exception as error:  # drafters are anybody's code
+            problem = repr(error)
+        if not self._has_warned:
+            logger.warning("the drafter fails, going on without its drafts: {}; mend it, or leave it out", problem)
+            self._has_warned = True
+        return None
+
+    def _limit(self, sequence: ActiveSequence) -> int:
+        """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
+        most_depth = self._most_depth(sequence) if sequence.has_session else 0
+        return self._most_nodes if self._makes_trees and most_depth else min(self._most_nodes, most_depth)
+
+    def _most_depth(self, sequence: ActiveSequence) -> int:
+        room = self._target.max_length - len(sequence.token_ids)
+        # The last emitted token is the model's own, so a draft may fill all but one of what remains.
+        return max(0, min(sequence.num_remaining, room) - 1)
+
+    def _is_usable(self, draft: Draft, budget: int) -> bool:
+        """Whether a draft is a tree of known tokens within its budget, as its type promises."""
+        size = len(draft.token_ids)
+        if size > budget or len(draft.parents) != size:
+            return False
+        if len(draft.path_probabilities) not in (0, size) or len(draft.proposals) not in (0, size):
+            return False
+        if not all(
+            0 <= token < self._target.vocabulary_size and 0 <= parent <= node
+            for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
+        ):
+            return False
+        # No path is more probable than its beginning; written so that NaN fails.
+        above = (1.0 + _ROUNDING, *draft.path_probabilities)
+        return all(
+            0.0 <= probability <= above[parent]
+            for probability, parent in zip(draft.path_probabilities, draft.parents, strict=False)
+        )
+
+    def _can_be_drawn_from(self, draft: Draft) -> bool:
+        """Whether proposals are of known tokens; rules look them up."""
+        return all(
+            len(proposal.token_ids) == len(proposal.probabilities)
+            and int(proposal.token_ids.max(initial=0)) < self._target.vocabulary_size
+            for proposal in draft.proposals
+        )
+
+
+def depths_of(draft: Draft) -> list[int]:
+    """Return the depth of every node, 1 below the root."""
+    depths: list[int] = []
+    for parent in draft.parents:
+        depths.append(depths[parent - 1] + 1 if parent else 1)
+    return depths
+
+
+def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
+    """Return the nodes that are no deeper; which tokens they are makes no difference, so every rule stays exact."""
+    if len(draft) <= most_depth:
+        return range(len(draft))
+    return [node for node, depth in enumerate(depths_of(draft)) if depth <= most_depth]
+
+
+def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
+    """Return the seed that a sequence of so many tokens is drafted for with.
+
+    Drafters take the numbers of seed and position. *block* judges a draft as a whole: how much of it is accepted tells
+    something of the numbers of the rest, which would be drawn by again in the next step, so its steps have seeds of
+    their own. The other rules never look behind the first token that they reject.
+    """
+    if config.rule != "block":
+        return config.seed
+    return int(uniform(config.seed, num_tokens, STEP_STREAM) * 2**53)
+
+
+def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:
+    return sequence.history if sequence.config.speculation == "auto" else None

@@ -1,0 +1,257 @@
+"""The decoding loop: requests join a running batch and leave it; a step drafts, verifies and emits for all of it.
+
+One step is: a stretch of the prompts that wait, one message to the drafter for all sequences, one forward pass over
+what is pending of each sequence and its draft, the rule, the commit, the emissions. What goes wrong with one request
+ends that request alone. The engine knows neither text nor gRPC; the drafter is whatever satisfies
+:class:`speculant_graph.types.Drafter`. It belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from loguru import logger
+from transformers import LogitsProcessorList
+
+from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.draft.strategies import CALIBRATED
+from speculant_graph.errors import GenerationError, SpeculantError, TokenizerMismatchError
+from speculant_graph.types import Drafter
+from speculant_verifier.engine.admission import MOST_PENDING, Admission
+from speculant_verifier.engine.drafting import Drafting
+from speculant_verifier.engine.prefill import Prefill
+from speculant_verifier.engine.sequence import (
+    OUT_OF_MEMORY,
+    ActiveSequence,
+    Emission,
+    EngineTotals,
+    Request,
+    is_out_of_memory,
+)
+from speculant_verifier.engine.verification import Verification
+from speculant_verifier.model import TargetModel
+from speculant_verifier.results import FinishReason
+from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
+from speculant_verifier.speculation.controller import Cost, Speculation
+from speculant_verifier.speculation.target_cache import TargetCacheStatistics
+
+
+class Engine:
+    """Decodes any number of requests, at most ``max_batch_size`` at a time."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        config: VerifierConfig,
+        draft: DraftConfig,
+        *,
+        cost: Cost | None = None,
+    ) -> None:
+        """Set up without touching the model.
+
+        Args:
+            target: the model.
+            drafter: where drafts come from.
+            config: batch, memory, records.
+            draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
+            cost: what passes cost; None: as on a typical machine.
+        """
+        self._target, self._drafter, self._config = target, drafter, config
+        self._waiting: deque[ActiveSequence] = deque()
+        self._running: list[ActiveSequence] = []
+        self._failed: list[Emission] = []
+        self._numbers = itertools.count()
+        self._has_emitted = False
+        self.totals = EngineTotals()
+        """Times and counts since the engine was made."""
+        self._admission = Admission(target, config, draft.k)
+        cache = self._admission.cache
+        self._prefill = Prefill(target, cache, config.prefill_chunk, self.totals)
+        promises = draft.strategy in CALIBRATED
+        self._speculation = Speculation(cost or target.typical_cost, promises=promises)
+        self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals)
+        self._verification = Verification(target, cache, config, self.totals)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._waiting or self._running or self._failed)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def target_cache_statistics(self) -> TargetCacheStatistics:
+        """What SpecExec's cache of the target's distributions did."""
+        return self._verification.target_cache_statistics
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
+
+    def add(self, request: Request) -> ActiveSequence:
+        """Take a request; what it lacks shows as an emission of reason ``error``.
+
+        Returns:
+            The sequence, which its emissions name.
+        """
+        sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
+        try:
+            if request.refusal:
+                raise GenerationError(request.refusal)
+            self._admission.check(request)
+            sequence.end_token_ids = end_token_ids_of(request.config, self._target.end_token_ids)
+            sequence.sampler = Sampler(request.config, self._processors(sequence))
+        except SpeculantError as error:
+            self._failed.append(_failure(sequence, error))
+            return sequence
+        if request.config.ignore_end_tokens:
+            sequence.end_token_ids = frozenset()
+        sequence.history = self._speculation.new_history()
+        self._waiting.append(sequence)
+        return sequence
+
+    def cancel(self, sequence: ActiveSequence) -> None:
+        """Stop decoding a sequence and free its place; nothing more is emitted for it."""
+        self._failed = [emission for emission in self._failed if emission.sequence is not sequence]
+        if sequence in self._running:
+            self._leave(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+
+    def close(self) -> None:
+        """Cancel everything."""
+        for sequence in [*self._running, *self._waiting]:
+            self.cancel(sequence)
+        self._verification.close()
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Emission]:
+        """Decode requests and yield every step's emissions; those of other requests are dropped."""
+        own = {id(sequence): sequence for sequence in map(self.add, requests)}
+        try:
+            while own:
+                for emission in self.step():
+                    if id(emission.sequence) in own:
+                        if emission.finish_reason is not None:
+                            del own[id(emission.sequence)]
+                        yield emission
+        finally:  # also when the caller stops listening
+            for sequence in own.values():
+                self.cancel(sequence)
+
+    def step(self) -> list[Emission]:
+        """Do one step and return what it emitted.
+
+        Raises:
+            TokenizerMismatchError: the drafter has another tokenizer; only before anything was emitted, and it is
+                better to refuse the call than to go without drafts for ever.
+        """
+        started_s = time.perf_counter()
+        self._admit()
+        emissions, self._failed = self._failed, []
+        active = list(self._running)
+        emissions += self._verification.recall(active)
+        ended = {id(emission.sequence) for emission in emissions if emission.finish_reason is not None}
+        left = [sequence for sequence in active if id(sequence) not in ended]
+        waiting = self._prefill.chosen([each for each in left if each.num_pending > MOST_PENDING])
+        emissions += self._guarded(self._prefill.step, waiting)
+        emissions += self._guarded(
+            self._decode, [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING]
+        )
+        elapsed_s = time.perf_counter() - started_s
+        self.totals.total_s += elapsed_s
+        for sequence in active:
+            sequence.total_s += elapsed_s
+        for emission in emissions:
+            sequence = emission.sequence
+            if emission.token_ids:
+                self._has_emitted = True
+                sequence.first_token_s = sequence.first_token_s or sequence.total_s
+            if emission.finish_reason is not None and sequence in self._running:
+                self._leave(sequence)
+        return emissions
+
+    def _processors(self, sequence: ActiveSequence) -> LogitsProcessorList:
+        request, target = sequence.request, self._target
+        if request.processors is not None:
+            return request.processors
+        ends = sequence.end_token_ids
+        return processors_of(
+            request.config, len(request.prompt), ends, target.vocabulary_size, target.tokenizer, target.device
+        )
+
+    def _admit(self) -> None:
+        while self._waiting:
+            sequence = self._waiting[0]
+            try:
+                if not self._admission.admit(sequence, self._running, len(self._waiting)):
+                    return
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._target.free_memory()
+                self._failed.append(_failure(self._waiting.popleft(), GenerationError(OUT_OF_MEMORY)))
+                continue
+            self._running.append(self._waiting.popleft())
+            if self._drafting.wants(sequence):
+                self._open(sequence)
+
+    def _open(self, sequence: ActiveSequence) -> None:
+        try:
+            self._drafter.open(sequence.session_id)
+            sequence.has_session = True
+        except TokenizerMismatchError as error:
+            self._drafter.finish(sequence.session_id)
+            if not self._has_emitted:
+                raise
+            logger.warning("the drafter has another tokenizer now, going on without drafts: {}", error)
+        except SpeculantError as error:  # it was asked to be strict
+            self._leave(sequence)
+            self._failed.append(_failure(sequence, error))
+        except Exception as error:  # drafters are anybody's code
+            logger.warning("the drafter can't begin a session, going on without drafts: {!r}; mend it", error)
+
+    def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+        return self._verification.step(sequences, self._drafting.drafts(sequences), self._drafting)
+
+    def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+        """Do a part of a step; where memory does not suffice, end the youngest sequence and try the rest.
+
+        What raises for want of memory has changed nothing yet, so it can be done again.
+        """
+        left = sorted(sequences, key=lambda each: each.row)
+        failures: list[Emission] = []
+        while left:
+            try:
+                emissions: list[Emission] = work(left)  # type: ignore[operator]
+                return failures + emissions
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._target.free_memory()
+            youngest = max(left, key=lambda each: each.number)
+            left.remove(youngest)
+            self._leave(youngest)  # another may get its row
+            left.sort(key=lambda each: each.row)
+            failures.append(_failure(youngest, GenerationError(OUT_OF_MEMORY)))
+        return failures
+
+    def _leave(self, sequence: ActiveSequence) -> None:
+        self._running.remove(sequence)
+        self._admission.release(sequence, self._running)
+        self._running.sort(key=lambda each: each.row)
+        if sequence.has_session:
+            self._drafter.finish(sequence.session_id)
+
+
+def _failure(sequence: ActiveSequence, error: SpeculantError) -> Emission:
+    sequence.error = str(error)
+    reason: FinishReason = "error"
+    return Emission(sequence, (), 0, reason)

@@ -1,0 +1,59 @@
+"""Reading prompts: a bounded stretch between two steps, so that sequences that are running do not stall."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from speculant_verifier.cache import SlotCache
+from speculant_verifier.engine.sequence import ActiveSequence, Emission, EngineTotals
+from speculant_verifier.model import TargetModel
+
+
+class Prefill:
+    """Reads pending tokens, all but the last of each sequence."""
+
+    def __init__(self, target: TargetModel, cache: SlotCache, chunk: int, totals: EngineTotals) -> None:
+        """Take the model, its cache and the most tokens of one pass, padding included."""
+        self._target, self._cache, self._chunk, self._totals = target, cache, chunk, totals
+
+    def chosen(self, sequences: Sequence[ActiveSequence]) -> list[ActiveSequence]:
+        """Return those to read a stretch of now: the ones that have waited longest.
+
+        Short prompts are read together, as long as the padded pass stays within the chunk and within their room.
+        """
+        chosen: list[ActiveSequence] = []
+        width = deepest = 0
+        for sequence in sorted(sequences, key=lambda each: each.number):
+            width, deepest = max(width, self._take(sequence)), max(deepest, sequence.num_cached)
+            if chosen and ((len(chosen) + 1) * width > self._chunk or not self._has_room(deepest, width)):
+                break
+            chosen.append(sequence)
+        return sorted(chosen, key=lambda each: each.row)
+
+    def step(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+        """Read one stretch of :meth:`chosen` sequences; nothing is emitted."""
+        started_s = time.perf_counter()
+        takes = [self._take(each) for each in sequences]
+        stretches = [
+            each.token_ids[each.num_cached : each.num_cached + take]
+            for each, take in zip(sequences, takes, strict=True)
+        ]
+        self._target.prefill(stretches, self._cache, [each.row for each in sequences])
+        for sequence, take in zip(sequences, takes, strict=True):
+            sequence.num_cached += take
+        elapsed_s = time.perf_counter() - started_s
+        self._totals.prefill_s += elapsed_s
+        for sequence in sequences:
+            sequence.prefill_s += elapsed_s
+        return []
+
+    def _take(self, sequence: ActiveSequence) -> int:
+        take = min(sequence.num_pending - 1, self._chunk)
+        if not self._has_room(sequence.num_cached, take):
+            take = 1 << take.bit_length() - 1  # which no kernel pads
+        return take
+
+    def _has_room(self, deepest: int, width: int) -> bool:
+        room = self._cache.most_slots
+        return room is None or deepest + self._cache.layout.width_of(width) <= room

@@ -1,0 +1,182 @@
+"""A request, and the sequence that it becomes while it is decoded."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import LogitsProcessorList
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.types import Feedback, TokenId
+from speculant_verifier.results import FinishReason, PhaseTimes, TokenLogprobs
+from speculant_verifier.sampling import Sampler
+from speculant_verifier.speculation.acceptance import AcceptanceHistory
+from speculant_verifier.speculation.target_cache import PrefixKey
+
+StopCheck = Callable[[Sequence[TokenId]], int | None]
+"""Told of newly emitted tokens, it says how many of them stay if the text ends with them, or None. It keeps count of
+what it was told, so every token is told once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue."""
+
+    index: int
+    """The caller's number for it."""
+    prompt: tuple[TokenId, ...]
+    """Token ids, at least one."""
+    config: GenerationConfig
+    """How tokens are chosen."""
+    processors: LogitsProcessorList | None = None
+    """Logits processors of transformers instead of those that the settings ask for."""
+    stop_check: StopCheck | None = None
+    """Finds the end of the text by its characters."""
+    forced: tuple[TokenId, ...] = ()
+    """What the model is made to write, for benches: everything is computed, then this is chosen."""
+    request_id: str = ""
+    """For records; empty: the session's number."""
+    refusal: str = ""
+    """Why it can't be decoded, if that is known already: it ends with this error."""
+
+
+@dataclass(eq=False, slots=True)
+class ActiveSequence:
+    """One request while it is decoded; mutable, owned by the engine."""
+
+    request: Request
+    number: int = 0
+    """How many came before it."""
+    row: int = -1
+    """Its row of the cache; -1 if it has none."""
+    session_id: int = field(default_factory=lambda: secrets.randbits(63) + 1)
+    token_ids: list[TokenId] = field(default_factory=list)
+    """Prompt and output."""
+    num_cached: int = 0
+    """Tokens whose keys and values are in the cache; those after them are pending."""
+    sampler: Sampler | None = None
+    end_token_ids: frozenset[TokenId] = frozenset()
+    history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
+    feedback: Feedback | None = None
+    """What the drafter is told with the next step."""
+    draft_nodes: Sequence[int] = ()
+    """Per node of the latest draft, its number in the drafter's message, of which nodes may have been left out."""
+    has_session: bool = False
+    prefix_key: PrefixKey | None = None
+    """Key of the first ``num_keyed`` tokens."""
+    num_keyed: int = 0
+    num_steps: int = 0
+    num_steps_without_drafter: int = 0
+    num_from_target_cache: int = 0
+    drafted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: str = ""
+    prefill_s: float = 0.0
+    draft_s: float = 0.0
+    forward_s: float = 0.0
+    verify_s: float = 0.0
+    commit_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+    @property
+    def index(self) -> int:
+        """The caller's number."""
+        return self.request.index
+
+    @property
+    def prompt(self) -> tuple[TokenId, ...]:
+        """Prompt tokens."""
+        return self.request.prompt
+
+    @property
+    def config(self) -> GenerationConfig:
+        """How tokens are chosen."""
+        return self.request.config
+
+    @property
+    def output(self) -> tuple[TokenId, ...]:
+        """Emitted tokens."""
+        return tuple(self.token_ids[len(self.request.prompt) :])
+
+    @property
+    def num_emitted(self) -> int:
+        """Number of emitted tokens."""
+        return len(self.token_ids) - len(self.request.prompt)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.request.config.max_tokens - self.num_emitted
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that the model has not read; the last one is the root of the next draft."""
+        return len(self.token_ids) - self.num_cached
+
+    def times(self) -> PhaseTimes:
+        """Freeze the clocks."""
+        other_s = self.total_s - self.prefill_s - self.draft_s - self.forward_s - self.verify_s - self.commit_s
+        return PhaseTimes(
+            prefill_s=self.prefill_s,
+            draft_s=self.draft_s,
+            forward_s=self.forward_s,
+            verify_s=self.verify_s,
+            commit_s=self.commit_s,
+            other_s=max(0.0, other_s),
+            first_token_s=self.first_token_s,
+            total_s=self.total_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What a step emitted for one sequence."""
+
+    sequence: ActiveSequence
+    token_ids: tuple[TokenId, ...]
+    """Empty only if the sequence ended without a further token."""
+    num_accepted: int
+    """How many of the tokens, from the first, were drafted."""
+    finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token, if they were asked for."""
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """What an engine did since it was made."""
+
+    total_s: float = 0.0
+    """In steps; the parts below, and the rest."""
+    prefill_s: float = 0.0
+    """Reading prompts."""
+    draft_s: float = 0.0
+    """Waiting for drafts."""
+    forward_s: float = 0.0
+    """Forward passes over drafts."""
+    verify_s: float = 0.0
+    """Choosing tokens and applying rules."""
+    commit_s: float = 0.0
+    """Keeping what was accepted in the cache."""
+    num_passes: int = 0
+    """Forward passes over drafts."""
+    num_rows: int = 0
+    """Rows in them."""
+    num_nodes: int = 0
+    """Nodes in them: roots and drafted ones, without padding."""
+
+
+OUT_OF_MEMORY = (
+    "there was no memory left for this request; lower --verifier.max-kv-tokens or --verifier.max-batch-size, or send "
+    "shorter prompts"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error of torch means that a device, or this machine, had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

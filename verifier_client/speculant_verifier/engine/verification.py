@@ -1,0 +1,227 @@
+"""One forward pass over what is pending of every sequence and its draft, then each request's own rule."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from speculant_graph.config import VerifierConfig
+from speculant_graph.errors import GenerationError
+from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
+from speculant_verifier.cache import SlotCache
+from speculant_verifier.engine.drafting import Drafting, depths_of
+from speculant_verifier.engine.recall import Recall
+from speculant_verifier.engine.records import Records
+from speculant_verifier.engine.sequence import (
+    OUT_OF_MEMORY,
+    ActiveSequence,
+    Emission,
+    EngineTotals,
+    is_out_of_memory,
+)
+from speculant_verifier.model import TargetModel
+from speculant_verifier.results import FinishReason, TokenLogprobs
+from speculant_verifier.rules import RULES, DraftTarget, TargetDistribution, Verdict
+from speculant_verifier.sampling import RowContext, RowTarget, targets_of
+from speculant_verifier.speculation.target_cache import TargetCacheStatistics
+
+
+class Verification:
+    """Turns pending tokens and drafts into emitted tokens."""
+
+    def __init__(self, target: TargetModel, cache: SlotCache, config: VerifierConfig, totals: EngineTotals) -> None:
+        """Take the model and its cache."""
+        self._target, self._cache, self._totals = target, cache, totals
+        self._feedback_top_k = config.feedback_top_k
+        self._records = Records(config)
+        self._recall = Recall(target.name, config.target_cache)
+
+    @property
+    def target_cache_statistics(self) -> TargetCacheStatistics:
+        """What the speculative cache did."""
+        return self._recall.statistics
+
+    def recall(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+        """Emit what needs no forward pass, until none of the sequences' prefixes is known."""
+        emissions: list[Emission] = []
+        for sequence in sequences:
+            while (logits := self._recall.logits(sequence)) is not None:
+                assert sequence.sampler is not None
+                [target] = targets_of(
+                    logits[None, None], [RowContext(sequence.sampler, sequence.token_ids, EMPTY_DRAFT)]
+                )
+                emissions.append(self._outcome(sequence, EMPTY_DRAFT, target, logits[None]).emission)
+                sequence.num_from_target_cache += len(emissions[-1].token_ids)
+                if emissions[-1].finish_reason is not None:
+                    break
+        return emissions
+
+    def close(self) -> None:
+        """Bring records to disk."""
+        self._records.close()
+
+    def step(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], drafting: Drafting) -> list[Emission]:
+        """Verify the drafts of the sequences, and emit.
+
+        Args:
+            sequences: with few pending tokens, in the order of their rows.
+            drafts: the draft below the last pending token of each.
+            drafting: told what became of them.
+        """
+        clock = [time.perf_counter()]
+        pending = [each.token_ids[each.num_cached :] for each in sequences]
+        rows = [each.row for each in sequences]
+        logits = self._target.forward(pending, self._cache, rows, drafts)
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)  # the choices wait for it anyway
+        clock.append(time.perf_counter())
+        contexts = []
+        for each, draft in zip(sequences, drafts, strict=True):
+            assert each.sampler is not None
+            contexts.append(RowContext(each.sampler, each.token_ids, draft))
+        targets = targets_of(logits, contexts)
+        outcomes = [
+            self._outcome(each, draft, target, logits[number])
+            for number, (each, draft, target) in enumerate(zip(sequences, drafts, targets, strict=True))
+        ]
+        clock.append(time.perf_counter())
+        kept: dict[int, Sequence[int]] = {}
+        for each, tokens, draft, outcome in zip(sequences, pending, drafts, outcomes, strict=True):
+            each.num_steps += 1
+            if outcome.verdict is None:
+                continue
+            kept[each.row] = kept_nodes(len(tokens), outcome.verdict.path)
+            depths = depths_of(draft)
+            _count(each.drafted_by_depth, depths)
+            _count(each.accepted_by_depth, range(1, outcome.emission.num_accepted + 1))
+            drafting.observe(each, draft, depths, len(outcome.verdict.path))
+        try:
+            self._cache.commit_all(list(kept), list(kept.values()))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # What was accepted stays pending: the next pass reads it again.
+            kept = {each.row: range(len(tokens)) for each, tokens in zip(sequences, pending, strict=True)}
+            self._cache.commit_all(list(kept), list(kept.values()))
+        for each in sequences:
+            each.num_cached += len(kept.get(each.row, ()))
+        clock.append(time.perf_counter())
+        totals = self._totals
+        totals.num_passes += 1
+        totals.num_rows += len(sequences)
+        totals.num_nodes += len(sequences) + sum(map(len, drafts))
+        totals.forward_s += clock[1] - clock[0]
+        totals.verify_s += clock[2] - clock[1]
+        totals.commit_s += clock[3] - clock[2]
+        for each in sequences:
+            each.forward_s += clock[1] - clock[0]
+            each.verify_s += clock[2] - clock[1]
+            each.commit_s += clock[3] - clock[2]
+        return [outcome.emission for outcome in outcomes]
+
+    def _outcome(self, sequence: ActiveSequence, draft: Draft, row: RowTarget, logits: Tensor) -> _Outcome:
+        """Apply the rule of a request; whatever goes wrong ends this request alone."""
+        sampler, request = sequence.sampler, sequence.request
+        assert sampler is not None
+        target: DraftTarget = row
+        if request.forced:
+            target = _Forced(row, request.forced[sequence.num_emitted :], [0, *depths_of(draft)])
+        try:
+            verdict = RULES[request.config.rule](draft, target, sampler.next_number)
+            token_ids, reason = ended(sequence, verdict.token_ids)
+            path = verdict.path[: len(token_ids)]
+            logprobs = self._logprobs(sequence, row, verdict, token_ids)
+            feedback = self._feedback(sequence, draft, logits)
+            self._records.take(sequence, draft, Verdict(path, token_ids), logits)
+            self._recall.keep(sequence, draft, path, logits[: len(draft) + 1])
+        except Exception as error:  # processors and stop checks are anybody's code
+            sequence.error = _message(error)
+            return _Outcome(None, Emission(sequence, (), 0, "error"))
+        sequence.feedback = feedback or sequence.feedback
+        sequence.token_ids += token_ids
+        if reason is None and len(sequence.token_ids) >= self._target.max_length:
+            reason = "length"
+        return _Outcome(verdict, Emission(sequence, token_ids, len(path), reason, logprobs))
+
+    def _feedback(self, sequence: ActiveSequence, draft: Draft, logits: Tensor) -> Feedback | None:
+        """Return what the drafter is told of a draft, by the numbers that its nodes have in the drafter's message."""
+        if not (self._feedback_top_k and draft.draft_id):
+            return None
+        top = logits[: len(draft) + 1].topk(min(self._feedback_top_k, logits.shape[-1])).indices
+        nodes = [0, *(node + 1 for node in sequence.draft_nodes)]
+        return Feedback(draft.draft_id, nodes, top.cpu().numpy())
+
+    def _logprobs(
+        self, sequence: ActiveSequence, row: RowTarget, verdict: Verdict, token_ids: Sequence[TokenId]
+    ) -> tuple[TokenLogprobs, ...]:
+        width = sequence.config.logprobs
+        if width is None:
+            return ()
+        nodes = [0, *(node + 1 for node in verdict.path)]
+        logprobs = tuple(row.logprobs_after(node, token, width) for node, token in zip(nodes, token_ids, strict=False))
+        sequence.logprobs += logprobs
+        return logprobs
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, GenerationError):
+        return str(error)
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY
+    return f"a logits processor or a stop check failed ({type(error).__name__}: {error}); mend or leave it out"
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    verdict: Verdict | None
+    emission: Emission
+
+
+class _Forced:
+    """A target that chooses what it is told to."""
+
+    def __init__(self, row: RowTarget, token_ids: Sequence[TokenId], depths: Sequence[int]) -> None:
+        self._row, self._token_ids, self._depths = row, token_ids, depths
+
+    def choice_after(self, node: int) -> TokenId:
+        chosen = self._row.choice_after(node)  # computed all the same
+        depth = self._depths[node]
+        return self._token_ids[depth] if depth < len(self._token_ids) else chosen
+
+    def after(self, node: int) -> TargetDistribution:
+        return self._row.after(node)
+
+
+def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tuple[TokenId, ...], FinishReason | None]:
+    """Cut tokens off at the first end token, end of the text or limit.
+
+    Returns:
+        What is emitted, and why the sequence ends, if it does.
+    """
+    kept = token_ids[: sequence.num_remaining]
+    end = next((place for place, token in enumerate(kept) if token in sequence.end_token_ids), None)
+    if sequence.request.stop_check is not None:
+        num_tokens = sequence.request.stop_check(kept[:end])
+        if num_tokens is not None:
+            return kept[:num_tokens], "stop"
+    if end is not None:
+        return kept[: end + 1], "stop"
+    return kept, "length" if len(kept) == sequence.num_remaining else None
+
+
+def kept_nodes(num_pending: int, path: Sequence[int]) -> Sequence[int]:
+    """Return the nodes of a pass that stay in the cache: pending tokens and the accepted path below them."""
+    if all(node == place for place, node in enumerate(path)):
+        return range(num_pending + len(path))
+    return [*range(num_pending), *(num_pending + node for node in path)]
+
+
+def _count(totals: list[int], depths: Sequence[int]) -> None:
+    for depth in depths:
+        while len(totals) < depth:
+            totals.append(0)
+        totals[depth - 1] += 1

@@ -1,0 +1,157 @@
+"""Loading a checkpoint: number types, devices, quantised weights, and errors that say what to change."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils.quantization_config import Mxfp4Config
+
+from speculant_graph.config import VerifierConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_of
+from speculant_graph.errors import ConfigError
+from speculant_graph.types import Fingerprint
+from speculant_verifier.attention import register
+
+_REMEDY = "Give a folder with a checkpoint, or the hub name of a model you may download (--verifier.model-name)."
+_SMALLER = "choose a smaller model (--verifier.model-name) or fewer bytes per weight (--verifier.dtype bfloat16)"
+
+
+def load_model(config: VerifierConfig) -> PreTrainedModel:
+    """Load the weights, complete and in the wanted number type, to where they stay.
+
+    Weights in MXFP4 stay so on a GPU that transformers has kernels for; elsewhere they are decoded.
+
+    Raises:
+        ConfigError: the checkpoint can't be read, lacks weights, or does not fit into memory; the device is not there.
+    """
+    device = device_named(config.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) - 1))
+    token = config.hf_token.get_secret_value() if config.hf_token else None
+    dtype = "float32" if config.dtype == "auto" and device.type == "cpu" else config.dtype
+    options: dict[str, Any] = {}
+    try:
+        model_config = AutoConfig.from_pretrained(config.model_name, token=token)
+        if device.type == "cpu":
+            if _is_mxfp4(model_config):
+                options["quantization_config"] = Mxfp4Config(dequantize=True)
+            _check_memory(model_config, dtype, config.model_name)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config.model_name,
+            config=model_config,
+            dtype=dtype,
+            token=token,
+            # Quantised weights must be put where they stay while they are loaded; moving them later fails.
+            device_map={"": device},
+            attn_implementation=register(),
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, MemoryError, SafetensorError) as error:
+        # On a CPU torch says no memory by an error without a type of its own.
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error):
+            raise ConfigError(
+                f"model '{config.model_name}' does not fit into the memory of '{device}'; {_SMALLER}"
+            ) from error
+        raise ConfigError(f"can't load model '{config.model_name}': {_first_line(error)} {_REMEDY}") from error
+    model: PreTrainedModel
+    model, report = loaded
+    # transformers fills what is missing with random numbers, which would decode without complaint.
+    if missing := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
+        raise ConfigError(
+            f"the checkpoint of model '{config.model_name}' lacks {len(missing)} weights of its architecture, "
+            f"first {missing[0]}; download it again, or give another with --verifier.model-name"
+        )
+    return model
+
+
+def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fingerprint]:
+    """Load the tokenizer and its identity.
+
+    Raises:
+        ConfigError: it can't be read, or is not of the fast kind.
+    """
+    token = config.hf_token.get_secret_value() if config.hf_token else None
+    name = config.tokenizer_name or config.model_name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, token=token)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"can't load model '{name}': {_first_line(error)} {_REMEDY}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ConfigError(f"the tokenizer of '{name}' is not a fast one; choose a model with a tokenizer.json")
+    try:
+        # Graphs are built with the tokenizer's file. transformers adds special tokens of others to what it makes of it.
+        return tokenizer, CorpusTokenizer.load(name, token).fingerprint
+    except ConfigError:  # it has no such file: transformers made it from an older format
+        return tokenizer, fingerprint_of(name, tokenizer.backend_tokenizer)
+
+
+def device_named(name: str) -> torch.device:
+    """Return the device of a setting.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device '{name}'; use auto, cpu or cuda (--verifier.device)") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for but torch sees no GPU; use --verifier.device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device '{name}' was asked for but torch sees {torch.cuda.device_count()} GPUs; use --verifier.device auto"
+        )
+    return device
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _is_mxfp4(config: PreTrainedConfig) -> bool:
+    quantization = getattr(config, "quantization_config", None)
+    return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
+
+
+def _check_memory(config: PreTrainedConfig, dtype: str, name: str) -> None:
+    """Refuse what the machine's memory can't hold, which otherwise ends with the process being killed.
+
+    Raises:
+        ConfigError: the decoded weights alone need more than the machine has.
+    """
+    available = available_bytes()
+    if available is None:
+        return
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    kind = getattr(torch, dtype) if dtype != "auto" else torch.float32
+    needed = count * kind.itemsize
+    if needed > available:
+        raise ConfigError(
+            f"model '{name}' needs {needed / 1e9:.1f} GB as {dtype} and {available / 1e9:.1f} GB of memory are free; "
+            f"{_SMALLER}"
+        )
+
+
+def available_bytes() -> int | None:
+    """Return the bytes of memory that programs may take now; None where that can't be found out."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

@@ -1,0 +1,214 @@
+"""The target model: what decoding must know of it, and one forward pass over the slots of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from speculant_graph.config import VerifierConfig
+from speculant_graph.corpus.tokenize import fingerprint_of
+from speculant_graph.draft.cost import COST_CURVES
+from speculant_graph.errors import ConfigError
+from speculant_graph.types import Draft, Fingerprint, TokenId
+from speculant_verifier.attention import AttentionName, use_attention
+from speculant_verifier.cache import CacheLayout, SlotCache
+from speculant_verifier.cache.plan import sizes_of
+from speculant_verifier.model.architecture import check_architecture, choose_experts, sliding_layers
+from speculant_verifier.model.loading import load_model, load_tokenizer
+
+
+class TargetModel:
+    """A causal language model ready to verify drafts."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast | None,
+        name: str,
+        fingerprint: Fingerprint | None = None,
+        *,
+        attention: AttentionName = "auto",
+        ring_cache: bool = True,
+    ) -> None:
+        """Wrap a loaded model; :meth:`load` is the usual way in.
+
+        Args:
+            model: any causal model of transformers whose attention implementation can be chosen.
+            tokenizer: its tokenizer, of the fast kind; None if only token ids go in and out.
+            name: for messages to people.
+            fingerprint: the tokenizer's identity, if it is known.
+            attention: how attention is computed.
+            ring_cache: whether caches keep no more than the window of sliding layers.
+
+        Raises:
+            ConfigError: drafts can't be verified exactly with this model, or not with this attention.
+        """
+        check_architecture(model, name)
+        self.model = model
+        self.model.train(False)
+        choose_experts(model)
+        self._tokenizer = tokenizer
+        self.name = name
+        config = model.config.get_text_config()
+        self.takes_mask_per_layer_type = getattr(config, "layer_types", None) is not None
+        is_sliding = sliding_layers(config, name)
+        heads: int = config.num_attention_heads
+        self.layout = CacheLayout(
+            is_sliding=is_sliding,
+            window=config.sliding_window if any(is_sliding) else None,
+            groups=heads // (getattr(config, "num_key_value_heads", None) or heads),
+            mask_form=use_attention(model, attention, name),
+            dtype=model.dtype,
+            device=model.device,
+            ring=ring_cache,
+        )
+        """What caches are made for."""
+        self.vocabulary_size: int = config.vocab_size
+        self.max_length: int = config.max_position_embeddings
+        self.end_token_ids = _end_token_ids(model, tokenizer)
+        self._fingerprint = fingerprint
+
+    @classmethod
+    def load(cls, config: VerifierConfig) -> TargetModel:
+        """Load model and tokenizer from a folder or from the hub.
+
+        Raises:
+            ConfigError: either can't be loaded; the message says why and what to change.
+        """
+        tokenizer, fingerprint = load_tokenizer(config)
+        return cls(
+            load_model(config),
+            tokenizer,
+            config.model_name,
+            fingerprint,
+            attention=config.attention,
+            ring_cache=config.ring_cache,
+        )
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Its tokenizer.
+
+        Raises:
+            ConfigError: it was made without one.
+        """
+        if self._tokenizer is None:
+            raise ConfigError(f"'{self.name}' was given without its tokenizer, which this needs; give token ids")
+        return self._tokenizer
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Identity of its tokenizer."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint_of(self.name, self.tokenizer.backend_tokenizer)
+        return self._fingerprint
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.layout.device
+
+    def typical_cost(self, num_rows: int, width: int) -> NDArray[np.float64]:
+        """Return what passes cost where nothing was measured; see :data:`~.speculation.controller.Cost`."""
+        del num_rows
+        has_experts = bool(getattr(self.model.config.get_text_config(), "num_local_experts", 0))
+        return COST_CURVES["cpu-moe" if has_experts else "dense"].table(width)
+
+    def free_memory(self) -> None:
+        """Give back what the device's allocator keeps for later."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def new_cache(
+        self, num_rows: int, capacity: int = 0, *, widest_pass: int = 1, max_slots: int | None = None
+    ) -> SlotCache:
+        """Return an empty cache (see :class:`~speculant_verifier.cache.SlotCache`)."""
+        return SlotCache(self.layout, num_rows, capacity, widest_pass=widest_pass, max_slots=max_slots)
+
+    def encode(self, text: str) -> list[TokenId]:
+        """Tokenise a prompt as transformers does."""
+        token_ids: list[int] = self.tokenizer.encode(text)
+        return token_ids
+
+    def decode(self, token_ids: Sequence[TokenId]) -> str:
+        """Return the text of token ids, control tokens included."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        pending: Sequence[Sequence[TokenId]],
+        cache: SlotCache,
+        rows: Sequence[int],
+        drafts: Sequence[Draft] | None = None,
+    ) -> Tensor:
+        """Run one pass over pending tokens and the drafts below them; lengths do not change until ``commit_all``.
+
+        Args:
+            pending: per row the tokens that the cache does not hold yet, at least one.
+            cache: where keys and values go.
+            rows: the cache's rows, in the same order.
+            drafts: per row the tree below the last pending token; None for none.
+
+        Returns:
+            Logits ``[n, 1 + longest draft, V]`` on the model's device: after the last pending token, and after every
+            node of the draft. Those beyond a row's draft are meaningless.
+        """
+        ends = [len(tokens) - 1 for tokens in pending]
+        width = 1 + max((len(draft) for draft in drafts or ()), default=0)
+        if max(ends) == 0:
+            keep: int | Tensor = 0
+        else:  # with a large vocabulary, logits cost as much as several layers
+            last = max(sizes_of([end + 1 for end in ends], drafts)) - 1
+            wanted = [[min(end + node, last) for node in range(width)] for end in ends]
+            keep = torch.tensor(wanted, device=self.device)
+        return self._run(pending, cache, rows, drafts, keep)[:, :width]
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: Sequence[Sequence[TokenId]], cache: SlotCache, rows: Sequence[int]) -> None:
+        """Read stretches of prompts into rows and commit them; no logits are computed."""
+        self._run(token_ids, cache, rows, None, torch.zeros(0, dtype=torch.long, device=self.device))
+        cache.commit_all(rows, [range(len(tokens)) for tokens in token_ids])
+
+    def _run(
+        self,
+        pending: Sequence[Sequence[TokenId]],
+        cache: SlotCache,
+        rows: Sequence[int],
+        drafts: Sequence[Draft] | None,
+        keep: int | Tensor,
+    ) -> Tensor:
+        plan = cache.plan(rows, [len(tokens) for tokens in pending], drafts)
+        width = plan.position_ids.shape[1]
+        nodes = [
+            [*tokens, *(drafts[index].token_ids if drafts is not None else ())] for index, tokens in enumerate(pending)
+        ]
+        padded = [tokens + tokens[-1:] * (width - len(tokens)) for tokens in nodes]
+        masks: Any = {"full_attention": plan.full, "sliding_attention": plan.sliding}
+        if not self.takes_mask_per_layer_type:
+            masks = plan.sliding if plan.full is None else plan.full
+        output = self.model(
+            torch.tensor(padded, device=self.device),
+            position_ids=plan.position_ids,
+            attention_mask=masks,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+        logits: Tensor = output.logits
+        return logits
+
+
+def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None) -> frozenset[TokenId]:
+    declared = model.generation_config.eos_token_id if model.generation_config else None
+    if declared is None and tokenizer is not None:
+        declared = tokenizer.eos_token_id
+    if declared is None:
+        return frozenset()
+    return frozenset(declared if isinstance(declared, list) else [declared])

@@ -1,0 +1,33 @@
+"""Verification rules: how much of a draft the model agrees with. Pure functions; every one leaves the output exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from speculant_graph.types import Draft, RuleName
+from speculant_verifier.rules.block import block
+from speculant_verifier.rules.follow import follow
+from speculant_verifier.rules.nasd import nasd
+from speculant_verifier.rules.target import DraftTarget, Numbers, TargetDistribution, Verdict
+from speculant_verifier.rules.token import token
+from speculant_verifier.rules.tree_independent import tree_independent
+from speculant_verifier.rules.tree_without_replacement import tree_without_replacement
+
+Rule = Callable[[Draft, DraftTarget, Numbers], Verdict]
+
+RULES: dict[RuleName, Rule] = {
+    "follow": follow,
+    "gumbel": follow,  # what differs is how the model chooses
+    "token": token,
+    "block": block,
+    "nasd": nasd,
+    "tree-wor": tree_without_replacement,
+    "tree-iid": tree_independent,
+}
+"""Every rule by its name."""
+
+WANTS_PROPOSALS: frozenset[RuleName] = frozenset(("token", "block", "tree-wor", "tree-iid"))
+"""Rules that make use of q. Without q they are exact, too, and accept what they can. With it a draft must not be cut by
+looking at it; under the others it may."""
+
+__all__ = ["RULES", "WANTS_PROPOSALS", "DraftTarget", "Numbers", "Rule", "TargetDistribution", "Verdict"]

@@ -1,0 +1,85 @@
+"""*Block*: block verification (Sun et al. 2024, arXiv 2403.10444), never fewer accepted tokens than *token*.
+
+The draft is judged as a whole: a token less probable than its proposal may be made up for by those before it. With
+``a[0] = 1`` and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, what is left of p after i tokens is
+``max(a[i] p - q, 0)`` of mass ``s[i]``. The longest i is accepted that passes with probability
+``s[i] / (s[i] + 1 - a[i])``, at the end of the draft ``a[i]``; then a token is drawn from what is left there. All
+lengths are tried: a failed short one says nothing of a longer one. For tokens without q it is as good as *token*.
+
+As for *token*, drafts must not be cut by looking at the token that was cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.types import Draft
+from speculant_verifier.rules.follow import follow
+from speculant_verifier.rules.proposal import Drawn, all_accepted, certain, draw_from_rest, drawn_from, seen_through
+from speculant_verifier.rules.target import DraftTarget, Numbers, TargetDistribution, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _Remainder:
+    """What is left of p after the first ``length`` tokens, if the draft is accepted up to there."""
+
+    length: int
+    distribution: TargetDistribution
+    drawn: Drawn
+    ratio: float
+    weights: NDArray[np.float64]
+    mass: float
+    next_ratio: float
+
+    def passes(self, number: float) -> bool:
+        """Say whether the length is accepted."""
+        total = self.mass + 1.0 - self.ratio
+        return not total > 0.0 or number * total < self.mass
+
+
+def block(draft: Draft, target: DraftTarget, numbers: Numbers) -> Verdict:
+    """Accept the longest part of a chain that passes.
+
+    Args:
+        draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
+        target: the model.
+        numbers: one number is taken for every length above 0 that can pass, shortest first, then one for the token of
+            the model's own.
+
+    Returns:
+        The accepted part and one more token.
+
+    Raises:
+        GenerationError: the model's probabilities are not finite.
+    """
+    if not draft.is_chain:
+        return follow(draft, target, numbers)
+    size = len(draft)
+    if size == 0:
+        return all_accepted(draft, target, numbers)
+    longest = latest = _remainder(draft, target, 0, 1.0)
+    for length in range(1, size):
+        if latest.next_ratio == 0.0:
+            break  # neither this length nor a longer one can pass
+        latest = _remainder(draft, target, length, latest.next_ratio)
+        if latest.passes(numbers()):
+            longest = latest
+    if latest.next_ratio > 0.0 and numbers() < latest.next_ratio:
+        return all_accepted(draft, target, numbers)
+    corrected = draw_from_rest(
+        longest.distribution, numbers(), longest.drawn, longest.weights, longest.ratio, longest.mass
+    )
+    return Verdict(tuple(range(longest.length)), (*draft.token_ids[: longest.length], corrected))
+
+
+def _remainder(draft: Draft, target: DraftTarget, length: int, ratio: float) -> _Remainder:
+    drawn = drawn_from(draft, length) or certain(draft.token_ids[length])
+    distribution = target.after(length)
+    p, rest = seen_through(distribution, drawn.token_ids)
+    weights = np.maximum(ratio * p - drawn.probabilities, 0.0)
+    mass = ratio * rest + float(weights.sum())
+    next_ratio = min(1.0, ratio * float(p[drawn.place]) / float(drawn.probabilities[drawn.place]))
+    return _Remainder(length, distribution, drawn, ratio, weights, mass, next_ratio)

@@ -1,0 +1,113 @@
+"""The target's distribution after one node, and draws from it: float64, in the order of token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from speculant_graph.random_stream import gumbel_noise
+from speculant_graph.types import TokenId
+
+_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """Probabilities of the tokens that a request's processors left."""
+
+    token_ids: NDArray[np.int64] | None
+    """Tokens that are left, shape ``[s]``, ascending; None: all of the vocabulary."""
+    probabilities: NDArray[np.float64]
+    """Theirs, shape ``[s]``; they sum to 1."""
+
+    @classmethod
+    def of_scores(cls, scores: Tensor) -> Self:
+        """Return the softmax.
+
+        Args:
+            scores: float32 ``[V]``, without NaN and +inf and not all -inf; any device.
+        """
+        array: NDArray[np.float32] = scores.cpu().numpy()
+        if array.min() > -np.inf:
+            return cls(None, torch.softmax(scores.cpu(), -1, dtype=torch.float64).numpy())
+        token_ids = np.flatnonzero(array > -np.inf)
+        left = array[token_ids].astype(np.float64)
+        weights = np.exp(left - left.max())
+        return cls(token_ids, weights / weights.sum())
+
+    @classmethod
+    def of_token(cls, token_id: TokenId) -> Self:
+        """Return the distribution of greedy decoding, which has one token."""
+        return cls(np.array([token_id], np.int64), np.ones(1))
+
+    def probabilities_of(self, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the probabilities of tokens, shape ``[s]``; 0 of those that are not of the vocabulary."""
+        if self.token_ids is None:
+            known = np.minimum(token_ids, len(self.probabilities) - 1)
+            return np.where(known == token_ids, self.probabilities[known], 0.0)
+        places = self._places(token_ids)
+        return np.where(self.token_ids[places] == token_ids, self.probabilities[places], 0.0)
+
+    def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
+        """Draw by the inverse of the cumulative weights; never a token of weight 0.
+
+        Where rounding left no weight at all, the draw is from the distribution itself.
+
+        Args:
+            number: in [0, 1).
+            token_ids: tokens that have another weight than the others, shape ``[s]``, different from each other.
+            weights: theirs, not negative, shape ``[s]``.
+            scale: every other token weighs ``scale`` times its probability.
+        """
+        ids, all_weights = self.token_ids, self.probabilities * scale
+        if ids is None:
+            is_known = token_ids < len(all_weights)
+            all_weights[token_ids[is_known]] = weights[is_known]
+        else:
+            is_left = np.isin(token_ids, ids)
+            all_weights[self._places(token_ids[is_left])] = weights[is_left]
+            if weights[~is_left].any():  # tokens that the processors dropped and the caller still wants
+                ids = np.concatenate((ids, token_ids[~is_left]))
+                order = np.argsort(ids)
+                ids, all_weights = ids[order], np.concatenate((all_weights, weights[~is_left]))[order]
+        if not all_weights.any():
+            return self.choose(number)
+        place = _inverse_cumulative(all_weights, number)
+        return place if ids is None else int(ids[place])
+
+    def choose(self, number: float) -> TokenId:
+        """Draw a token by a number in [0, 1)."""
+        place = _inverse_cumulative(self.probabilities, number)
+        return place if self.token_ids is None else int(self.token_ids[place])
+
+    def choose_by_noise(self, seed: int, position: int) -> TokenId:
+        """Draw the token with the largest sum of log-probability and the position's Gumbel noise."""
+        token_ids = np.arange(len(self.probabilities)) if self.token_ids is None else self.token_ids
+        with np.errstate(divide="ignore"):  # far below all others a probability rounds to 0
+            sums = np.log(self.probabilities) + gumbel_noise(seed, position, token_ids)
+        return int(token_ids[sums.argmax()])
+
+    def _places(self, token_ids: NDArray[np.int64]) -> NDArray[np.intp]:
+        assert self.token_ids is not None
+        return np.minimum(np.searchsorted(self.token_ids, token_ids), len(self.token_ids) - 1)
+
+
+def _inverse_cumulative(weights: NDArray[np.float64], number: float) -> int:
+    """Return the first place where the cumulative weight exceeds the number's share of all; its weight is never 0.
+
+    Sums of blocks first: cumulative sums of a whole vocabulary take longer than everything else that is done with it.
+    """
+    blocks = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).cumsum()
+    target = number * blocks[-1]
+    block = int(np.searchsorted(blocks, target, side="right"))
+    if block == len(blocks):  # rounding left none above
+        return int(np.flatnonzero(weights)[-1])
+    inside = weights[block * _BLOCK : (block + 1) * _BLOCK]
+    before = blocks[block - 1] if block else 0.0
+    place = int(np.searchsorted(before + inside.cumsum(), target, side="right"))
+    return block * _BLOCK + (place if place < len(inside) else int(np.flatnonzero(inside)[-1]))

@@ -1,0 +1,134 @@
+"""A request's settings as transformers' own logits processors, in transformers' order, checked beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import GenerationError
+from speculant_graph.types import TokenId
+
+
+def processors_of(
+    config: GenerationConfig,
+    prompt_length: int,
+    end_token_ids: Collection[TokenId],
+    vocabulary_size: int,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+) -> LogitsProcessorList:
+    """Return the processors that ``model.generate`` would make for the same settings, in the same order.
+
+    Args:
+        config: the request's settings.
+        prompt_length: tokens of the prompt.
+        end_token_ids: tokens that end this request's text (:func:`end_token_ids_of`).
+        vocabulary_size: of the model, that is of its logits.
+        tokenizer: turns bad words into token ids.
+        device: where the logits are.
+
+    Raises:
+        GenerationError: a setting does not fit the model's vocabulary, or contradicts another.
+    """
+    check_settings(config, vocabulary_size)
+    processors = LogitsProcessorList()
+    if config.logit_bias:
+        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in config.logit_bias.items()]))
+    if config.repetition_penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
+    if config.no_repeat_ngram_size > 0:
+        processors.append(NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
+    ends = torch.tensor(sorted(end_token_ids), device=device) if end_token_ids else None
+    if config.bad_words:
+        words = bad_word_ids(config.bad_words, end_token_ids, vocabulary_size, tokenizer)
+        processors.append(NoBadWordsLogitsProcessor(words, ends))
+    if config.min_tokens > 0 and ends is not None:
+        processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, config.min_tokens, ends, device=str(device)))
+    if config.temperature > 0.0:
+        processors.extend(_warpers(config))
+    return processors
+
+
+def _warpers(config: GenerationConfig) -> LogitsProcessorList:
+    warpers = LogitsProcessorList()
+    if config.temperature != 1.0:
+        warpers.append(TemperatureLogitsWarper(config.temperature))
+    if config.top_k > 0:
+        warpers.append(TopKLogitsWarper(config.top_k))
+    if config.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(config.top_p))
+    if config.min_p > 0.0:
+        warpers.append(MinPLogitsWarper(config.min_p))
+    return warpers
+
+
+def end_token_ids_of(config: GenerationConfig, declared: Collection[TokenId]) -> frozenset[TokenId]:
+    """Return the tokens that end a request's text: its own, or those that the model declares."""
+    return frozenset(declared if config.end_token_ids is None else config.end_token_ids)
+
+
+def bad_word_ids(
+    words: Collection[str],
+    end_token_ids: Collection[TokenId],
+    vocabulary_size: int,
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[list[TokenId]]:
+    """Return the token ids of texts that must not be emitted, at the start of a word and within one.
+
+    Raises:
+        GenerationError: a text is empty, is nothing but an end token, or has tokens that the model does not know.
+    """
+    sequences: list[list[TokenId]] = []
+    for word in words:
+        if not word:
+            raise GenerationError("a bad word is empty; leave it out, or give at least one character")
+        for text in (word, f" {word}"):
+            token_ids: list[TokenId] = tokenizer.encode(text, add_special_tokens=False)
+            if not token_ids or not all(0 <= token < vocabulary_size for token in token_ids):
+                raise GenerationError(f"bad word {word!r} has no tokens that the model knows; leave it out")
+            if len(token_ids) == 1 and token_ids[0] in end_token_ids:
+                raise GenerationError(
+                    f"bad word {word!r} is an end token; to go on after it, set ignore_end_tokens or min_tokens"
+                )
+            if token_ids not in sequences:
+                sequences.append(token_ids)
+    return sequences
+
+
+def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
+    """Refuse settings that a model of this vocabulary can't follow.
+
+    Raises:
+        GenerationError: which one, and what to give instead.
+    """
+    known = f"0..{vocabulary_size - 1}"
+    for token, bias in config.logit_bias.items():
+        if not 0 <= token < vocabulary_size:
+            raise GenerationError(f"logit_bias names token {token}, the model knows {known}; use its own tokenizer")
+        if math.isnan(bias) or bias == math.inf:
+            raise GenerationError(f"logit_bias of token {token} is {bias}; give a number, or -inf to forbid the token")
+    for token in config.end_token_ids or ():
+        if not 0 <= token < vocabulary_size:
+            raise GenerationError(f"end_token_ids names token {token}, the model knows {known}; use its own tokenizer")
+    if "" in config.stop:
+        raise GenerationError("a stop text has no characters; leave it out, or give at least one character")
+    if config.min_tokens > config.max_tokens:
+        raise GenerationError(
+            f"min_tokens {config.min_tokens} is more than max_tokens {config.max_tokens}; lower it, or raise max_tokens"
+        )

@@ -1,0 +1,222 @@
+"""The target model at the nodes of one row's draft, as verification rules see it.
+
+A node costs time only when a rule looks at it. Stateful processors, too, then see exactly the tokens that were emitted.
+On a GPU, where every look is a transfer, choices that need no prefix are made for all nodes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from speculant_graph.errors import GenerationError
+from speculant_graph.types import Draft, TokenId
+from speculant_verifier.results import TokenLogprobs
+from speculant_verifier.rules.target import TargetDistribution
+from speculant_verifier.sampling.choice import inverse_cumulative
+from speculant_verifier.sampling.distribution import Distribution
+from speculant_verifier.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What one row of a pass belongs to."""
+
+    sampler: Sampler
+    """The request's."""
+    token_ids: Sequence[TokenId]
+    """Its sequence so far; the last token is the draft's root."""
+    draft: Draft
+    """What was drafted behind it."""
+
+
+class RowTarget:
+    """One row's :class:`~speculant_verifier.rules.target.DraftTarget`; every node is worked out once at most."""
+
+    __slots__ = ("_array", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_token_ids")
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        logits: Tensor,
+        token_ids: Sequence[TokenId],
+        draft: Draft,
+        chosen: Sequence[tuple[TokenId, float]] = (),
+        array: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Wrap a row.
+
+        Args:
+            sampler: the request's.
+            logits: ``[T, V]``, any float type; rows after the draft's last node are not looked at.
+            token_ids: the sequence so far; must not change while the target is used.
+            draft: what was drafted behind it.
+            chosen: per node the choice and a number that is finite unless the choice is void, where they are made.
+            array: the memory of the logits, if they are float32 on a CPU.
+        """
+        self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft
+        self._array = array
+        self._chosen = dict(enumerate(chosen))
+        self._distributions: dict[int, Distribution] = {}
+
+    def choice_after(self, node: int) -> TokenId:
+        """Return the model's own choice after a node, made with the random number of that position.
+
+        Raises:
+            GenerationError: the logits are not numbers, or the request's settings leave no token.
+        """
+        if node not in self._chosen:
+            self._chosen[node] = self._choice_after(node)
+        token, evidence = self._chosen[node]
+        if not np.isfinite(evidence):
+            raise self._void(node)
+        return token
+
+    def after(self, node: int) -> TargetDistribution:
+        """Return the distribution after a node.
+
+        Raises:
+            GenerationError: the logits are not numbers, or the request's settings leave no token.
+        """
+        return self._distribution_after(node)
+
+    def top_after(self, node: int, k: int) -> tuple[tuple[TokenId, ...], tuple[float, ...]]:
+        """Return the k most probable tokens after a node, best first, and their log-probabilities.
+
+        These are of the model itself: the log-softmax of its logits before temperature and all other processors.
+        """
+        raw = self._logits[node].float()
+        top = torch.topk(raw, min(k, len(raw)))
+        return tuple(top.indices.tolist()), tuple((top.values - raw.logsumexp(-1)).tolist())
+
+    def logprobs_after(self, node: int, token_id: TokenId, k: int) -> TokenLogprobs:
+        """Return the log-probability of a token after a node, and those of the k most probable ones.
+
+        These are of the model itself: the log-softmax of its logits before temperature and all other processors.
+        """
+        raw = self._logits[node].float()
+        logprob = float(raw[token_id] - raw.logsumexp(-1))
+        return TokenLogprobs(token_id, logprob, *(self.top_after(node, k) if k else ((), ())))
+
+    def _choice_after(self, node: int) -> tuple[TokenId, float]:
+        sampler = self._sampler
+        if sampler.is_greedy:
+            if not sampler.is_plain_greedy:
+                return _largest(self._scores_after(node))
+            return _largest(self._logits[node]) if self._array is None else _largest_of_array(self._array[node])
+        distribution, position = self._distribution_after(node), self._position_after(node)
+        if sampler.config.rule == "gumbel":
+            return distribution.choose_by_noise(sampler.seed, position), 0.0
+        return distribution.choose(sampler.number_at(position)), 0.0
+
+    def _distribution_after(self, node: int) -> Distribution:
+        if node not in self._distributions:
+            self._distributions[node] = self._new_distribution(node)
+        return self._distributions[node]
+
+    def _new_distribution(self, node: int) -> Distribution:
+        if self._sampler.is_greedy:
+            return Distribution.of_token(self.choice_after(node))
+        scores = self._scores_after(node).cpu()
+        _, largest = _largest(scores)
+        if not np.isfinite(largest):
+            raise self._void(node)
+        return Distribution.of_scores(scores)
+
+    def _scores_after(self, node: int) -> Tensor:
+        sampler = self._sampler
+        prefix = sampler.prefix(self._token_ids, self._path_to(node)) if sampler.needs_prefix else ()
+        return sampler.scores(self._logits[node], prefix)
+
+    def _path_to(self, node: int) -> list[TokenId]:
+        path: list[TokenId] = []
+        while node:
+            path.append(self._draft.token_ids[node - 1])
+            node = self._draft.parents[node - 1]
+        return path[::-1]
+
+    def _position_after(self, node: int) -> int:
+        return len(self._token_ids) + len(self._path_to(node))
+
+    def _void(self, node: int) -> GenerationError:
+        position = self._position_after(node)
+        if bool(self._logits[node].isnan().any()) or bool((self._logits[node] == torch.inf).any()):
+            return GenerationError(
+                f"the model's logits for token {position} of the sequence hold NaN or infinity; "
+                "check its weights, or use --verifier.dtype float32"
+            )
+        return GenerationError(
+            f"no token is left for place {position} of the sequence; allow more by logit_bias, bad_words, "
+            "no_repeat_ngram_size or min_tokens"
+        )
+
+
+def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
+    """Return the target of every row of a pass.
+
+    Args:
+        logits: ``[n, T, V]``, any float type and device; on a CPU nothing is computed yet.
+        rows: one per row, in the same order.
+    """
+    chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows)
+    arrays: Sequence[NDArray[np.float32] | None] = [None] * len(rows)
+    if logits.device.type != "cpu":
+        chosen = choices_at_once(logits, rows)
+    elif logits.dtype == torch.float32:
+        arrays = list(logits.numpy())
+    return [
+        RowTarget(row.sampler, logits[index], row.token_ids, row.draft, chosen[index], arrays[index])
+        for index, row in enumerate(rows)
+    ]
+
+
+def choices_at_once(logits: Tensor, rows: Sequence[RowContext]) -> list[Sequence[tuple[TokenId, float]]]:
+    """Make the choices that need no prefix after all nodes: one transfer for greedy rows, one for each sampled row.
+
+    Returns:
+        Per row and node a choice and a number that is finite unless the choice is void; nothing for other rows.
+    """
+    chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows)
+    greedy = [index for index, row in enumerate(rows) if row.sampler.is_plain_greedy]
+    if greedy:
+        largest = (logits if len(greedy) == len(rows) else logits[greedy]).max(-1)
+        # Token ids are exact in float64: one array, hence one transfer.
+        both = torch.stack((largest.indices.double(), largest.values.double()), -1).tolist()
+        for index, nodes in zip(greedy, both, strict=True):
+            chosen[index] = [(int(token), value) for token, value in nodes]
+    for index, row in enumerate(rows):
+        sampler = row.sampler
+        if not sampler.is_greedy and not sampler.needs_prefix and sampler.config.rule == "follow":
+            chosen[index] = _sampled_at_once(logits[index, : len(row.draft) + 1], row)
+    return chosen
+
+
+def _sampled_at_once(logits: Tensor, row: RowContext) -> list[tuple[TokenId, float]]:
+    depths = [0]
+    for parent in row.draft.parents:
+        depths.append(depths[parent] + 1)
+    numbers = [row.sampler.number_at(len(row.token_ids) + depth) for depth in depths]
+    scores = row.sampler.scores_of_all(logits)
+    probabilities = torch.softmax(scores, -1, dtype=torch.float64)
+    void = ~scores.amax(-1).isfinite()
+    token_ids = inverse_cumulative(probabilities.nan_to_num(), numbers)
+    return [(token, np.nan if is_void else 0.0) for token, is_void in zip(token_ids, void.tolist(), strict=True)]
+
+
+def _largest(scores: Tensor) -> tuple[TokenId, float]:
+    """Return the first of the largest scores; a NaN counts as largest."""
+    if scores.device.type == "cpu":
+        return _largest_of_array(scores.float().numpy())
+    largest = scores.max(-1)
+    token, value = torch.stack((largest.indices.double(), largest.values.double())).tolist()
+    return int(token), value
+
+
+def _largest_of_array(scores: NDArray[np.float32]) -> tuple[TokenId, float]:
+    token = int(scores.argmax())  # several times faster than torch over one row
+    return token, float(scores[token])

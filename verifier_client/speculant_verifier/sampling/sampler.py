@@ -1,0 +1,159 @@
+"""One request's way from logits to tokens: its settings, its processors and its random streams."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    LogitNormalization,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.random_stream import RULE_STREAM, TARGET_STREAM, uniform
+from speculant_graph.types import TokenId
+from speculant_verifier.sampling.nucleus import nucleus
+
+_CONTEXT_FREE = frozenset(
+    (
+        EpsilonLogitsWarper,
+        EtaLogitsWarper,
+        LogitNormalization,
+        MinPLogitsWarper,
+        SuppressTokensLogitsProcessor,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+        TypicalLogitsWarper,
+    )
+)
+"""Processors that look at nothing but the scores, hence may be called for many nodes at once and in any order."""
+
+_KEEPS_ITS_INPUT = _CONTEXT_FREE | {
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+}
+"""Processors that never write into the scores they are given."""
+
+
+class Sampler:
+    """Turns the logits of one request into scores, and names the random number of every choice."""
+
+    def __init__(self, config: GenerationConfig, processors: LogitsProcessorList, seed: int | None = None) -> None:
+        """Make a request's sampler.
+
+        Args:
+            config: its settings.
+            processors: applied to the logits in this order
+                (:func:`~speculant_verifier.sampling.processors.processors_of`, or a caller's own).
+            seed: if it is not that of the settings, as for the second and later samples of a prompt.
+        """
+        self.config = config
+        self.processors = processors
+        self.seed = config.seed if seed is None else seed
+        self.is_greedy = config.temperature == 0.0
+        self.is_plain_greedy = self.is_greedy and not processors
+        """Whether a choice is the largest logit and nothing else."""
+        self.needs_prefix = not all(_is_context_free(processor) for processor in processors)
+        """Whether scores depend on the tokens before, so that nodes must be looked at one after another."""
+        self._keeps_logits = all(type(processor) in _KEEPS_ITS_INPUT for processor in processors)
+        self._rule_numbers = itertools.count()
+        self._prefix = np.empty(256, np.int64)
+        self._num_known = 0
+
+    def scores(self, logits: Tensor, prefix_ids: Sequence[TokenId] | Tensor) -> Tensor:
+        """Apply the processors.
+
+        Stateful processors see every position once and in order if callers do so.
+
+        Args:
+            logits: ``[V]``, any float type.
+            prefix_ids: all tokens before, exactly; int64 ``[L]`` if it is a tensor. Only looked at if
+                ``needs_prefix``.
+
+        Returns:
+            Scores, float32 ``[V]``.
+        """
+        prefix = torch.as_tensor(prefix_ids if self.needs_prefix else (), dtype=torch.int64, device=logits.device)
+        return self._processed(logits[None], prefix[None])[0]
+
+    def scores_of_all(self, logits: Tensor) -> Tensor:
+        """Apply the processors to many nodes at once, ``[T, V]``; only if no prefix is needed."""
+        return self._processed(logits, torch.empty((len(logits), 0), dtype=torch.int64, device=logits.device))
+
+    def _processed(self, logits: Tensor, prefix: Tensor) -> Tensor:
+        scores = logits.to(torch.float32, copy=not self._keeps_logits)
+        for processor in self.processors:
+            if type(processor) is MinNewTokensLengthLogitsProcessor and _is_over(processor, prefix):
+                continue
+            if type(processor) is TopPLogitsWarper and _can_be_quick(processor, scores):
+                scores = nucleus(scores[0], processor.top_p)[None]
+            else:
+                scores = processor(prefix, scores)
+        return scores
+
+    def prefix(self, token_ids: Sequence[TokenId], path_ids: Sequence[TokenId]) -> Tensor:
+        """Return what stands before a node as one tensor, int64 ``[L]``, without reading old tokens again.
+
+        Args:
+            token_ids: the sequence so far, which only ever grows.
+            path_ids: tokens of the draft from the root to the node.
+        """
+        length = len(token_ids) + len(path_ids)
+        if length > len(self._prefix):
+            self._prefix = np.concatenate((self._prefix, np.empty(length, np.int64)))
+        self._prefix[self._num_known : len(token_ids)] = token_ids[self._num_known :]
+        self._num_known = len(token_ids)
+        self._prefix[self._num_known : length] = path_ids
+        return torch.from_numpy(self._prefix[:length].copy())  # a processor may keep what it was given
+
+    def number_at(self, position: int) -> float:
+        """Return the random number in [0, 1) of the token at an absolute position."""
+        return uniform(self.seed, position, TARGET_STREAM)
+
+    def next_number(self) -> float:
+        """Return the next number in [0, 1) of the request's stream for rules; none is given twice."""
+        return uniform(self.seed, next(self._rule_numbers), RULE_STREAM)
+
+
+def _is_context_free(processor: LogitsProcessor) -> bool:
+    if isinstance(processor, SequenceBiasLogitsProcessor) and type(processor) in _KEEPS_ITS_INPUT:
+        return all(len(sequence) == 1 for sequence in processor.sequence_bias)
+    return type(processor) in _CONTEXT_FREE
+
+
+def _is_over(processor: MinNewTokensLengthLogitsProcessor, prefix: Tensor) -> bool:
+    """Whether it would return its scores as they are, which takes it longer than all else."""
+    return prefix.shape[-1] - processor.prompt_length_to_skip >= processor.min_new_tokens
+
+
+def _can_be_quick(processor: TopPLogitsWarper, scores: Tensor) -> bool:
+    return (
+        scores.device.type == "cpu"
+        and len(scores) == 1
+        and processor.min_tokens_to_keep == 1
+        and processor.filter_value == -float("inf")
+        and 0.0 < processor.top_p < 1.0
+        and bool(scores.max().isfinite())
+    )

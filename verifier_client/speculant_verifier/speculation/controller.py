@@ -1,0 +1,144 @@
+"""``auto`` speculation: as many drafted nodes as pay, for the whole batch, and none where none do.
+
+A pass over ``T`` nodes a row costs ``cost(batch, T)`` whatever the single rows need, as shorter ones are padded. So one
+width is chosen for all: the one with the most expected tokens per cost. What a node is worth is known from what became
+of earlier drafts: by its depth, or by the drafter's own probability and how well the drafter has kept such promises.
+Where nothing pays, drafts are tried again after a while, and each time without success later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.types import Draft
+from speculant_verifier.speculation.acceptance import MAX_DEPTH, AcceptanceHistory
+
+Cost = Callable[[int, int], NDArray[np.float64]]
+"""Of a number of rows and a largest width: the cost of passes of width 0, 1, ..., relative to width 1, ascending."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 4, 128
+_PROBE_COST = 1.4
+_LARGEST_PROBE = 2
+
+
+class Speculation:
+    """Decides how much to draft at every step of one engine."""
+
+    def __init__(self, cost: Cost, *, promises: bool) -> None:
+        """Begin without experience.
+
+        Args:
+            cost: what passes cost.
+            promises: whether the drafter gives drafts with path probabilities that are calibrated.
+        """
+        self._cost = cost
+        self._promises = promises
+        self._everyone = AcceptanceHistory()
+        self._step = 0
+        self._resume_at = 0
+        self._pause = _FIRST_PAUSE
+
+    def new_history(self) -> AcceptanceHistory:
+        """Return the history of a sequence that begins."""
+        return AcceptanceHistory(self._everyone)
+
+    def budgets(self, histories: Sequence[AcceptanceHistory | None], limits: Sequence[int]) -> list[int]:
+        """Return how many nodes to ask for, per row.
+
+        Args:
+            histories: of every row of the batch; None for rows that take what they can get.
+            limits: most nodes of every row.
+        """
+        self._step += 1
+        fixed = [limit if history is None else 0 for history, limit in zip(histories, limits, strict=True)]
+        free = [limit for history, limit in zip(histories, limits, strict=True) if history is not None]
+        if not any(free):
+            return fixed
+        width = max(fixed) + 1
+        if self._promises:
+            if self._step >= self._resume_at:
+                width = max(width, 1 + max(free))
+        else:
+            gains = np.zeros((len(histories), max(limits)))
+            for row, (history, limit) in enumerate(zip(histories, limits, strict=True)):
+                if history is not None:
+                    gains[row, : min(limit, MAX_DEPTH)] = history.by_depth()[: min(limit, gains.shape[1])]
+            width = max(width, self._best_width(gains, len(histories)))
+            if width == 1 and self._step >= self._resume_at:
+                width = self._probe_width(len(histories), max(free))
+        return [min(limit, width - 1) for limit in limits]
+
+    def keep(
+        self, histories: Sequence[AcceptanceHistory | None], drafts: Sequence[Draft], can_trim: Sequence[bool]
+    ) -> list[Sequence[int]]:
+        """Return which nodes of the drafts pay: per draft their numbers, ascending, each with all its ancestors.
+
+        Dropping nodes after they were seen is exact only under rules that take a draft as it is (``can_trim``): a rule
+        that weighs p against q would favour what was kept.
+
+        Args:
+            histories: as before.
+            drafts: what the drafter made.
+            can_trim: whether the row's rule lets nodes be dropped after they were seen.
+        """
+        free = [
+            history is not None and can and bool(draft.path_probabilities)
+            for history, can, draft in zip(histories, can_trim, drafts, strict=True)
+        ]
+        if not (self._promises and any(free)):
+            return [range(len(draft)) for draft in drafts]
+        longest = max(map(len, drafts))
+        promised, gains = np.zeros((2, len(drafts), longest))
+        orders: list[NDArray[np.int64]] = []
+        for row, (history, draft) in enumerate(zip(histories, drafts, strict=True)):
+            probabilities = np.asarray(draft.path_probabilities if free[row] else [1.0] * len(draft))
+            orders.append(np.argsort(-probabilities, kind="stable"))  # parents stay before their children
+            promised[row, : len(draft)] = probabilities[orders[row]]
+            gains[row, : len(draft)] = promised[row, : len(draft)] * (
+                history.calibration if free[row] and history is not None else 1.0
+            )
+        fixed = max((len(draft) for draft, is_free in zip(drafts, free, strict=True) if not is_free), default=0) + 1
+        width = max(fixed, self._best_width(gains, len(drafts)))
+        if width == 1 and self._best_width(promised, len(drafts)) > 1 and self._step >= self._resume_at:
+            width = self._probe_width(len(drafts), longest)
+        return [
+            sorted(order[: width - 1].tolist()) if is_free else range(len(draft))
+            for draft, order, is_free in zip(drafts, orders, free, strict=True)
+        ]
+
+    def observe(self, history: AcceptanceHistory, depths: Sequence[int], num_accepted: int, promised: float) -> None:
+        """Note what became of a row's draft; see :meth:`AcceptanceHistory.observe`."""
+        history.observe(depths, num_accepted, promised)
+        self._everyone.observe(depths, num_accepted, promised)
+        if num_accepted:  # drafts are worth a try again
+            self._resume_at, self._pause = self._step, _FIRST_PAUSE
+
+    def _best_width(self, gains: NDArray[np.float64], num_rows: int) -> int:
+        """Return the width with the most expected tokens per cost, of nodes in the order of what they are worth."""
+        expected = num_rows + np.concatenate(([0.0], gains.sum(0).cumsum()))
+        return int(np.argmax(expected / self._cost(num_rows, len(expected))[1:])) + 1
+
+    def _probe_width(self, num_rows: int, most_nodes: int) -> int:
+        """Return the width of a try where nothing seems to pay, and put the next one off."""
+        costs = self._cost(num_rows, 1 + min(most_nodes, _LARGEST_PROBE))[1:]
+        self._resume_at = self._step + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return max(2, int(np.count_nonzero(costs <= _PROBE_COST)))
+
+
+def trimmed(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """Return the draft with these nodes only: ascending numbers, each of them with all its ancestors."""
+    if len(nodes) == len(draft):
+        return draft
+    numbers = {0: 0} | {node + 1: place + 1 for place, node in enumerate(nodes)}
+    return replace(
+        draft,
+        token_ids=tuple(draft.token_ids[node] for node in nodes),
+        parents=tuple(numbers[draft.parents[node]] for node in nodes),
+        path_probabilities=tuple(draft.path_probabilities[node] for node in nodes) if draft.path_probabilities else (),
+        proposals=tuple(draft.proposals[node] for node in nodes) if len(draft.proposals) else (),
+    )

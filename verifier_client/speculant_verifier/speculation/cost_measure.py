@@ -1,0 +1,149 @@
+"""Measures forward passes: minima of repeated, interleaved runs, within a budget of time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from speculant_graph.types import Draft
+from speculant_verifier.cache import SlotCache
+from speculant_verifier.model import TargetModel
+from speculant_verifier.speculation.costs import CostPoint, CostTable
+
+BATCHES = (1, 4, 8)
+"""Rows that are measured unless others are asked for."""
+TOKENS = (1, 2, 4, 8, 16, 32, 64)
+"""Tokens of a row that are measured unless others are asked for."""
+CONTEXT = 200
+"""Tokens that every row has in the cache while it is measured."""
+BUDGET_S = 6.0
+"""Longest time of a measurement."""
+
+_MOST_ROUNDS = 9
+_FEWEST_ROUNDS = 2
+_SHARE_OF_SETUP = 0.5
+"""Of the budget, for filling caches and for first passes; what does not fit is not measured."""
+
+Progress = Callable[[int, int], None]
+"""Told how much is done and how much there is to do."""
+
+
+def batches_up_to(largest: int) -> tuple[int, ...]:
+    """Return the batches to measure for engines that decode so many sequences together."""
+    return (*(batch for batch in BATCHES if batch < largest), largest)
+
+
+def measure_costs(
+    target: TargetModel,
+    batches: Sequence[int] = BATCHES,
+    tokens: Sequence[int] = TOKENS,
+    context: int = CONTEXT,
+    budget_s: float = BUDGET_S,
+    progress: Progress | None = None,
+) -> CostTable:
+    """Measure what passes of this model cost here and now.
+
+    Every pass is run once to warm up and then again and again, in turn with all others, so that a noisy moment hits
+    all of them; the smallest time counts. Where the budget is short, the largest batches and longest rows are left
+    out, and the rest is run fewer times. The tokens are random, which in a mixture of experts wakes as many experts
+    as any text.
+
+    Args:
+        target: the model.
+        batches: rows; the smallest is always measured.
+        tokens: tokens of each row; 1 is always measured.
+        context: tokens that every row has in the cache.
+        budget_s: longest time, in seconds. Two passes over one token are run however long they take.
+        progress: told of hundredths of the budget.
+    """
+    started = time.perf_counter()
+    probe = _Probe(target, min(context, target.max_length - max(tokens) - 1))
+    tell = progress or (lambda done, total: None)
+
+    def spent() -> float:
+        seconds = time.perf_counter() - started
+        tell(min(99, int(100 * seconds / budget_s)), 100)
+        return seconds
+
+    best_s = _set_up(probe, sorted(set(batches)), sorted({1, *tokens}), budget_s, spent)
+    order = list(best_s)
+    for number in range(_MOST_ROUNDS):
+        for point in order if number % 2 else reversed(order):
+            if number >= _FEWEST_ROUNDS and spent() > budget_s:
+                break
+            best_s[point] = min(best_s[point], probe.pass_s(*point))
+        if spent() > budget_s:
+            break
+    tell(100, 100)
+    points = tuple(CostPoint(batch, length, 1e3 * seconds) for (batch, length), seconds in best_s.items())
+    return CostTable(points, probe.context)
+
+
+def _set_up(
+    probe: _Probe, batches: Sequence[int], tokens: Sequence[int], budget_s: float, spent: Callable[[], float]
+) -> dict[tuple[int, int], float]:
+    """Fill caches and run first passes, as long as what follows can be expected to fit.
+
+    Returns:
+        Seconds of a pass for each (batch, tokens) that is to be measured; these were the first ones, so too long.
+    """
+    first_s: dict[tuple[int, int], float] = {}
+    limit_s = _SHARE_OF_SETUP * budget_s
+    fill_s = 0.0
+    previous = 0
+    for batch in batches:
+        if previous and spent() + fill_s * batch / previous > limit_s:
+            break
+        before = spent()
+        probe.open(batch)
+        fill_s, previous = spent() - before, batch
+        probe.pass_s(batch, 1)  # the first pass of all pays for what is made once
+        last_s = first_s[batch, 1] = probe.pass_s(batch, 1)
+        for shorter, length in itertools.pairwise(tokens):
+            # A pass takes at most as many times longer as it has more tokens. It will be run three times at least,
+            # and so will those before it.
+            coming_s = last_s * length / shorter
+            if spent() + (1 + _FEWEST_ROUNDS) * coming_s + _FEWEST_ROUNDS * sum(first_s.values()) > budget_s:
+                break
+            if spent() + coming_s > limit_s:
+                break
+            last_s = first_s[batch, length] = probe.pass_s(batch, length)
+    return first_s
+
+
+class _Probe:
+    """Caches with a context in every row, and passes over them that leave them as they were."""
+
+    def __init__(self, target: TargetModel, context: int) -> None:
+        self.context = max(0, context)
+        self._target = target
+        self._caches: dict[int, SlotCache] = {}
+        self._generator = random.Random(0)
+
+    def open(self, batch: int) -> None:
+        """Fill a cache of so many rows."""
+        self._caches[batch] = cache = self._target.new_cache(batch)
+        for row in range(batch):
+            if self.context:
+                self._target.prefill([self._random(self.context)], cache, [row])
+
+    def pass_s(self, batch: int, tokens: int) -> float:
+        """Return the seconds of one pass over chains; nothing of it is committed."""
+        nodes = [self._random(tokens) for _ in range(batch)]
+        drafts = [Draft(tuple(ids[1:]), tuple(range(tokens - 1))) for ids in nodes]
+        self._wait()
+        started = time.perf_counter()
+        self._target.forward([ids[:1] for ids in nodes], self._caches[batch], range(batch), drafts)
+        self._wait()
+        return time.perf_counter() - started
+
+    def _random(self, number: int) -> list[int]:
+        return [self._generator.randrange(self._target.vocabulary_size) for _ in range(number)]
+
+    def _wait(self) -> None:
+        if self._target.device.type == "cuda":
+            torch.cuda.synchronize(self._target.device)

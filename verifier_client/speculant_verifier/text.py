@@ -1,0 +1,180 @@
+"""Between text and the engine: prompts become requests, emissions become events and results."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import GenerationError
+from speculant_graph.types import TokenId
+from speculant_verifier.engine import ActiveSequence, Emission, Request
+from speculant_verifier.model import TargetModel
+from speculant_verifier.results import GenerationResult, StepEvent
+from speculant_verifier.sampling.stops import StopStrings
+from speculant_verifier.stream import TextStream
+
+Prompt = str | Sequence[TokenId]
+"""Text, or token ids that are used as they are."""
+
+
+Prompts = list[str] | list[list[TokenId]] | list[Prompt]
+"""Several of them. A list, as a text is a sequence of texts, too."""
+
+
+class Batch:
+    """The prompts of one call, and what became of them."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        prompts: Sequence[Prompt],
+        configs: Sequence[GenerationConfig],
+        *,
+        is_single: bool,
+    ) -> None:
+        """Turn prompts into requests.
+
+        Args:
+            target: the model.
+            prompts: what to continue.
+            configs: the settings of each.
+            is_single: whether the caller gave one prompt and wants one result.
+
+        """
+        self._target = target
+        self._is_single = is_single
+        self._results: dict[int, GenerationResult] = {}
+        self._sources: list[tuple[int, int]] = []  # prompt and sample of each request
+        self._texts: list[TextStream] = []
+        self._endings: list[_Ending | None] = []
+        self.requests: list[Request] = []
+        """What the engine decodes."""
+        for number, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
+            refusal = ""
+            try:
+                token_ids = self._token_ids(prompt)
+            except GenerationError as error:
+                token_ids, refusal = (), str(error)
+            for sample in range(config.n):
+                self._sources.append((number, sample))
+                ending = _Ending(target.decode, config.stop) if config.stop else None
+                self._texts.append(TextStream(target.decode, config.stop))
+                self._endings.append(ending)
+                settings = config.model_copy(update={"seed": (config.seed + sample) % (1 << 63), "n": 1})
+                self.requests.append(
+                    Request(len(self.requests), token_ids, settings, stop_check=ending, refusal=refusal)
+                )
+
+    def note(self, emission: Emission) -> None:
+        """Keep the result of a sequence that ended."""
+        if emission.finish_reason is not None:
+            self._results[emission.sequence.index] = self._result(emission)
+
+    def outcome(self) -> GenerationResult | list[GenerationResult]:
+        """Return what the caller of ``generate`` gets.
+
+        Raises:
+            GenerationError: the only prompt could not be continued.
+        """
+        results = [self._results[index] for index in range(len(self.requests))]
+        if not self._is_single:
+            return results
+        _raise_error_of(results[0])
+        return results[0]
+
+    def event(self, emission: Emission) -> StepEvent:
+        """Return what a reader of a stream gets.
+
+        Raises:
+            GenerationError: the only prompt could not be continued.
+        """
+        sequence = emission.sequence
+        is_last = emission.finish_reason is not None
+        prompt_index, sample = self._sources[sequence.index]
+        text = self._texts[sequence.index]
+        visible = _visible(sequence, emission.token_ids) if is_last else emission.token_ids
+        accepted = text.push(visible[: emission.num_accepted])
+        own = text.push(visible[emission.num_accepted :], final=is_last)
+        result = self._result(emission) if is_last else None
+        if self._is_single and result is not None:
+            _raise_error_of(result)
+        return StepEvent(
+            prompt_index=prompt_index,
+            sample=sample,
+            token_ids=emission.token_ids,
+            num_accepted=emission.num_accepted,
+            text=accepted + own,
+            accepted_text=accepted,
+            logprobs=emission.logprobs,
+            result=result,
+        )
+
+    def _token_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
+        """Return the tokens of a prompt.
+
+        Raises:
+            GenerationError: it is neither text nor token ids.
+        """
+        if not isinstance(prompt, str):
+            wrong = GenerationError("a prompt is neither a text nor a list of token ids; give one of them")
+            if isinstance(prompt, bytes | bytearray):
+                raise wrong
+            try:
+                token_ids = [token for token in prompt if not isinstance(token, bool)]
+                if len(token_ids) == len(prompt):
+                    return tuple(operator.index(token) for token in token_ids)
+            except TypeError as error:
+                raise wrong from error
+            raise wrong
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise GenerationError(f"a prompt is not valid text ({error.reason}); give UTF-8") from error
+        return tuple(self._target.encode(prompt))
+
+    def _result(self, emission: Emission) -> GenerationResult:
+        assert emission.finish_reason is not None
+        sequence: ActiveSequence = emission.sequence
+        ending = self._endings[sequence.index]
+        text = ending.text if ending is not None else None
+        return GenerationResult(
+            text=self._target.decode(_visible(sequence, sequence.output)) if text is None else text,
+            token_ids=sequence.output,
+            prompt_token_ids=sequence.prompt,
+            finish_reason=emission.finish_reason,
+            num_steps=sequence.num_steps,
+            num_steps_without_drafter=sequence.num_steps_without_drafter,
+            drafted_by_depth=tuple(sequence.drafted_by_depth),
+            accepted_by_depth=tuple(sequence.accepted_by_depth),
+            times=sequence.times(),
+            logprobs=tuple(sequence.logprobs),
+            num_from_target_cache=sequence.num_from_target_cache,
+            sample=self._sources[sequence.index][1],
+            error=sequence.error,
+        )
+
+
+class _Ending:
+    """Tells the engine where stop texts end a sequence, and remembers the text before them."""
+
+    def __init__(self, decode: Callable[[Sequence[TokenId]], str], strings: Sequence[str]) -> None:
+        self._strings = StopStrings(decode, strings)
+        self.text: str | None = None
+
+    def __call__(self, token_ids: Sequence[TokenId]) -> int | None:
+        stop = self._strings.push(token_ids)
+        if stop is None:
+            return None
+        self.text = stop.text
+        return stop.num_tokens
+
+
+def _visible(sequence: ActiveSequence, token_ids: Sequence[TokenId]) -> Sequence[TokenId]:
+    ends = bool(token_ids) and token_ids[-1] in sequence.end_token_ids
+    return token_ids[:-1] if ends else token_ids
+
+
+def _raise_error_of(result: GenerationResult) -> None:
+    if result.finish_reason == "error":
+        raise GenerationError(result.error)

@@ -1,0 +1,190 @@
+"""``model.generate(..., custom_generate=speculant_generate)``: this project for users of transformers.
+
+transformers prepares everything (prompt expansion, processors, stopping criteria, limits); this decodes. Any batch, and
+every processor that transformers has: they see what transformers would show them, left padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import GenerationConfig as TransformersConfig
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+)
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from speculant_graph.client import LocalDrafter, NullDrafter
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.errors import ConfigError, GenerationError
+from speculant_graph.types import Drafter, RuleName, TokenId
+from speculant_verifier.engine import ActiveSequence, Engine, Request
+from speculant_verifier.model import TargetModel
+
+_UNSUPPORTED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def speculant_generate(
+    model: PreTrainedModel,
+    input_ids: LongTensor,
+    *,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: TransformersConfig,
+    drafter: Drafter | None = None,
+    draft_config: DraftConfig | None = None,
+    seeds: Sequence[int] | None = None,
+    rule: RuleName = "follow",
+    max_batch_size: int = 0,
+    sequences: list[ActiveSequence] | None = None,
+    spec_streamer: Callable[[int, Sequence[TokenId]], object] | None = None,
+    **model_inputs: Any,
+) -> LongTensor | GenerateDecoderOnlyOutput:
+    """Decode as ``model.generate`` does, with drafts; greedy output is the same.
+
+    Example:
+        >>> model.generate(**inputs, max_new_tokens=50, custom_generate=speculant_generate, drafter=drafter)
+
+    Args:
+        model: any causal model of transformers that :class:`TargetModel` takes.
+        input_ids: prompts, ``[batch, length]``, padded on the left.
+        logits_processor: made by transformers from the call's settings.
+        stopping_criteria: the same.
+        generation_config: the same.
+        drafter: where drafts come from, opened and closed by the caller; None drafts from the sequences themselves.
+        draft_config: most nodes per step, ``k``, and how to draft if no drafter is given.
+        seeds: of every row, for sampling; None draws them from torch's random state.
+        rule: how drafts are verified.
+        max_batch_size: most rows at a time; 0: all of them.
+        sequences: a list that is filled with what became of every row: steps, acceptance, times.
+        spec_streamer: called with the number of a row and its new tokens, as they come.
+        model_inputs: what transformers made of the call, of which ``attention_mask`` tells where prompts are padded.
+
+    Returns:
+        Token ids ``[batch, longest]`` padded on the right, prompts included; in an object if the call asks for one.
+
+    Raises:
+        ConfigError: the call asks for beams, or for outputs that are not kept.
+        GenerationError: a row can't be continued.
+    """
+    for name in _UNSUPPORTED:
+        if getattr(generation_config, name, None):
+            raise ConfigError(f"speculative decoding does not keep what {name} asks for; leave it out")
+    if (generation_config.num_beams or 1) > 1:
+        raise ConfigError("speculative decoding has no beams; leave num_beams out, or 1")
+    rows: list[list[int]] = input_ids.tolist()
+    attention_mask: Tensor | None = model_inputs.get("attention_mask")
+    starts = [0] * len(rows) if attention_mask is None else attention_mask.long().argmax(-1).tolist()
+    if seeds is None:
+        seeds = torch.randint(1 << 62, (len(rows),)).tolist() if generation_config.do_sample else [0] * len(rows)
+    if len(seeds) != len(rows):
+        raise ConfigError(f"there are {len(seeds)} seeds for {len(rows)} rows; give one for each")
+    draft_config = draft_config or DraftConfig(strategy="tree")
+    owned: Drafter | None = None
+    if drafter is None:
+        owned = LocalDrafter(None, draft_config) if draft_config.k else NullDrafter()
+    requests = [
+        Request(
+            index,
+            tuple(row[start:]),
+            GenerationConfig(
+                max_tokens=max(1, generation_config.max_length - len(row)),
+                temperature=1.0 if generation_config.do_sample else 0.0,
+                seed=seed,
+                rule=rule,
+                end_token_ids=(),
+            ),
+            processors=_of_row(logits_processor, index, row[:start]),
+            stop_check=_StopCheck(stopping_criteria, row, input_ids.device),
+        )
+        for index, (row, start, seed) in enumerate(zip(rows, starts, seeds, strict=True))
+    ]
+    try:
+        with _attention_of(model):
+            engine = Engine(
+                TargetModel(model, None, type(model).__name__),
+                drafter or owned,  # type: ignore[arg-type]
+                VerifierConfig(max_batch_size=max_batch_size or len(rows)),
+                draft_config,
+            )
+            ended: dict[int, ActiveSequence] = {}
+            for emission in engine.run(requests):
+                if emission.sequence.error:
+                    raise GenerationError(f"row {emission.sequence.index}: {emission.sequence.error}")
+                if spec_streamer is not None and emission.token_ids:
+                    spec_streamer(emission.sequence.index, emission.token_ids)
+                if emission.finish_reason is not None:
+                    ended[emission.sequence.index] = emission.sequence
+    finally:
+        if owned is not None:
+            owned.close()
+    if sequences is not None:
+        sequences.extend(ended[index] for index in range(len(rows)))
+    outputs = [torch.tensor([*row, *ended[index].output]) for index, row in enumerate(rows)]
+    padding = generation_config._pad_token_tensor
+    token_ids = torch.nn.utils.rnn.pad_sequence(
+        outputs, batch_first=True, padding_value=0 if padding is None else int(padding)
+    ).to(input_ids.device)
+    if generation_config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=LongTensor(token_ids))
+    return LongTensor(token_ids)
+
+
+@contextmanager
+def _attention_of(model: PreTrainedModel) -> Iterator[None]:
+    """Give the model its own attention back afterwards."""
+    before = model.config._attn_implementation
+    was_training = model.training
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        model.train(was_training)
+
+
+class _Padded(LogitsProcessor):
+    """Shows processors the row as transformers has it, padding included: lengths were counted with it."""
+
+    def __init__(self, processors: LogitsProcessorList, padding: Sequence[TokenId]) -> None:
+        self._processors = processors
+        self._padding = torch.tensor([list(padding)], dtype=torch.long)
+
+    def __call__(self, input_ids: LongTensor, scores: Tensor) -> Tensor:
+        padded = LongTensor(torch.cat([self._padding.to(input_ids.device), input_ids], -1))
+        processed: Tensor = self._processors(padded, scores)
+        return processed
+
+
+def _of_row(processors: LogitsProcessorList, row: int, padding: Sequence[TokenId]) -> LogitsProcessorList:
+    """Return the processors as one row of the batch has them."""
+    own = LogitsProcessorList()
+    for processor in processors:
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
+            processor = RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored[row : row + 1])
+        own.append(processor)
+    return LogitsProcessorList([_Padded(own, padding)]) if padding else own
+
+
+class _StopCheck:
+    """Asks stopping criteria of transformers after every token."""
+
+    def __init__(self, criteria: StoppingCriteriaList, prompt: Sequence[TokenId], device: torch.device) -> None:
+        self._criteria, self._device = criteria, device
+        self._token_ids = list(prompt)
+
+    def __call__(self, token_ids: Sequence[TokenId]) -> int | None:
+        for place, token in enumerate(token_ids, start=1):
+            self._token_ids.append(token)
+            row = torch.tensor([self._token_ids], device=self._device)
+            if bool(self._criteria(row, None).all()):
+                return place
+        return None
