@@ -54,7 +54,7 @@ def test_choices_at_once_are_those_made_one_by_one(configs, dtype):
         at_once = choices_at_once(logits, rows)
         for row, target, chosen in zip(rows, targets_of(logits, rows), at_once, strict=True):
             config = row.sampler.config
-            is_batched = not row.sampler.needs_prefix and config.rule == "follow" and not config.logit_bias
+            is_batched = not row.sampler.needs_prefix and not config.logit_bias
             assert bool(chosen) == is_batched
             for node in range(len(row.draft) + 1) if chosen else ():
                 assert target.choice_after(node) == chosen[node][0]
@@ -105,8 +105,9 @@ def test_greedy_has_one_token():
     assert target.after(0).draw(0.999, *NOBODY, 1.0) == token
 
 
-def test_the_gumbel_rule_chooses_the_largest_sum_of_survivors():
-    config = GenerationConfig(temperature=0.8, top_k=7, rule="gumbel", seed=5)
+@pytest.mark.parametrize("rule", ["follow", "gumbel", "nasd"])
+def test_a_choice_is_the_largest_sum_of_survivors(rule):
+    config = GenerationConfig(temperature=0.8, top_k=7, rule=rule, seed=5)
     for seed in range(30):
         logits = logits_of(1, 60, seed=seed)
         target = RowTarget(sampler_of(config), logits, [1, 2, 3], EMPTY_DRAFT)

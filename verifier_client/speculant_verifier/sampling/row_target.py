@@ -17,8 +17,8 @@ from torch import Tensor
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import Draft, TokenId
 from speculant_verifier.results import TokenLogprobs
-from speculant_verifier.rules.target import TargetDistribution
-from speculant_verifier.sampling.choice import inverse_cumulative
+from speculant_verifier.rules import WANTS_PROPOSALS, TargetDistribution
+from speculant_verifier.sampling.choice import largest_sum, largest_sums
 from speculant_verifier.sampling.distribution import Distribution
 from speculant_verifier.sampling.sampler import Sampler
 
@@ -38,7 +38,7 @@ class RowContext:
 class RowTarget:
     """One row's :class:`~speculant_verifier.rules.target.DraftTarget`; every node is worked out once at most."""
 
-    __slots__ = ("_array", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_token_ids")
+    __slots__ = ("_array", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_token_ids")
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class RowTarget:
         self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft
         self._array = array
         self._chosen = dict(enumerate(chosen))
+        self._scores: dict[int, Tensor] = {}
         self._distributions: dict[int, Distribution] = {}
 
     def choice_after(self, node: int) -> TokenId:
@@ -109,10 +110,10 @@ class RowTarget:
             if not sampler.is_plain_greedy:
                 return _largest(self._scores_after(node))
             return _largest(self._logits[node]) if self._array is None else _largest_of_array(self._array[node])
-        distribution, position = self._distribution_after(node), self._position_after(node)
-        if sampler.config.rule == "gumbel":
-            return distribution.choose_by_noise(sampler.seed, position), 0.0
-        return distribution.choose(sampler.number_at(position)), 0.0
+        scores = self._scores_after(node)
+        if scores.device.type != "cpu":
+            return largest_sums(scores[None], sampler.seed, [self._position_after(node)])[0]
+        return largest_sum(scores.numpy(), sampler.seed, self._position_after(node))
 
     def _distribution_after(self, node: int) -> Distribution:
         if node not in self._distributions:
@@ -129,9 +130,11 @@ class RowTarget:
         return Distribution.of_scores(scores)
 
     def _scores_after(self, node: int) -> Tensor:
-        sampler = self._sampler
-        prefix = sampler.prefix(self._token_ids, self._path_to(node)) if sampler.needs_prefix else ()
-        return sampler.scores(self._logits[node], prefix)
+        if node not in self._scores:  # stateful processors see every node once
+            sampler = self._sampler
+            prefix = sampler.prefix(self._token_ids, self._path_to(node)) if sampler.needs_prefix else ()
+            self._scores[node] = sampler.scores(self._logits[node], prefix)
+        return self._scores[node]
 
     def _path_to(self, node: int) -> list[TokenId]:
         path: list[TokenId] = []
@@ -191,7 +194,7 @@ def choices_at_once(logits: Tensor, rows: Sequence[RowContext]) -> list[Sequence
             chosen[index] = [(int(token), value) for token, value in nodes]
     for index, row in enumerate(rows):
         sampler = row.sampler
-        if not sampler.is_greedy and not sampler.needs_prefix and sampler.config.rule == "follow":
+        if not sampler.is_greedy and not sampler.needs_prefix and sampler.config.rule not in WANTS_PROPOSALS:
             chosen[index] = _sampled_at_once(logits[index, : len(row.draft) + 1], row)
     return chosen
 
@@ -200,12 +203,8 @@ def _sampled_at_once(logits: Tensor, row: RowContext) -> list[tuple[TokenId, flo
     depths = [0]
     for parent in row.draft.parents:
         depths.append(depths[parent] + 1)
-    numbers = [row.sampler.number_at(len(row.token_ids) + depth) for depth in depths]
-    scores = row.sampler.scores_of_all(logits)
-    probabilities = torch.softmax(scores, -1, dtype=torch.float64)
-    void = ~scores.amax(-1).isfinite()
-    token_ids = inverse_cumulative(probabilities.nan_to_num(), numbers)
-    return [(token, np.nan if is_void else 0.0) for token, is_void in zip(token_ids, void.tolist(), strict=True)]
+    positions = [len(row.token_ids) + depth for depth in depths]
+    return largest_sums(row.sampler.scores_of_all(logits), row.sampler.seed, positions)
 
 
 def _largest(scores: Tensor) -> tuple[TokenId, float]:
