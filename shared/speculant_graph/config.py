@@ -83,8 +83,8 @@ class DraftConfig(Config):
     """Distribution of 'greedy' and 'sampling': 'longest' takes that of the longest known context, 'attention' a
     mixture of all known ones."""
     coupling: CouplingName = "none"
-    """How 'sampling' draws: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token that a
-    verifier with the rule 'gumbel' draws by, which then agrees more often. The distribution is the same."""
+    """How 'sampling' draws: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token that
+    the verifier's rules 'follow' and 'gumbel' choose by, which then agree more often. The distribution is the same."""
     attention_order: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     """Attention: weight of a context's order in its score. The score is this times the order, plus
     'attention_count' times ln(1 + count), minus 'attention_entropy' times the entropy in nats of its successors."""
@@ -204,8 +204,8 @@ class GenerationConfig(Config):
     itself, before temperature and the like."""
     rule: RuleName = "follow"
     """How drafts are verified. 'follow': the output is a function of prompt, settings and seed alone; so it is with
-    'nasd', which looks at the most probable proposal only, and 'gumbel', by noise that a drafter can repeat. The others
-    keep the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block
+    'nasd', which looks at the most probable proposal only, and 'gumbel', the name of 'follow' where drafts are coupled.
+    The others keep the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block
     verification), 'tree-wor' and 'tree-iid' (trees whose siblings were drawn without replacement, or independently)."""
     speculation: Literal["auto", "on", "off"] = "auto"
     """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. With the rules 'follow',
