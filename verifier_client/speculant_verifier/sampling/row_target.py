@@ -22,6 +22,9 @@ from speculant_verifier.sampling.choice import largest_sum, largest_sums
 from speculant_verifier.sampling.distribution import Distribution
 from speculant_verifier.sampling.sampler import Sampler
 
+_INFINITE, _NEGATIVE_INFINITE = 0x7F80, 0xFF80
+"""Bits in bfloat16; those of NaN are above."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
@@ -210,7 +213,8 @@ def _sampled_at_once(logits: Tensor, row: RowContext) -> list[tuple[TokenId, flo
 def _largest(scores: Tensor) -> tuple[TokenId, float]:
     """Return the first of the largest scores; a NaN counts as largest."""
     if scores.device.type == "cpu":
-        return _largest_of_array(scores.float().numpy())
+        found = _largest_of_bfloat16(scores) if scores.dtype == torch.bfloat16 else None
+        return found or _largest_of_array(scores.float().numpy())
     largest = scores.max(-1)
     token, value = torch.stack((largest.indices.double(), largest.values.double())).tolist()
     return int(token), value
@@ -218,4 +222,19 @@ def _largest(scores: Tensor) -> tuple[TokenId, float]:
 
 def _largest_of_array(scores: NDArray[np.float32]) -> tuple[TokenId, float]:
     token = int(scores.argmax())  # several times faster than torch over one row
+    return token, float(scores[token])
+
+
+def _largest_of_bfloat16(scores: Tensor) -> tuple[TokenId, float] | None:
+    """Return the first of the largest scores without making them wider, which takes longer than looking at them.
+
+    The bits of positive numbers are in the order of the numbers.
+
+    Returns:
+        None where bits do not tell: if no score is above 0, or one is NaN.
+    """
+    bits = scores.view(torch.int16).numpy()
+    token = int(bits.argmax())
+    if not 0 < bits[token] <= _INFINITE or bits.view(np.uint16).max() > _NEGATIVE_INFINITE:
+        return None
     return token, float(scores[token])
