@@ -84,8 +84,8 @@ class DraftConfig(Config):
     """Distribution of 'greedy' and 'sampling': 'longest' takes that of the longest known context, 'attention' a
     mixture of all known ones."""
     coupling: CouplingName = "none"
-    """How 'sampling' draws chains: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token that a
-    verifier with the rule 'gumbel' draws by, which then agrees more often. The distribution is the same."""
+    """How 'sampling' draws chains: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token
+    that a verifier with the rule 'gumbel' draws by, which then agrees more often. The distribution is the same."""
     attention_order: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     """Attention: weight of a context's order in its score. The score is this times the order, plus
     'attention_count' times ln(1 + count), minus 'attention_entropy' times the entropy in nats of its successors."""

@@ -47,7 +47,7 @@ def draft_of(graph: NgramGraph, config: DraftConfig, context: list[int], sibling
     return generator.draft(context, config.k, "sampling", seed, max_candidates=config.max_candidates, tree=shape)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(
     documents=st.lists(st.lists(token, min_size=1, max_size=60), min_size=1, max_size=3),
     max_order=st.integers(1, 5),
