@@ -25,6 +25,9 @@ RULE_STREAM = 2
 """Numbers of verification rules, by the count of those drawn before; never the position's own."""
 STEP_STREAM = 3
 """Seeds of drafts that must not share the numbers of earlier drafts of their sequence."""
+TREE_STREAM = 4
+"""Nodes of sampled trees: node j takes the number of stream ``TREE_STREAM + j`` at the position of the draft's first
+token. So there must be no higher streams."""
 
 
 def _mix(value: int) -> int:

@@ -187,7 +187,7 @@ class SessionDrafter:
                 )
             states = np.array([sequence.state for sequence in sequences], np.int64).reshape(-1, 2)
             positions = [len(sequence.history) for sequence in sequences]
-            batch = self._strategies.chains(states, budgets, seeds, positions, strategy, options, max_support)
+            batch = self._strategies.from_graph(states, budgets, seeds, positions, strategy, options, max_support)
             noted = batch.without_proposals()  # sequences keep it until something is accepted
             for place, sequence in enumerate(sequences):
                 sequence.offer(noted, place)
@@ -222,7 +222,7 @@ class SessionDrafter:
                 matches = [self.graph.match(context.tolist()) for context in contexts]
                 states = [(0, 0) if match is None else (match.order, match.node) for match in matches]
                 ends = np.array(states, np.int64).reshape(-1, 2)
-                return self._strategies.chains(ends, budgets, seeds, positions, strategy, options, max_support)
+                return self._strategies.from_graph(ends, budgets, seeds, positions, strategy, options, max_support)
             memory = Memory("", 1)
             drafts = []
             for context, budget, seed in zip(contexts, budgets, seeds, strict=True):

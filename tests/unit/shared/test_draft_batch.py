@@ -42,6 +42,7 @@ def drafter(graph: NgramGraph) -> SessionDrafter:
         omit_proposals=st.booleans(),
         mixing=st.sampled_from([None, "longest", "attention"]),
         coupling=st.sampled_from([None, "none", "gumbel"]),
+        siblings=st.sampled_from(["none", "without-replacement", "independent"]),
         max_depth=st.integers(0, 4),
         max_branches=st.integers(0, 9),
         min_path_probability=st.sampled_from([0.0, 0.05, 0.3]),

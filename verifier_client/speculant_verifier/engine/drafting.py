@@ -9,7 +9,7 @@ from loguru import logger
 
 from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.random_stream import STEP_STREAM, uniform
-from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
+from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, RuleName, SequenceStep, SiblingsName
 from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import WANTS_PROPOSALS
@@ -18,6 +18,7 @@ from speculant_verifier.speculation.controller import Speculation, trimmed
 
 _ROUNDING = 1e-6
 _MAKE_TREES = frozenset(("tree", "specexec", "beam"))
+_SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
 
 class Drafting:
@@ -59,6 +60,7 @@ class Drafting:
                 budgets[number],
                 draft_seed(each.config, len(each.token_ids)),
                 each.feedback,
+                _SIBLINGS.get(each.config.rule, "none"),
             )
             for number, each in ((number, sequences[number]) for number in asked)
         ]
@@ -105,7 +107,8 @@ class Drafting:
     def _limit(self, sequence: ActiveSequence) -> int:
         """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
         most_depth = self._most_depth(sequence) if sequence.has_session else 0
-        return self._most_nodes if self._makes_trees and most_depth else min(self._most_nodes, most_depth)
+        makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
+        return self._most_nodes if makes_trees and most_depth else min(self._most_nodes, most_depth)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
         room = self._target.max_length - len(sequence.token_ids)
@@ -160,7 +163,8 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
 
     Drafters take the numbers of seed and position. *block* judges a draft as a whole: how much of it is accepted tells
     something of the numbers of the rest, which would be drawn by again in the next step, so its steps have seeds of
-    their own. The other rules never look behind the first token that they reject.
+    their own. The other rules never look behind the first token that they reject, and trees that are drawn for
+    them take no number twice.
     """
     if config.rule != "block":
         return config.seed
