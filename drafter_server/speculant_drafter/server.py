@@ -15,13 +15,9 @@ from grpc_reflection.v1alpha import reflection
 from loguru import logger
 
 from speculant_drafter import admin, service
-from speculant_drafter.access import AccessPolicy
 from speculant_drafter.admin import DrafterAdminService
-from speculant_drafter.calls import CallGate
 from speculant_drafter.counts import GraphState, ServerCounts, ServerState, SessionEnd
-from speculant_drafter.credentials import server_credentials
 from speculant_drafter.graphs import GraphRegistry
-from speculant_drafter.listening import Listener
 from speculant_drafter.metrics_endpoint import MetricsEndpoint
 from speculant_drafter.service import DrafterService
 from speculant_drafter.sessions import Session, SessionStore
@@ -30,6 +26,10 @@ from speculant_drafter.tracing import open_tracer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.rpc.channel import message_limits
+from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.serving.calls import CallGate
+from speculant_graph.serving.credentials import server_credentials
+from speculant_graph.serving.listening import Listener
 
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0

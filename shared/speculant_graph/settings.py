@@ -32,7 +32,7 @@ from pydantic_settings import (
 
 from speculant_graph.errors import ConfigError
 
-SECTIONS = ("graph", "draft", "verifier", "generation", "client", "server")
+SECTIONS = ("graph", "draft", "verifier", "generation", "client", "server", "service")
 """Tables that a TOML file may have."""
 
 _SECRET_WORDS = ("token", "key", "password")

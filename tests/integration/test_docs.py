@@ -20,9 +20,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from pydantic import ByteSize, TypeAdapter
 
-from speculant_drafter.access import AccessPolicy
 from speculant_drafter.counts import ServerCounts, ServerState
-from speculant_drafter.credentials import server_credentials
 from speculant_drafter.metrics import render_metrics
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import (
@@ -35,6 +33,8 @@ from speculant_graph.config import (
 )
 from speculant_graph.rpc.status import STATUS_OF_ERROR
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.serving.credentials import server_credentials
 from support.graphs import graph_of
 from support.pages import blocks, rows, section
 

@@ -22,6 +22,7 @@ from speculant_graph.config import (
     GenerationConfig,
     GraphConfig,
     ServerConfig,
+    ServiceConfig,
     VerifierConfig,
 )
 from speculant_graph.errors import ConfigError
@@ -34,7 +35,7 @@ _DEFAULT = "default"
 class ShowSettings(CommandSettings):
     """Show all settings as environment and configuration file make them, as TOML that could be saved."""
 
-    section: Literal["graph", "draft", "verifier", "generation", "client", "server"] | None = None
+    section: Literal["graph", "draft", "verifier", "generation", "client", "server", "service"] | None = None
     """Only this section."""
     json_output: bool = False
     """Print one JSON object instead."""
@@ -49,6 +50,7 @@ class _AllSettings(CommandSettings):
     generation: GenerationConfig = GenerationConfig()
     client: ClientConfig = ClientConfig()
     server: ServerConfig = ServerConfig()
+    service: ServiceConfig = ServiceConfig()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from loguru import logger
 
-from speculant_drafter.access import AccessPolicy, Principal
-from speculant_drafter.credentials import certificate_names
-from speculant_drafter.request_ids import REQUEST_ID_KEY, bound_to_messages, request_id_of
 from speculant_graph.errors import DraftLimitError
 from speculant_graph.rpc.convert.stream import duration_of
 from speculant_graph.rpc.status import status_number, to_status
+from speculant_graph.serving.access import AccessPolicy, Principal
+from speculant_graph.serving.credentials import certificate_names
+from speculant_graph.serving.request_ids import REQUEST_ID_KEY, bound_to_messages, request_id_of
 
 _BUSY_S = 0.1
 _STATUS_DETAILS = "grpc-status-details-bin"

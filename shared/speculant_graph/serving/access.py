@@ -1,4 +1,4 @@
-"""Who may call the sidecar, and which tenants and graphs are theirs: a TOML file of clients.
+"""Who may call a server, and which tenants and graphs are theirs: a TOML file of clients.
 
 The file holds digests of tokens only, so that whoever reads it can't use it. Without a file everybody who can connect
 may do everything. Knows nothing of gRPC.
@@ -24,7 +24,7 @@ ALL = "*"
 """Stands for every tenant, or every graph."""
 
 _HEX_DIGITS = frozenset("0123456789abcdef")
-_NOBODY = "the sidecar does not know this client; send the token or the certificate that its access file names"
+_NOBODY = "the server does not know this client; send the token or the certificate that its access file names"
 
 
 def _digest(text: str) -> str:
@@ -108,7 +108,7 @@ class Principal:
 
 
 EVERYBODY = Principal(name="", tenants=frozenset({ALL}), graphs=frozenset({ALL}), is_admin=True)
-"""Who calls a sidecar without an access file."""
+"""Who calls a server without an access file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class AccessPolicy:
         """Read an access file; without one the policy is open.
 
         Args:
-            path: ``server.access_file``.
+            path: the setting ``access_file``.
 
         Raises:
             ConfigError: the file can't be read, is wrong, or can be changed by other users.
@@ -195,7 +195,9 @@ def _read(path: Path) -> dict[str, Any]:
         parsed = tomllib.loads(content.decode())
     except OSError as error:
         reason = error.strerror or "it can't be read"
-        raise ConfigError(f"access file '{path}': {reason}; check server.access_file and its permissions") from error
+        raise ConfigError(
+            f"access file '{path}': {reason}; check the setting access_file and the file's permissions"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"access file '{path}' is not UTF-8; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:

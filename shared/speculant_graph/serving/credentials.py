@@ -1,4 +1,4 @@
-"""TLS of the sidecar: its certificate, and the names in those of its clients."""
+"""TLS of a server: its certificate, and the names in those of its clients."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import grpc
 
-from speculant_graph.config import ServerConfig
+from speculant_graph.config import EndpointConfig
 from speculant_graph.errors import ConfigError
 
 _NAME_PROPERTIES = ("x509_common_name", "peer_dns")
 
 
-def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
+def server_credentials(config: EndpointConfig) -> grpc.ServerCredentials | None:
     """Return what TCP addresses are served with, or None if no certificate is set.
 
     With ``tls_client_ca`` only clients whose certificate is of one of its authorities can connect.
@@ -22,19 +22,21 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
     Raises:
         ConfigError: a file is missing, is no PEM, or does not fit the others; the message names the setting.
     """
-    certificate_path, key_path = config.tls_certificate, config.tls_key
+    certificate_path, key_path, section = config.tls_certificate, config.tls_key, config.section
     if certificate_path is None or key_path is None:
         for name, path, other in (
             ("tls_certificate", certificate_path, "tls_key"),
             ("tls_key", key_path, "tls_certificate"),
         ):
             if path is not None:
-                raise ConfigError(f"server.{name} needs server.{other}; set both or neither")
+                raise ConfigError(f"{section}.{name} needs {section}.{other}; set both or neither")
         if config.tls_client_ca is not None:
-            raise ConfigError("server.tls_client_ca needs server.tls_certificate and server.tls_key; set all three")
+            raise ConfigError(
+                f"{section}.tls_client_ca needs {section}.tls_certificate and {section}.tls_key; set all three"
+            )
         return None
-    certificate = _read_certificates(certificate_path, "tls_certificate")
-    key = _read(key_path, "tls_key")
+    certificate = _read_certificates(certificate_path, f"{section}.tls_certificate")
+    key = _read(key_path, f"{section}.tls_key")
     try:
         # gRPC would notice when a client connects, and say why to nobody.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -43,9 +45,12 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
         )  # without it OpenSSL asks the terminal
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"server.tls_key: '{key_path}' is not the unencrypted private key (PEM) of server.tls_certificate; name it"
+            f"{section}.tls_key: '{key_path}' is not the unencrypted private key (PEM) of {section}.tls_certificate; "
+            "name it"
         ) from error
-    authorities = None if config.tls_client_ca is None else _read_certificates(config.tls_client_ca, "tls_client_ca")
+    authorities = None
+    if config.tls_client_ca is not None:
+        authorities = _read_certificates(config.tls_client_ca, f"{section}.tls_client_ca")
     return grpc.ssl_server_credentials(
         [(key, certificate)], root_certificates=authorities, require_client_auth=authorities is not None
     )
@@ -71,7 +76,7 @@ def _read(path: Path, setting: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         reason = error.strerror or "it can't be read"
-        raise ConfigError(f"server.{setting}: '{path}': {reason}; check the path and its permissions") from error
+        raise ConfigError(f"{setting}: '{path}': {reason}; check the path and its permissions") from error
 
 
 def _read_certificates(path: Path, setting: str) -> bytes:
@@ -80,5 +85,5 @@ def _read_certificates(path: Path, setting: str) -> bytes:
         text = content.decode("ascii", errors="ignore")  # comments beside the PEM blocks may be in any language
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"server.{setting}: '{path}' holds no valid certificate; name a PEM file") from error
+        raise ConfigError(f"{setting}: '{path}' holds no valid certificate; name a PEM file") from error
     return content
