@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from loguru import logger
 
 from speculant_graph.config import DraftConfig, GenerationConfig
+from speculant_graph.errors import GenerationError
 from speculant_graph.random_stream import STEP_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, RuleName, SequenceStep, SiblingsName
 from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
@@ -40,7 +41,26 @@ class Drafting:
 
     def wants(self, sequence: ActiveSequence) -> bool:
         """Whether a sequence is drafted for at all."""
+        if sequence.request.brings_drafts:
+            return False
         return self._most_nodes > 0 and self._drafter.state != "off" and sequence.config.speculation != "off"
+
+    def check(self, draft: Draft) -> None:
+        """Refuse a draft that a caller brings, if it can't be verified.
+
+        Raises:
+            GenerationError: it is too large, no tree, or names tokens that the model does not have.
+        """
+        if len(draft) > self._most_nodes:
+            raise GenerationError(
+                f"the draft has {len(draft)} nodes, but at most {self._most_nodes} are verified at once; send fewer, "
+                "or raise --draft.k"
+            )
+        if not (self._is_usable(draft, self._most_nodes) and self._can_be_drawn_from(draft)):
+            raise GenerationError(
+                f"the draft is no tree of token ids 0..{self._target.vocabulary_size - 1} whose parents come before "
+                "their children, with a distribution for every node or for none; mend it"
+            )
 
     def drafts(self, sequences: Sequence[ActiveSequence]) -> list[Draft]:
         """Return drafts that could all be emitted; anything unusable becomes no draft."""
@@ -75,6 +95,10 @@ class Drafting:
         if answer is None or self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
+        for number, sequence in enumerate(sequences):
+            if sequence.offered is not None:
+                shallow[number] = nodes_within(sequence.offered.draft, self._most_depth(sequence))
+                drafts[number] = trimmed(sequence.offered.draft, shallow[number])
         can_trim = [sequence.config.rule not in WANTS_PROPOSALS for sequence in sequences]
         for number, nodes in enumerate(self._speculation.keep(histories, drafts, can_trim)):
             sequences[number].draft_nodes = [shallow[number][node] for node in nodes]
@@ -86,8 +110,8 @@ class Drafting:
         return drafts
 
     def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
-        """Note what became of a draft."""
-        if len(draft):
+        """Note what became of a draft; those that callers bring say nothing of the drafter's."""
+        if len(draft) and not sequence.request.brings_drafts:
             self._speculation.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
 
     def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
@@ -106,6 +130,8 @@ class Drafting:
 
     def _limit(self, sequence: ActiveSequence) -> int:
         """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
+        if sequence.offered is not None:
+            return len(sequence.offered.draft)
         most_depth = self._most_depth(sequence) if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
         return self._most_nodes if makes_trees and most_depth else min(self._most_nodes, most_depth)
@@ -172,4 +198,5 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
 
 
 def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:
-    return sequence.history if sequence.config.speculation == "auto" else None
+    is_free = sequence.config.speculation == "auto" and sequence.offered is None
+    return sequence.history if is_free else None

@@ -19,7 +19,7 @@ from transformers import LogitsProcessorList
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.draft.strategies import CALIBRATED
 from speculant_graph.errors import GenerationError, SpeculantError, TokenizerMismatchError
-from speculant_graph.types import Drafter
+from speculant_graph.types import Draft, Drafter
 from speculant_verifier.engine.admission import MOST_PENDING, Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.prefill import Prefill
@@ -28,6 +28,7 @@ from speculant_verifier.engine.sequence import (
     ActiveSequence,
     Emission,
     EngineTotals,
+    OfferedDraft,
     Request,
     is_out_of_memory,
 )
@@ -66,6 +67,7 @@ class Engine:
         self._failed: list[Emission] = []
         self._numbers = itertools.count()
         self._has_emitted = False
+        self._is_full = False  # the first that waits does not fit beside those that run
         self.totals = EngineTotals()
         """Times and counts since the engine was made."""
         self._admission = Admission(target, config, draft.k)
@@ -79,7 +81,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running or self._failed)
+        can_admit = bool(self._waiting) and not self._is_full
+        return bool(self._failed) or can_admit or any(map(_can_go_on, self._running))
 
     @property
     def num_running(self) -> int:
@@ -118,6 +121,24 @@ class Engine:
         self._waiting.append(sequence)
         return sequence
 
+    def offer(self, sequence: ActiveSequence, draft: Draft, feedback_width: int = 0) -> None:
+        """Let a sequence whose request brings its drafts do one step.
+
+        Args:
+            sequence: it must not have an offer already.
+            draft: the tree to verify; empty to decode one token plainly.
+            feedback_width: how many of the target's most probable tokens to return after every node.
+
+        Raises:
+            GenerationError: the draft can't be verified; the sequence goes on waiting.
+        """
+        if sequence not in self._running and sequence not in self._waiting:
+            return  # it has ended, as its emission says
+        if not sequence.is_idle:
+            raise GenerationError("this sequence takes no draft now; wait for the outcome of the one before")
+        self._drafting.check(draft)
+        sequence.offered = OfferedDraft(draft, feedback_width)
+
     def cancel(self, sequence: ActiveSequence) -> None:
         """Stop decoding a sequence and free its place; nothing more is emitted for it."""
         self._failed = [emission for emission in self._failed if emission.sequence is not sequence]
@@ -125,6 +146,7 @@ class Engine:
             self._leave(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
+            self._is_full = False
 
     def close(self) -> None:
         """Cancel everything."""
@@ -157,13 +179,14 @@ class Engine:
         self._admit()
         emissions, self._failed = self._failed, []
         active = list(self._running)
-        emissions += self._verification.recall(active)
+        emissions += self._verification.recall([each for each in active if not each.request.brings_drafts])
         ended = {id(emission.sequence) for emission in emissions if emission.finish_reason is not None}
         left = [sequence for sequence in active if id(sequence) not in ended]
         waiting = self._prefill.chosen([each for each in left if each.num_pending > MOST_PENDING])
         emissions += self._guarded(self._prefill.step, waiting)
         emissions += self._guarded(
-            self._decode, [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING]
+            self._decode,
+            [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING and not each.is_idle],
         )
         elapsed_s = time.perf_counter() - started_s
         self.totals.total_s += elapsed_s
@@ -192,6 +215,7 @@ class Engine:
             sequence = self._waiting[0]
             try:
                 if not self._admission.admit(sequence, self._running, len(self._waiting)):
+                    self._is_full = True
                     return
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -245,10 +269,15 @@ class Engine:
 
     def _leave(self, sequence: ActiveSequence) -> None:
         self._running.remove(sequence)
+        self._is_full = False
         self._admission.release(sequence, self._running)
         self._running.sort(key=lambda each: each.row)
         if sequence.has_session:
             self._drafter.finish(sequence.session_id)
+
+
+def _can_go_on(sequence: ActiveSequence) -> bool:
+    return not sequence.is_idle or sequence.num_pending > MOST_PENDING
 
 
 def _failure(sequence: ActiveSequence, error: SpeculantError) -> Emission:

@@ -6,11 +6,13 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import LogitsProcessorList
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.types import Feedback, TokenId
+from speculant_graph.types import Draft, Feedback, TokenId
 from speculant_verifier.results import FinishReason, PhaseTimes, TokenLogprobs
 from speculant_verifier.sampling import Sampler
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
@@ -41,6 +43,18 @@ class Request:
     """For records; empty: the session's number."""
     refusal: str = ""
     """Why it can't be decoded, if that is known already: it ends with this error."""
+    brings_drafts: bool = False
+    """The caller drafts: a step is done when it has offered a draft (:meth:`Engine.offer`), and waits until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDraft:
+    """A draft that a caller brings for one step."""
+
+    draft: Draft
+    """The tree; empty for a step of plain decoding."""
+    feedback_width: int = 0
+    """How many of the target's most probable tokens to return after every node."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +79,8 @@ class ActiveSequence:
     draft_nodes: Sequence[int] = ()
     """Per node of the latest draft, its number in the drafter's message, of which nodes may have been left out."""
     has_session: bool = False
+    offered: OfferedDraft | None = None
+    """The caller's own draft for the next step."""
     prefix_key: PrefixKey | None = None
     """Key of the first ``num_keyed`` tokens."""
     num_keyed: int = 0
@@ -114,6 +130,11 @@ class ActiveSequence:
         return self.request.config.max_tokens - self.num_emitted
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a draft of its caller."""
+        return self.request.brings_drafts and self.offered is None
+
+    @property
     def num_pending(self) -> int:
         """Tokens that the model has not read; the last one is the root of the next draft."""
         return len(self.token_ids) - self.num_cached
@@ -145,6 +166,11 @@ class Emission:
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token, if they were asked for."""
+    path: tuple[int, ...] = ()
+    """Of an offered draft the nodes that were accepted, root to leaf."""
+    feedback: NDArray[np.int64] | None = None
+    """Of an offered draft that asked for it: the target's most probable tokens after the root and after every node,
+    shape ``[1 + nodes, width]``. None if not all of the draft was verified, as the text was about to end."""
 
 
 @dataclass(slots=True)

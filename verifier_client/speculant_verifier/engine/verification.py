@@ -145,7 +145,27 @@ class Verification:
         sequence.token_ids += token_ids
         if reason is None and len(sequence.token_ids) >= self._target.max_length:
             reason = "length"
-        return _Outcome(verdict, Emission(sequence, token_ids, len(path), reason, logprobs))
+        return _Outcome(verdict, self._emission(sequence, draft, path, token_ids, reason, logprobs, logits))
+
+    def _emission(
+        self,
+        sequence: ActiveSequence,
+        draft: Draft,
+        path: Sequence[int],
+        token_ids: tuple[TokenId, ...],
+        reason: FinishReason | None,
+        logprobs: tuple[TokenLogprobs, ...],
+        logits: Tensor,
+    ) -> Emission:
+        offered, sequence.offered = sequence.offered, None
+        if offered is None:
+            return Emission(sequence, token_ids, len(path), reason, logprobs)
+        feedback = None
+        if offered.feedback_width and len(draft) == len(offered.draft):
+            width = min(offered.feedback_width, logits.shape[-1])
+            feedback = logits[: len(draft) + 1].topk(width).indices.cpu().numpy()
+        named = tuple(sequence.draft_nodes[node] for node in path)
+        return Emission(sequence, token_ids, len(path), reason, logprobs, named, feedback)
 
     def _feedback(self, sequence: ActiveSequence, draft: Draft, logits: Tensor) -> Feedback | None:
         """Return what the drafter is told of a draft, by the numbers that its nodes have in the drafter's message."""
