@@ -150,6 +150,18 @@ class DrafterStatistics:
     """The latest failure, for people."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """What a sequence wants of a drafter that serves many; None leaves it to the drafter's own settings."""
+
+    tenant: str | None = None
+    """Whose text it is: it drafts from what this tenant's earlier sequences accepted, and teaches nobody else."""
+    graph: str | None = None
+    """Name of the graph to draft from."""
+    learn: bool | None = None
+    """Whether the tenant's later sequences profit from what it accepts."""
+
+
 class Drafter(Protocol):
     """Whatever proposes tokens: a sidecar's client, a graph in this process, or nothing.
 
@@ -164,8 +176,11 @@ class Drafter(Protocol):
     def statistics(self) -> DrafterStatistics:
         """Counts since the drafter was made."""
 
-    def open(self, session_id: int) -> None:
-        """Begin a session for a sequence. Raises only if asked to be strict or if the tokenizers differ."""
+    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
+        """Begin a session for a sequence. Raises only if asked to be strict or if the tokenizers differ.
+
+        The engine passes ``options`` only for requests that have some, so a drafter of one's own may do without.
+        """
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch of sequences, in order; one exchange for all of them."""

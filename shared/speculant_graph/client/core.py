@@ -37,7 +37,7 @@ from speculant_graph.rpc.messages import (
     StepOptions,
     StepRequest,
 )
-from speculant_graph.types import Draft, DrafterState, SequenceStep, SiblingsName, StrategyName
+from speculant_graph.types import Draft, DrafterState, SequenceStep, SessionOptions, SiblingsName, StrategyName
 
 _MAX_EXCHANGES_PER_STEP = 2
 _LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_sessions")
@@ -94,20 +94,27 @@ class ClientCore:
 
     # --- what the caller does
 
-    def open(self, session_id: int, now_s: float, listener: Callable[[], None]) -> Opening | SpeculantError | None:
+    def open(
+        self,
+        session_id: int,
+        now_s: float,
+        listener: Callable[[], None],
+        options: SessionOptions | None = None,
+    ) -> Opening | SpeculantError | None:
         """Begin a session; one that has begun goes on.
 
         Args:
             session_id: the caller's id.
             now_s: now.
             listener: called when the opening that is returned is over.
+            options: what a session that begins wants beside the client's settings.
 
         Returns:
             The opening to wait for, None if the session is open, or why it can't be opened now.
         """
         if self._is_closed:
             return DrafterUnavailableError("the client is closed; make another")
-        session = self._book.session(session_id)
+        session = self._book.session(session_id, options)
         replica = self._book.home(session)
         if session.is_open:
             return None

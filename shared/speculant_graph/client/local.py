@@ -14,9 +14,17 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
-from speculant_graph.errors import DraftRequestError
+from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, SequenceStep, TokenId
+from speculant_graph.types import (
+    EMPTY_DRAFT,
+    Draft,
+    DrafterState,
+    DrafterStatistics,
+    SequenceStep,
+    SessionOptions,
+    TokenId,
+)
 
 _TAIL_TOKENS = 16
 
@@ -75,11 +83,19 @@ class LocalDrafter:
         """Counts since the drafter was made."""
         return self._counts.snapshot()
 
-    def open(self, session_id: int) -> None:
-        """Begin a session for a sequence; one that has begun goes on."""
+    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
+        """Begin a session for a sequence; one that has begun goes on.
+
+        Raises:
+            ConfigError: the options name a graph, and here is but one.
+        """
         if session_id in self._taken:
             return
-        self._drafter.open(session_id, learn=True, cost=self._cost)
+        wanted = options or SessionOptions()
+        if wanted.graph:
+            raise ConfigError(f"there is no graph '{wanted.graph}' in this process; name none, or use a sidecar")
+        learn = wanted.learn is not False
+        self._drafter.open(session_id, tenant=wanted.tenant or "", learn=learn, cost=self._cost)
         self._taken[session_id] = _Taken()
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
@@ -154,7 +170,7 @@ class NullDrafter:
         """All zero."""
         return DrafterStatistics()
 
-    def open(self, session_id: int) -> None:
+    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
         """Do nothing."""
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:

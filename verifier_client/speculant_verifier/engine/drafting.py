@@ -43,7 +43,8 @@ class Drafting:
         """Whether a sequence is drafted for at all."""
         if sequence.request.brings_drafts:
             return False
-        return self._most_nodes > 0 and self._drafter.state != "off" and sequence.config.speculation != "off"
+        can_draft = self._drafter.state != "off" and sequence.config.speculation != "off"
+        return can_draft and self._most_nodes_of(sequence) > 0
 
     def check(self, draft: Draft) -> None:
         """Refuse a draft that a caller brings, if it can't be verified.
@@ -134,7 +135,12 @@ class Drafting:
             return len(sequence.offered.draft)
         most_depth = self._most_depth(sequence) if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
-        return self._most_nodes if makes_trees and most_depth else min(self._most_nodes, most_depth)
+        most_nodes = self._most_nodes_of(sequence)
+        return most_nodes if makes_trees and most_depth else min(most_nodes, most_depth)
+
+    def _most_nodes_of(self, sequence: ActiveSequence) -> int:
+        wanted = sequence.request.most_nodes
+        return self._most_nodes if wanted is None else min(self._most_nodes, wanted)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
         room = self._target.max_length - len(sequence.token_ids)

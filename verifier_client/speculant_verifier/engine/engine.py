@@ -229,7 +229,11 @@ class Engine:
 
     def _open(self, sequence: ActiveSequence) -> None:
         try:
-            self._drafter.open(sequence.session_id)
+            options = sequence.request.session
+            if options is None:
+                self._drafter.open(sequence.session_id)
+            else:
+                self._drafter.open(sequence.session_id, options)
             sequence.has_session = True
         except TokenizerMismatchError as error:
             self._drafter.finish(sequence.session_id)

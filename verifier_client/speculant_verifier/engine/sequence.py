@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import LogitsProcessorList
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.types import Draft, Feedback, TokenId
+from speculant_graph.types import Draft, Feedback, SessionOptions, TokenId
 from speculant_verifier.results import FinishReason, PhaseTimes, TokenLogprobs
 from speculant_verifier.sampling import Sampler
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
@@ -43,6 +43,10 @@ class Request:
     """For records; empty: the session's number."""
     refusal: str = ""
     """Why it can't be decoded, if that is known already: it ends with this error."""
+    session: SessionOptions | None = None
+    """What its session with the drafter wants beside the drafter's own settings."""
+    most_nodes: int | None = None
+    """Most nodes drafted for it at a step, if fewer than the engine's."""
     brings_drafts: bool = False
     """The caller drafts: a step is done when it has offered a draft (:meth:`Engine.offer`), and waits until then."""
 
