@@ -94,7 +94,7 @@ def test_samples_end_where_their_distributions_would_make_the_answer_too_large(
     for seed in range(40):
         for number, tokens in ((session_id, [1, 2] if not seed else []), (0, [1, 2])):
             step = step_of(number, tokens, 2 if seed and number else 0, budget, pb.STRATEGY_SAMPLING)
-            step.seeds.append(seed)
+            step.seeds[:] = [seed]
             step.options.siblings = siblings
             answer = server.drafter.Draft(step)
             assert answer.ByteSize() <= 1_024
