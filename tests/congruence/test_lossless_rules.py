@@ -201,6 +201,22 @@ def test_joint_distribution_with_trees_of_the_real_drafter(rule, mixing):
     assert p_value(outputs) > 1e-4
 
 
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
+def test_tokens_that_the_model_does_not_have_bias_nothing(rule):
+    """Two tokens are as likely in q as in p; only one of them is always followed by a token without logits."""
+    likely, other, unknown = 2, 3, VOCABULARY + 1
+    graph = graph_of([[1, likely, unknown, likely, 1, other, other, other] * 300], 1, VOCABULARY + 4)
+    with torch.inference_mode():
+        logits = target().model(torch.tensor([[0, 1]]), use_cache=False).logits[0, -1].double()
+    bias = {likely: 60.0 + float(logits[other] - logits[likely]), other: 60.0}
+    settings = {"max_tokens": 6, "temperature": 1.0, "rule": rule, "speculation": "on", "logit_bias": bias}
+    jobs = [Job((0, 1), GenerationConfig(seed=seed, ignore_end_tokens=True, **settings)) for seed in range(400)]
+    outcome = decode(target(), jobs, local_drafter(graph, "sampling", 4), 4, strategy="sampling", max_batch_size=16)
+    first = sum(output[0] == likely for output in outcome.outputs)
+    assert 160 < first < 240  # four standard deviations
+    assert sum(sum(each.accepted_by_depth) for each in outcome.sequences) > 100
+
+
 @pytest.mark.slow
 def test_siblings_of_another_kind_are_found_out():
     """The control: *tree-iid* accepts too many of siblings that differ, which is why it never asks for such."""

@@ -18,10 +18,9 @@ from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.sampled_tree import TreeShape, pick
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
-from speculant_graph.errors import DraftLimitError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.oracle import OracleGraph
-from speculant_graph.types import Draft, SiblingsName
+from speculant_graph.types import Draft, MixingName, SiblingsName
 from support.bounds import run_with_bounds_checks
 from support.damage import damaged
 from support.graphs import graph_of
@@ -215,15 +214,46 @@ def test_a_tree_is_a_function_of_seed_and_position() -> None:
     assert longer[:8] == tokens(5), "a larger budget adds nodes"
 
 
-def test_distributions_that_are_too_large_are_refused() -> None:
+@pytest.mark.parametrize("siblings", ["none", *DRAWN])
+@pytest.mark.parametrize("mixing", ["longest", "attention"])
+@pytest.mark.parametrize("most", [1, 7, 12, 13, 20, 40])
+def test_whether_a_node_is_there_is_decided_before_its_token_is_drawn(
+    siblings: SiblingsName, mixing: MixingName, most: int
+) -> None:
+    """A limit that is reached by what was drawn must not take that away: what is left would be no draws from q."""
+    wide = [token for other in range(4, 14) for token in (0, 1, other, 1)]  # 1 is followed by eleven tokens
+    narrow = [token for _ in range(10) for token in (0, 2, 3, 3)]  # 2 and 3 by two
+    drafter = SessionDrafter(graph_of([wide + narrow], 1, VOCABULARY_SIZE), DraftConfig(strategy="sampling"))
+    drafter.open(1)
+    drafter.accept(1, [0])
+    options = DraftOptions(siblings=siblings, mixing=mixing, max_branches=3)
+    follows: dict[tuple[tuple[int, int], ...], set[int | None]] = {}
+    shapes, firsts = set(), Counter[int]()
+    for seed in range(400):
+        draft = drafter.draft_batch([1], [6], [seed], options, max_support=most)[0]
+        assert sum(len(q.token_ids) for q in draft.proposals) <= most
+        nodes = list(zip(draft.token_ids, draft.parents, strict=True))
+        for place in range(len(nodes) + 1):
+            parent = nodes[place][1] if place < len(nodes) else None
+            follows.setdefault(tuple(nodes[:place]), set()).add(parent)
+        shapes.add(draft.parents)
+        firsts.update(draft.token_ids[:1])
+    assert all(len(parents) == 1 for parents in follows.values())
+    assert most == 1 or 150 < firsts[1] < 250
+    if most in (12, 13, 20):
+        assert len(shapes) > 1, "or the limit was not reached by what was drawn"
+
+
+def test_distributions_that_are_too_large_are_left_out() -> None:
     drafter = SessionDrafter(skewed_graph(), DraftConfig(strategy="sampling"))
     drafter.open(1)
     drafter.accept(1, [0])
     options = DraftOptions(siblings="without-replacement")
     size = sum(len(q.token_ids) for q in drafter.draft_batch([1], [9], [0], options)[0].proposals)
     assert len(drafter.draft_batch([1], [9], [0], options, max_support=size)[0]) == 9
-    with pytest.raises(DraftLimitError, match="entries"):
-        drafter.draft_batch([1], [9], [0], options, max_support=size - 1)
+    cut = drafter.draft_batch([1], [9], [0], options, max_support=size - 1)[0]
+    assert sum(len(q.token_ids) for q in cut.proposals) < size
+    assert len(cut) >= 8
 
 
 def test_without_q_nothing_but_chains_is_drawn() -> None:

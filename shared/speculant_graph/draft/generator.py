@@ -17,7 +17,7 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft import chain, chain_batch
 from speculant_graph.draft.batch import DraftBatch
 from speculant_graph.draft.sampled_tree import TreeShape, draw_trees
-from speculant_graph.errors import ConfigError, DraftLimitError
+from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph
@@ -135,7 +135,6 @@ class DraftGenerator:
 
         Raises:
             ConfigError: there is no such strategy, or it needs more than a graph.
-            DraftLimitError: the distributions of a tree would take more than a gigabyte.
         """
         if strategy not in CHAIN_STRATEGY_NAMES:
             raise ConfigError(_refusal(strategy))
@@ -180,12 +179,10 @@ class DraftGenerator:
             seeds: per sequence, seed of the draws.
             positions: per sequence, index of the first token drafted.
             max_candidates: most successors that a distribution keeps; 0 keeps all.
-            max_support: most entries of all distributions together; 0 leaves those of chains out.
+            max_support: most entries of all distributions together: drafts end where another one may not fit. 0 leaves
+                those of chains out.
             coupling: how ``sampling`` draws chains.
             tree: has ``sampling`` draw trees.
-
-        Raises:
-            DraftLimitError: the distributions have more entries.
         """
         if strategy == "sampling" and tree is not None:
             return self._trees(states.tolist(), budgets, tree, seeds, positions, max_candidates, max_support)
@@ -207,10 +204,6 @@ class DraftGenerator:
                 coupling == "gumbel",
                 self._attention,
             )
-            if distributions[1].size > max_support:
-                raise DraftLimitError(
-                    f"the distributions have more than {max_support} entries; cap or omit them, or send fewer sequences"
-                )
         nodes_of = lengths.tolist()
         parents = _FIRST_PARENTS[: nodes_of[0]] if len(nodes_of) == 1 else _parents(lengths, token_ids.size)
         return DraftBatch(

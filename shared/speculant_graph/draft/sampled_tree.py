@@ -3,8 +3,8 @@
 **The shape.** Every place for a node has a price: a first child costs 1 more than its parent, and every further child
 :data:`SIBLING_PRICE` more than the one before it. The cheapest place is filled first, of equals that below the oldest
 node, until the budget is spent. The children of a node come in the order in which they were drawn, all with the same q.
-There is no place where q has no other token, where no context is known, and below a token that an older sibling has,
-which no rule can reach.
+There is no place where q has no other token, where no context is known, where there is no room for another q, and below
+a token that an older sibling has, which no rule can reach.
 
 **Why that is exact.** Whether a place is filled is decided by what was drawn before it, never by the token that is
 drawn for it: no token is looked at and dropped. All that leads a rule to a node was drawn before that node's children.
@@ -34,7 +34,6 @@ from speculant_graph.draft.chain import (
     propose,
     uniform,
 )
-from speculant_graph.errors import DraftLimitError
 from speculant_graph.graph.compiled import compiled
 from speculant_graph.graph.layout import TOKEN_MASK, Int64Array, Trie, UInt32Array
 from speculant_graph.graph.lookup import _advance, _linked, _settle, _width
@@ -84,9 +83,6 @@ def draw_trees(
         max_candidates: most successors that a distribution keeps; 0 keeps all.
         max_support: most entries of the distributions of all nodes together.
         attention: see :func:`~speculant_graph.draft.chain.sample`.
-
-    Raises:
-        DraftLimitError: the distributions have more entries.
     """
     lengths: list[int] = []
     token_ids, parents, counts = [_NO_NUMBERS], [_NO_NUMBERS], [_NO_NUMBERS]
@@ -98,10 +94,6 @@ def draw_trees(
             shape.max_branches, shape.max_depth, shape.is_independent, attention,
         )  # fmt: skip
         left -= int((ends - starts).sum())
-        if left < 0:
-            raise DraftLimitError(
-                f"the distributions have more than {max_support} entries; cap or omit them, or send fewer sequences"
-            )
         lengths.append(drawn.size)
         token_ids.append(drawn)
         parents.append(parents_of)
@@ -175,8 +167,7 @@ def sample_tree(
         seed: seed of the draws, a signed 64-bit integer, as is the position.
         position: index in the sequence of the first token drafted.
         max_candidates: most tokens that a distribution keeps; 0 keeps all.
-        max_support: entries that the distributions of all nodes may have together; once there are more, nothing more
-            is drafted.
+        max_support: most entries of the distributions of all nodes together.
         max_branches: most children of a node.
         max_depth: longest path.
         is_independent: draw every child from all of q, rather than from what older siblings have left.
@@ -199,7 +190,7 @@ def sample_tree(
     orders[0], records[0] = order, node
     room[0] = max_branches if order > 0 and max_depth > 0 else 0
     size = entries = drafted = 0
-    while drafted < num_nodes and entries <= max_support:
+    while drafted < num_nodes:
         parent = _NOT_KNOWN
         for each in range(drafted + 1):
             if room[each] > 0 and (parent < 0 or prices[each] < prices[parent]):
@@ -237,6 +228,9 @@ def sample_tree(
             if written == 0:
                 continue
         start, end = lows[parent], highs[parent]
+        if entries + end - start > max_support:
+            room[parent] = 0
+            continue
         number = uniform(seed, position, TREE_STREAM + drafted)
         entry = start + pick(probabilities[start:end], is_taken[start:end], number)
         token_ids[drafted], parents[drafted], starts[drafted], ends[drafted] = support[entry], parent, start, end

@@ -167,11 +167,10 @@ class SessionDrafter:
             budgets: per sequence, most nodes.
             seeds: per sequence, seed of ``sampling``.
             options: how to draft.
-            max_support: most entries of all distributions together.
+            max_support: most entries of all distributions together: drafts end where another one may not fit.
 
         Raises:
             DraftRequestError: a sequence is not open.
-            DraftLimitError: the distributions have more entries.
             ConfigError: there is no such strategy, or it needs a graph.
         """
         strategy = options.strategy or self.config.strategy
@@ -210,10 +209,9 @@ class SessionDrafter:
             seeds: per sequence, seed of ``sampling``.
             positions: per sequence, index of the first token drafted.
             options: how to draft.
-            max_support: most entries of all distributions together.
+            max_support: most entries of all distributions together: drafts end where another one may not fit.
 
         Raises:
-            DraftLimitError: the distributions have more entries.
             ConfigError: there is no such strategy, or it needs a graph.
         """
         strategy = options.strategy or self.config.strategy

@@ -147,7 +147,6 @@ class Strategies:
         """Draft by ``greedy`` or ``sampling`` for sequences whose places in the graph are known, as arrays.
 
         Raises:
-            DraftLimitError: the distributions have more than ``max_support`` entries.
             ConfigError: there is no graph.
         """
         return self._generator(strategy, options.mixing).draft_batch(

@@ -90,9 +90,8 @@ class Drafting:
         answer = self._ask(steps)
         for number, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
             sequences[number].feedback = None
-            if sequences[number].config.rule not in WANTS_PROPOSALS or self._can_be_drawn_from(draft):
-                shallow[number] = nodes_within(draft, self._most_depth(sequences[number]))
-                drafts[number] = trimmed(draft, shallow[number])
+            shallow[number] = self._usable_nodes(draft, self._most_depth(sequences[number]))
+            drafts[number] = trimmed(draft, shallow[number])
         if answer is None or self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
@@ -148,16 +147,17 @@ class Drafting:
         return max(0, min(sequence.num_remaining, room) - 1)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
-        """Whether a draft is a tree of known tokens within its budget, as its type promises."""
+        """Whether a draft is a tree within its budget, as its type promises."""
         size = len(draft.token_ids)
         if size > budget or len(draft.parents) != size:
             return False
         if len(draft.path_probabilities) not in (0, size) or len(draft.proposals) not in (0, size):
             return False
-        if not all(
-            0 <= token < self._target.vocabulary_size and 0 <= parent <= node
-            for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
-        ):
+        if not all(0 <= parent <= node for node, parent in enumerate(draft.parents)):
+            return False
+        if not all(token >= 0 for token in draft.token_ids):
+            return False
+        if not all(len(each.token_ids) == len(each.probabilities) for each in draft.proposals):
             return False
         # No path is more probable than its beginning; written so that NaN fails.
         above = (1.0 + _ROUNDING, *draft.path_probabilities)
@@ -166,13 +166,23 @@ class Drafting:
             for probability, parent in zip(draft.path_probabilities, draft.parents, strict=False)
         )
 
-    def _can_be_drawn_from(self, draft: Draft) -> bool:
-        """Whether proposals are of known tokens; rules look them up."""
-        return all(
-            len(proposal.token_ids) == len(proposal.probabilities)
-            and int(proposal.token_ids.max(initial=0)) < self._target.vocabulary_size
-            for proposal in draft.proposals
-        )
+    def _usable_nodes(self, draft: Draft, most_depth: int) -> Sequence[int]:
+        """Return the nodes whose tokens may be emitted.
+
+        A tokenizer may know tokens that the model has no logits for. Nodes with a q that holds such a token are left
+        out with all that is below them, whichever token was drawn: leaving out by the token would bias the rules that
+        compare p with q.
+        """
+        size = self._target.vocabulary_size
+        if draft.proposals:
+            is_known = [int(proposal.token_ids.max(initial=0)) < size for proposal in draft.proposals]
+        else:
+            is_known = [True] * len(draft)
+        for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+            is_known[node] &= token < size and (parent == 0 or is_known[parent - 1])
+        if all(is_known):
+            return nodes_within(draft, most_depth)
+        return [node for node, depth in enumerate(depths_of(draft)) if is_known[node] and depth <= most_depth]
 
 
 def depths_of(draft: Draft) -> list[int]:
