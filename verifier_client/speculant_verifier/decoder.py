@@ -15,7 +15,7 @@ from typing import Any, Self, overload
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
-from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
+from speculant_graph.errors import ConfigError, GenerationRequestError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, Fingerprint, TokenId
 from speculant_verifier.chat import Message, chat_tokens
@@ -228,19 +228,21 @@ class SpeculativeDecoder:
     def _batch(self, prompt: str | Prompts, config: GenerationConfig | Sequence[GenerationConfig] | None) -> Batch:
         prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
         if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
-            raise GenerationError(
+            raise GenerationRequestError(
                 "a prompt is a text, and several are a list of texts or lists of token ids; give these"
             )
         one = GenerationConfig() if config is None else config
         configs: Sequence[GenerationConfig] = one if isinstance(one, Sequence) else [one] * len(prompts)
         if not all(isinstance(each, GenerationConfig) for each in configs):
-            raise GenerationError("settings are a GenerationConfig, or a list of one for each prompt; give these")
+            raise GenerationRequestError(
+                "settings are a GenerationConfig, or a list of one for each prompt; give these"
+            )
         if len(configs) != len(prompts):
-            raise GenerationError(
+            raise GenerationRequestError(
                 f"there are {len(configs)} settings for {len(prompts)} prompts; give one for all, or one for each"
             )
         if isinstance(prompt, str) and configs[0].n > 1:
-            raise GenerationError("there would be several results for one text; give the prompt in a list")
+            raise GenerationRequestError("there would be several results for one text; give the prompt in a list")
         return Batch(self.target, prompts, configs, is_single=isinstance(prompt, str))
 
 

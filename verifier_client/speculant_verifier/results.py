@@ -78,6 +78,8 @@ class GenerationResult:
     """Which sample of its prompt it is, from 0."""
     error: str = ""
     """What went wrong, if the finish reason is ``error``."""
+    is_refused: bool = False
+    """Whether that was the request itself: its prompt or its settings."""
 
     @property
     def num_drafted(self) -> int:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.errors import GenerationError
+from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.types import TokenId
 from speculant_verifier.engine import ActiveSequence, Emission, Request
 from speculant_verifier.model import TargetModel
@@ -117,7 +117,7 @@ class Batch:
             GenerationError: it is neither text nor token ids.
         """
         if not isinstance(prompt, str):
-            wrong = GenerationError("a prompt is neither a text nor a list of token ids; give one of them")
+            wrong = GenerationRequestError("a prompt is neither a text nor a list of token ids; give one of them")
             if isinstance(prompt, bytes | bytearray):
                 raise wrong
             try:
@@ -130,7 +130,7 @@ class Batch:
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
-            raise GenerationError(f"a prompt is not valid text ({error.reason}); give UTF-8") from error
+            raise GenerationRequestError(f"a prompt is not valid text ({error.reason}); give UTF-8") from error
         return tuple(self._target.encode(prompt))
 
     def _result(self, emission: Emission) -> GenerationResult:
@@ -152,6 +152,7 @@ class Batch:
             num_from_target_cache=sequence.num_from_target_cache,
             sample=self._sources[sequence.index][1],
             error=sequence.error,
+            is_refused=sequence.is_refused,
         )
 
 
@@ -177,4 +178,4 @@ def _visible(sequence: ActiveSequence, token_ids: Sequence[TokenId]) -> Sequence
 
 def _raise_error_of(result: GenerationResult) -> None:
     if result.finish_reason == "error":
-        raise GenerationError(result.error)
+        raise (GenerationRequestError if result.is_refused else GenerationError)(result.error)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from loguru import logger
 
 from speculant_graph.config import DraftConfig, GenerationConfig
-from speculant_graph.errors import GenerationError
+from speculant_graph.errors import GenerationRequestError
 from speculant_graph.random_stream import STEP_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, RuleName, SequenceStep, SiblingsName
 from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
@@ -50,15 +50,16 @@ class Drafting:
         """Refuse a draft that a caller brings, if it can't be verified.
 
         Raises:
-            GenerationError: it is too large, no tree, or names tokens that the model does not have.
+            GenerationRequestError: it is too large, no tree, or names tokens that the model does not have.
         """
         if len(draft) > self._most_nodes:
-            raise GenerationError(
+            raise GenerationRequestError(
                 f"the draft has {len(draft)} nodes, but at most {self._most_nodes} are verified at once; send fewer, "
                 "or raise --draft.k"
             )
-        if not (self._is_usable(draft, self._most_nodes) and self._can_be_drawn_from(draft)):
-            raise GenerationError(
+        is_usable = self._is_usable(draft, self._most_nodes)
+        if not is_usable or len(self._usable_nodes(draft, len(draft))) < len(draft):
+            raise GenerationRequestError(
                 f"the draft is no tree of token ids 0..{self._target.vocabulary_size - 1} whose parents come before "
                 "their children, with a distribution for every node or for none; mend it"
             )

@@ -18,7 +18,7 @@ from transformers import LogitsProcessorList
 
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.draft.strategies import CALIBRATED
-from speculant_graph.errors import GenerationError, SpeculantError, TokenizerMismatchError
+from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Draft, Drafter
 from speculant_verifier.engine.admission import MOST_PENDING, Admission
 from speculant_verifier.engine.drafting import Drafting
@@ -108,7 +108,7 @@ class Engine:
         sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
         try:
             if request.refusal:
-                raise GenerationError(request.refusal)
+                raise GenerationRequestError(request.refusal)
             self._admission.check(request)
             sequence.end_token_ids = end_token_ids_of(request.config, self._target.end_token_ids)
             sequence.sampler = Sampler(request.config, self._processors(sequence))
@@ -285,6 +285,6 @@ def _can_go_on(sequence: ActiveSequence) -> bool:
 
 
 def _failure(sequence: ActiveSequence, error: SpeculantError) -> Emission:
-    sequence.error = str(error)
+    sequence.error, sequence.is_refused = str(error), isinstance(error, GenerationRequestError)
     reason: FinishReason = "error"
     return Emission(sequence, (), 0, reason)

@@ -95,6 +95,8 @@ class ActiveSequence:
     accepted_by_depth: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str = ""
+    is_refused: bool = False
+    """Whether the error is in the request."""
     prefill_s: float = 0.0
     draft_s: float = 0.0
     forward_s: float = 0.0

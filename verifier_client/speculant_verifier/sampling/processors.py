@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.errors import GenerationError
+from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import TokenId
 
 
@@ -97,13 +97,13 @@ def bad_word_ids(
     sequences: list[list[TokenId]] = []
     for word in words:
         if not word:
-            raise GenerationError("a bad word is empty; leave it out, or give at least one character")
+            raise GenerationRequestError("a bad word is empty; leave it out, or give at least one character")
         for text in (word, f" {word}"):
             token_ids: list[TokenId] = tokenizer.encode(text, add_special_tokens=False)
             if not token_ids or not all(0 <= token < vocabulary_size for token in token_ids):
-                raise GenerationError(f"bad word {word!r} has no tokens that the model knows; leave it out")
+                raise GenerationRequestError(f"bad word {word!r} has no tokens that the model knows; leave it out")
             if len(token_ids) == 1 and token_ids[0] in end_token_ids:
-                raise GenerationError(
+                raise GenerationRequestError(
                     f"bad word {word!r} is an end token; to go on after it, set ignore_end_tokens or min_tokens"
                 )
             if token_ids not in sequences:
@@ -120,15 +120,21 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
     known = f"0..{vocabulary_size - 1}"
     for token, bias in config.logit_bias.items():
         if not 0 <= token < vocabulary_size:
-            raise GenerationError(f"logit_bias names token {token}, the model knows {known}; use its own tokenizer")
+            raise GenerationRequestError(
+                f"logit_bias names token {token}, the model knows {known}; use its own tokenizer"
+            )
         if math.isnan(bias) or bias == math.inf:
-            raise GenerationError(f"logit_bias of token {token} is {bias}; give a number, or -inf to forbid the token")
+            raise GenerationRequestError(
+                f"logit_bias of token {token} is {bias}; give a number, or -inf to forbid the token"
+            )
     for token in config.end_token_ids or ():
         if not 0 <= token < vocabulary_size:
-            raise GenerationError(f"end_token_ids names token {token}, the model knows {known}; use its own tokenizer")
+            raise GenerationRequestError(
+                f"end_token_ids names token {token}, the model knows {known}; use its own tokenizer"
+            )
     if "" in config.stop:
-        raise GenerationError("a stop text has no characters; leave it out, or give at least one character")
+        raise GenerationRequestError("a stop text has no characters; leave it out, or give at least one character")
     if config.min_tokens > config.max_tokens:
-        raise GenerationError(
+        raise GenerationRequestError(
             f"min_tokens {config.min_tokens} is more than max_tokens {config.max_tokens}; lower it, or raise max_tokens"
         )
