@@ -41,6 +41,8 @@ class Call:
 
 UnaryMethod = Callable[[bytes, Call], Awaitable[bytes]]
 """A request's bytes to an answer's."""
+AnswersMethod = Callable[[bytes, Call], Awaitable[None]]
+"""Takes a request's bytes and writes the call's context until the stream ends."""
 StreamMethod = Callable[[Call], Awaitable[None]]
 """Reads and writes the call's context until the stream ends."""
 
@@ -70,6 +72,18 @@ class CallGate:
                 await _abort(context, error)
 
         return grpc.unary_unary_rpc_method_handler(answer)
+
+    def answers(self, name: str, method: AnswersMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """Return the handler of a method with one request and a stream of answers."""
+
+        async def serve(payload: bytes, context: Any) -> None:
+            try:
+                with self._admitted(name, context) as call:
+                    await method(payload, call)
+            except Exception as error:
+                await _abort(context, error)
+
+        return grpc.unary_stream_rpc_method_handler(serve)
 
     def stream(self, name: str, method: StreamMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Return the handler of a method with streams both ways."""
