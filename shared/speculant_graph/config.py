@@ -335,5 +335,7 @@ class ServiceConfig(EndpointConfig):
     """Name of the model in the HTTP API; empty: the last part of the model's name."""
     max_waiting: Annotated[int, Field(ge=0)] = 256
     """Most requests that wait for a place in the batch; more are refused until there is room."""
+    idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """A client that brings its own drafts and sends none for so long loses its place in the batch."""
     max_samples: Annotated[int, Field(ge=1, le=1_024)] = 16
     """Most samples of one request, all prompts together."""

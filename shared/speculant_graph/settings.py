@@ -185,6 +185,8 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
             short[f"{section}.{name}"] = [name, "tokenizer"]
         elif name == "model-name":
             short[f"{section}.{name}"] = [name, "model"]
+        elif (section, name) == ("client", "address"):
+            short[f"{section}.{name}"] = [name, "drafter"]
         elif name == "attention":
             short[f"{section}.{name}"] = [name, "attn"]
     for name, alias in (("output", "o"), ("json-output", "json")):

@@ -17,10 +17,10 @@ from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, 
 from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
 from speculant_graph.errors import ConfigError, GenerationRequestError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Drafter, Fingerprint, TokenId
+from speculant_graph.types import Drafter, Fingerprint, SessionOptions, TokenId
 from speculant_verifier.chat import Message, chat_tokens
 from speculant_verifier.engine import Engine
-from speculant_verifier.engine.runner import Runner
+from speculant_verifier.engine.runner import DraftSession, Runner
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.speculation import CostTable, load_or_measure
@@ -187,12 +187,44 @@ class SpeculativeDecoder:
         self,
         prompt: str | Prompts,
         generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        *,
+        session: SessionOptions | None = None,
+        most_nodes: int | None = None,
     ) -> AsyncIterator[StepEvent]:
-        """Do :meth:`stream` in an event loop."""
-        batch = self._batch(prompt, generation_config)
+        """Do :meth:`stream` in an event loop.
+
+        Args:
+            prompt: as in :meth:`generate`.
+            generation_config: as in :meth:`generate`.
+            session: what these sequences want of the drafter beside its own settings.
+            most_nodes: most nodes drafted for each of them at a step, if fewer than ``draft_config.k``.
+        """
+        batch = self._batch(prompt, generation_config, session, most_nodes)
         async with aclosing(self._runner.astream(batch.requests)) as emissions:
             async for emission in emissions:
                 yield batch.event(emission)
+
+    def draft_session(self, prompt: Prompt, generation_config: GenerationConfig | None = None) -> DraftSession:
+        """Begin a sequence whose drafts the caller brings, for a task of an event loop.
+
+        Every call of its ``verify`` is one step; while none is made, the sequence waits and keeps its place in the
+        batch. Close it when it has not ended by itself.
+
+        Args:
+            prompt: text or token ids.
+            generation_config: its settings.
+        """
+        return self._runner.session(self._batch([prompt], generation_config).requests[0])
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return self._engine.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a place in the batch."""
+        return self._engine.num_waiting
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> list[TokenId]:
         """Return the token ids of a conversation by the model's own chat template, ready to be continued.
@@ -225,7 +257,13 @@ class SpeculativeDecoder:
         """Close."""
         self.close()
 
-    def _batch(self, prompt: str | Prompts, config: GenerationConfig | Sequence[GenerationConfig] | None) -> Batch:
+    def _batch(
+        self,
+        prompt: str | Prompts,
+        config: GenerationConfig | Sequence[GenerationConfig] | None,
+        session: SessionOptions | None = None,
+        most_nodes: int | None = None,
+    ) -> Batch:
         prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
         if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
             raise GenerationRequestError(
@@ -243,7 +281,8 @@ class SpeculativeDecoder:
             )
         if isinstance(prompt, str) and configs[0].n > 1:
             raise GenerationRequestError("there would be several results for one text; give the prompt in a list")
-        return Batch(self.target, prompts, configs, is_single=isinstance(prompt, str))
+        is_single = isinstance(prompt, str)
+        return Batch(self.target, prompts, configs, is_single=is_single, session=session, most_nodes=most_nodes)
 
 
 def _check_tokenizers(graph: Fingerprint, model: Fingerprint) -> None:

@@ -28,6 +28,7 @@ COMMANDS = {
     "view": ("speculant_graph.cli.view", "viz", "draw what may follow a text: a page or a picture"),
     "export": ("speculant_graph.cli.export", "build", "write a graph as GEXF or GraphML"),
     "drafter": ("speculant_drafter.cli", "drafter", "serve a graph as the drafter sidecar"),
+    "verifier": ("speculant_verifier.service.command", "http", "serve a model over gRPC and an OpenAI-compatible API"),
     "admin": ("speculant_graph.cli.admin", "drafter", "look after running sidecars"),
     "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
     "config": ("speculant_graph.cli.config", "build", "show all settings and where each comes from"),

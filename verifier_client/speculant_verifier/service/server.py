@@ -1,0 +1,111 @@
+"""The verifier as a server: sockets, health, the model and its end, and the order in which they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Self
+
+from grpc_health.v1 import health, health_pb2
+from loguru import logger
+
+from speculant_graph.config import GenerationConfig, ServiceConfig
+from speculant_graph.errors import ConfigError, DrafterUnavailableError
+from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.serving.calls import CallGate
+from speculant_graph.serving.credentials import server_credentials
+from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.service.load import Load
+from speculant_verifier.service.service import SERVICE_NAME, VerifierService
+
+_SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class VerifierServer:
+    """A verifier in this event loop; an async context manager that serves inside of its block."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        defaults: GenerationConfig,
+        make_decoder: Callable[[], SpeculativeDecoder],
+        max_batch_size: int,
+    ) -> None:
+        """Make a server that does not listen yet.
+
+        Args:
+            config: addresses and limits.
+            defaults: settings of requests that leave them open.
+            make_decoder: loads the model; called in a thread.
+            max_batch_size: sequences that it decodes together.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+        if not config.listen and not config.http:
+            raise ConfigError("there is nothing to serve on; set --service.listen or --service.http")
+        self._config, self._make_decoder = config, make_decoder
+        self._gate = CallGate(AccessPolicy.load(config.access_file), config.max_concurrent_rpcs)
+        self._load = Load(config, max_batch_size)
+        self._service = VerifierService(self._read_decoder, defaults, self._load, config.idle_timeout_s)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
+        self._credentials = server_credentials(config)
+        self._endpoints: list[GrpcEndpoint] = []
+        self._decoder: SpeculativeDecoder | None = None
+        self.addresses: list[str] = []
+        """Where the gRPC service is reached."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen, load the model, and serve.
+
+        Raises:
+            ConfigError: an address is malformed or taken, or the model can't be loaded.
+        """
+        await self._tell_health(_NOT_SERVING)
+        if self._config.listen:
+            handler = self._service.handler(self._gate)
+            endpoint = GrpcEndpoint(self._config, self._credentials, self._health, [handler], SERVICE_NAME)
+            self._endpoints.append(endpoint)
+            self.addresses = await endpoint.listen(self._config.listen)
+        self._decoder = await asyncio.to_thread(self._make_decoder)
+        await self._tell_health(_SERVING)
+        logger.info("verifier ready on {}", ", ".join(self.addresses))
+
+    async def stop(self) -> None:
+        """Say that nothing is served, let texts that are under way be finished, and let go."""
+        self._load.is_draining = True
+        await self._health.enter_graceful_shutdown()
+        self._service.drain()
+        await asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))
+        if self._decoder is not None:
+            await asyncio.to_thread(self._decoder.close)
+        for endpoint in self._endpoints:
+            endpoint.close()
+
+    async def reload(self) -> None:
+        """Read the access file again; what is wrong is logged and stays as it was."""
+        try:
+            self._gate.policy = AccessPolicy.load(self._config.access_file)
+        except ConfigError as error:
+            logger.error("the access file is not read again: {}", error)
+
+    def _read_decoder(self) -> SpeculativeDecoder:
+        if self._decoder is None:
+            raise DrafterUnavailableError("the model is being loaded; try again in a while")
+        return self._decoder
+
+    async def _tell_health(self, status: int) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)

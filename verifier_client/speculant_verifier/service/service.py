@@ -1,0 +1,179 @@
+"""The gRPC service: text for those who ask for it, verification for those who bring drafts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import (
+    DrafterUnavailableError,
+    DraftRequestError,
+    GenerationError,
+    GenerationRequestError,
+    TokenizerMismatchError,
+)
+from speculant_graph.rpc.v1 import verifier_pb2 as pb
+from speculant_graph.serving.access import Principal
+from speculant_graph.serving.calls import Call, CallGate
+from speculant_graph.types import SessionOptions
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.results import GenerationResult, StepEvent
+from speculant_verifier.service.answers import generate_response, verify_response
+from speculant_verifier.service.load import Load
+from speculant_verifier.service.requests import draft_of, generation_config, prompt_of, session_options
+
+SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
+_END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
+_MOST_FEEDBACK = 64
+
+
+class VerifierService:
+    """Answers the methods of ``verifier.proto``."""
+
+    def __init__(
+        self,
+        read_decoder: Callable[[], SpeculativeDecoder],
+        defaults: GenerationConfig,
+        load: Load,
+        idle_timeout_s: float,
+    ) -> None:
+        """Make a service.
+
+        Args:
+            read_decoder: returns what decodes; raises while there is none.
+            defaults: settings of requests that leave them open.
+            load: how much is taken.
+            idle_timeout_s: a client that brings drafts and sends none for so long loses its place.
+        """
+        self._read_decoder, self._defaults, self._load = read_decoder, defaults, load
+        self._idle_timeout_s = idle_timeout_s
+        self._reading: set[asyncio.Task[Any]] = set()
+
+    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """Return what a server answers the service's methods with."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME,
+            {"Generate": gate.answers("Generate", self.generate), "Verify": gate.stream("Verify", self.verify)},
+        )
+
+    def drain(self) -> None:
+        """End the streams of those who bring drafts; texts that are under way are finished."""
+        for task in self._reading:
+            task.cancel()
+
+    async def generate(self, payload: bytes, call: Call) -> None:
+        """Continue a prompt, step by step."""
+        decoder = self._read_decoder()
+        request = _parsed(pb.GenerateRequest, payload)
+        speculation = request.speculation
+        budget = speculation.node_budget if speculation.HasField("node_budget") else None
+        config = generation_config(
+            request.sampling, speculation.rule, self._defaults, decoder.target.end_token_ids, speculate=budget != 0
+        )
+        prompt = prompt_of(request, decoder.chat_prompt)
+        options = _options_for(call.principal, speculation)
+        with self._load.admitted(config.n):
+            events = decoder.astream([prompt], config, session=options, most_nodes=budget)
+            async with aclosing(events):  # type: ignore[type-var]
+                async for event in events:
+                    _require_success(event)
+                    await call.context.write(generate_response(event, config.seed).SerializeToString())
+
+    async def verify(self, call: Call) -> None:
+        """Verify the drafts of a client, one after another."""
+        decoder = self._read_decoder()
+        payload = await self._next_request(call.context)
+        if payload is _END_OF_STREAM:
+            return
+        request = _parsed(pb.VerifyRequest, payload)
+        if request.tokenizer_sha256 and request.tokenizer_sha256.hex() != decoder.target.fingerprint.sha256:
+            raise TokenizerMismatchError(
+                f"the client's tokenizer is not that of '{decoder.target.fingerprint.name}'; use the model's own"
+            )
+        if request.sampling.num_samples > 1:
+            raise GenerationRequestError("num_samples is for Generate; open a stream for every sample")
+        config = generation_config(request.sampling, request.rule, self._defaults, decoder.target.end_token_ids)
+        with self._load.admitted(1):
+            session = decoder.draft_session(list(request.prompt_tokens), config)
+            try:
+                last_step = -1
+                forward_s = 0.0
+                while True:
+                    if request.step_id <= last_step:
+                        raise GenerationRequestError(
+                            f"step {request.step_id} comes after step {last_step}; number them upwards"
+                        )
+                    last_step = request.step_id
+                    if request.feedback_width > _MOST_FEEDBACK:
+                        raise GenerationRequestError(
+                            f"feedback_width is {request.feedback_width}; ask for at most {_MOST_FEEDBACK}"
+                        )
+                    emission = await session.verify(draft_of(request), request.feedback_width)
+                    if emission.finish_reason == "error":
+                        sequence = emission.sequence
+                        raise (GenerationRequestError if sequence.is_refused else GenerationError)(sequence.error)
+                    elapsed_s = emission.sequence.forward_s - forward_s
+                    forward_s = emission.sequence.forward_s
+                    response = verify_response(request.step_id, emission, elapsed_s)
+                    await call.context.write(response.SerializeToString())
+                    if emission.finish_reason is not None:
+                        return
+                    payload = await self._next_request(call.context)
+                    if payload is _END_OF_STREAM:
+                        return
+                    request = _parsed(pb.VerifyRequest, payload)
+                    if request.prompt_tokens:
+                        raise GenerationRequestError(
+                            "prompt_tokens are for the first request of a stream; leave them out"
+                        )
+            finally:
+                session.close()
+
+    async def _next_request(self, context: Any) -> Any:
+        if self._load.is_draining:
+            raise DrafterUnavailableError("the verifier is shutting down; ask another")
+        task = asyncio.current_task()
+        assert task is not None
+        self._reading.add(task)
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                return await context.read()
+        except TimeoutError:
+            raise DrafterUnavailableError(
+                f"no draft came for {self._idle_timeout_s:g} s; open another stream when there is one"
+            ) from None
+        except asyncio.CancelledError:
+            if self._load.is_draining:
+                raise DrafterUnavailableError("the verifier is shutting down; ask another") from None
+            raise
+        finally:
+            self._reading.discard(task)
+
+
+def _parsed(kind: Any, payload: bytes) -> Any:
+    try:
+        return kind.FromString(payload)
+    except DecodeError as error:
+        raise DraftRequestError(f"the message is no {kind.DESCRIPTOR.name}; send one") from error
+
+
+def _options_for(principal: Principal, speculation: pb.SpeculationOptions) -> SessionOptions | None:
+    tenant = speculation.tenant
+    if "*" not in principal.tenants:
+        tenant = principal.require_tenant(tenant)
+    if speculation.graph and not principal.may_use_graph(speculation.graph):
+        raise GenerationRequestError("no graph of this name is there for this client; name one that is")
+    return session_options(speculation, tenant)
+
+
+def _require_success(event: StepEvent) -> None:
+    result: GenerationResult | None = event.result
+    if result is not None and result.finish_reason == "error":
+        raise (GenerationRequestError if result.is_refused else GenerationError)(result.error)
