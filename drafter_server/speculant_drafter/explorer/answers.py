@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from speculant_drafter.explorer.frames import identity_of
-from speculant_drafter.explorer.question import MAX_SUCCESSORS, MAX_TOKENS, BlendName, Question
+from speculant_drafter.explorer.question import MAX_SUCCESSORS, MAX_TOKENS, BlendName, Question, default_budget
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
@@ -178,7 +178,7 @@ class OpenGraph:
 
     def _drafted(self, token_ids: list[TokenId], position: int, question: Question) -> dict[str, Any]:
         strategy = question.strategy or self._draft.strategy
-        budget = question.budget or self._draft.k
+        budget = question.budget or default_budget(self._draft.k)
         options = DraftOptions(strategy, max_branches=self._draft.max_branches)
         draft = self._from_contexts(token_ids, position, budget, question.seed, options)
         paths: list[list[TokenId]] = [list(token_ids[-self._graph.max_order :])]

@@ -17,7 +17,14 @@ from speculant_drafter.explorer.door import Door, is_open
 from speculant_drafter.explorer.failures import JSON, error_body, is_ours, status_of
 from speculant_drafter.explorer.frames import identity_of
 from speculant_drafter.explorer.process import ExplorerProcess
-from speculant_drafter.explorer.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCESSORS, MAX_TOKENS, BlendName
+from speculant_drafter.explorer.question import (
+    MAX_BUDGET,
+    MAX_CHARACTERS,
+    MAX_SUCCESSORS,
+    MAX_TOKENS,
+    BlendName,
+    default_budget,
+)
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
 from speculant_drafter.http_server import HttpRequest, HttpResponse
 from speculant_graph.config import DraftConfig, ServerConfig
@@ -133,7 +140,7 @@ class Explorer:
                     for served in self._graphs
                     if principal.may_use_graph(served.name)
                 ],
-                "defaults": {"strategy": draft.strategy, "budget": min(max(draft.k, 1), MAX_BUDGET)},
+                "defaults": {"strategy": draft.strategy, "budget": default_budget(draft.k)},
                 "strategies": get_args(StrategyName),
                 "blends": get_args(BlendName),
                 "limits": {

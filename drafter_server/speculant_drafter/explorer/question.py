@@ -18,6 +18,11 @@ BlendName = Literal["longest", "attention", "calibrated"]
 _LONGEST_NAME = 40
 
 
+def default_budget(k: int) -> int:
+    """Return the nodes of a draft where nobody says how many: what ``draft.k`` says, if that can be shown."""
+    return min(max(k, 1), MAX_BUDGET)
+
+
 class Question(BaseModel):
     """What is wanted of a graph."""
 
