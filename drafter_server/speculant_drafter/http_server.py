@@ -19,7 +19,7 @@ from speculant_graph.rpc.channel import socket_path
 
 PLAIN_TEXT = "text/plain; charset=utf-8"
 _MAX_HEAD_BYTES = 8_192
-_MAX_BODY_BYTES = 65_536
+_MAX_BODY_BYTES = 1 << 18
 _MAX_CONNECTIONS = 32
 _MAX_UNREAD_BYTES = 1 << 20
 """What a refused request may still send, so that its client gets to read why."""

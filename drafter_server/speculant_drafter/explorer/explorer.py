@@ -178,9 +178,14 @@ class Explorer:
         return HttpResponse(HTTPStatus(header["status"]), body, JSON)
 
     def _served(self, principal: Principal, name: str) -> ServedGraph:
-        served = self._graphs.get(name)
+        # A graph that a client may not use is like one that is not there.
+        unknown = UnknownGraphError(f"no graph of this name is served; ask GET {_GRAPHS} which there are")
+        try:
+            served = self._graphs.get(name)
+        except UnknownGraphError:
+            raise unknown from None
         if not name or not principal.may_use_graph(served.name):
-            raise UnknownGraphError(f"no graph of this name is served; ask GET {_GRAPHS} which there are")
+            raise unknown
         return served
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from loguru import logger
@@ -20,6 +22,13 @@ _FIRST_TIMEOUT_S, _TIMEOUT_S = 120.0, 15.0
 """Patience with the first answer, before which kernels and tokenizer are loaded, and with later ones."""
 _IDLE_S = 300.0
 _BUSY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
 
 class ExplorerProcess:
@@ -36,14 +45,9 @@ class ExplorerProcess:
         self._idle_s = idle_s
         self._turn = asyncio.Lock()
         self._num_waiting = 0
-        self._process: Process | None = None
+        self._running: _Running | None = None
         self._known_graphs: set[int] = set()
         self._end: asyncio.Task[None] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """Its number, while it runs."""
-        return None if self._process is None else self._process.pid
 
     async def ask(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Send a message; return the answer to it.
@@ -72,15 +76,13 @@ class ExplorerProcess:
             self._end.cancel()
         try:
             async with asyncio.timeout(_TIMEOUT_S if generation in self._known_graphs else _FIRST_TIMEOUT_S):
-                process = await self._running()
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(message)
-                await process.stdin.drain()
-                (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
+                running = await self._start()
+                running.writer.write(message)
+                await running.writer.drain()
+                (length,) = LENGTH.unpack(await running.reader.readexactly(LENGTH.size))
                 if length > MAX_BYTES:
                     raise EOFError
-                answer = unpack(await process.stdout.readexactly(length))
+                answer = unpack(await running.reader.readexactly(length))
         except BaseException as error:  # also if whoever asked went away: what it says next is an answer to nobody
             await self._kill()
             if not isinstance(error, (TimeoutError, OSError, EOFError)):
@@ -91,24 +93,35 @@ class ExplorerProcess:
         self._end = asyncio.create_task(self._end_when_idle())
         return answer
 
-    async def _running(self) -> Process:
-        if self._process is None:
-            # It must not look for tokenizers elsewhere, nor take more than one core.
-            environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-            # -P: nothing is imported from the working folder.
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", _MODULE, *self._arguments, stdin=PIPE, stdout=PIPE, env=environment
-            )
-        return self._process
+    async def _start(self) -> _Running:
+        if self._running is None:
+            here, there = socket.socketpair()
+            try:
+                with there:
+                    process = await asyncio.to_thread(_spawn, self._arguments, there.fileno())
+                reader, writer = await asyncio.open_unix_connection(sock=here)
+            except BaseException:
+                here.close()  # by which the process ends, if there is one
+                raise
+            self._running = _Running(process, reader, writer)
+        return self._running
 
     async def _end_when_idle(self) -> None:
         await asyncio.sleep(self._idle_s)
         await self._kill()
 
     async def _kill(self) -> None:
-        process, self._process = self._process, None
+        running, self._running = self._running, None
         self._known_graphs.clear()
-        if process is not None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+        if running is not None:
+            running.writer.transport.abort()
+            running.process.kill()
+            await asyncio.to_thread(running.process.wait)
+
+
+def _spawn(arguments: Sequence[str], connection: int) -> subprocess.Popen[bytes]:
+    # It must not look for tokenizers elsewhere, nor take more than one core.
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # -P: nothing is imported from the working folder. Not by the event loop, whose fork() gRPC would notice.
+    command = [sys.executable, "-P", "-m", _MODULE, *arguments]
+    return subprocess.Popen(command, stdin=connection, stdout=connection, env=environment)

@@ -3,7 +3,7 @@
 
 import { byId, chip, colour, counted, drawn, html, percent, pieces, rove, spoken, whole } from "./words.js";
 
-const ROW = 36, HEIGHT = 26, PAD = 9, GAP = 42, MARGIN = 16, LONGEST = 22, SMALLEST = 0.78;
+const ROW = 36, HEIGHT = 26, PAD = 9, GAP = 42, MARGIN = 16, LONGEST = 22, SMALLEST = 0.7;
 const svg = byId("tree"), canvas = byId("canvas"), told = byId("node");
 const pen = document.createElement("canvas").getContext("2d");
 const fonts = getComputedStyle(document.documentElement);
@@ -36,8 +36,9 @@ export function showTree(answer, maxOrder, append) {
   canvas.hidden = nodes.length === 1;
   if (canvas.hidden) return svg.replaceChildren();
   const size = place(nodes[0]);
-  // Made smaller to be seen whole, but no smaller than can be read.
-  const scale = Math.min(1, Math.max(SMALLEST, (canvas.clientWidth - 2) / size.width));
+  // A little smaller if it is then seen whole; otherwise as it is, to be scrolled.
+  const fits = (canvas.clientWidth - 2) / size.width;
+  const scale = fits >= SMALLEST ? Math.min(1, fits) : 1;
   svg.setAttribute("width", scale * size.width);
   svg.setAttribute("height", scale * size.height);
   svg.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
