@@ -321,8 +321,8 @@ def test_it_shows_the_generation_that_is_served_and_nothing_that_sessions_teach(
         with connected(running.sidecar.address) as wire:
             teaching, taught = wire.open(learn=True), wire.open()
             prompt, secret = tokenizer.encode("The parties"), tokenizer.encode(" zyxqwv" * 6)
-            wire.drafter.Draft(step_of(teaching, prompt, 0, 0))
-            wire.drafter.Draft(step_of(teaching, secret, len(prompt), 0))
+            wire.drafter.Draft(step_of(teaching, prompt))
+            wire.drafter.Draft(step_of(teaching, secret, len(prompt)))
             wire.close(teaching)
             begun = [*prompt, *secret[:4]]
             drafted = wire.drafter.Draft(step_of(taught, begun, 0, 8)).draft_tokens
