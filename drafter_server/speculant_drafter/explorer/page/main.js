@@ -171,6 +171,7 @@ function fillControls() {
 let pause = 0;
 typed.addEventListener("input", () => {
   clearTimeout(pause);
+  main.setAttribute("aria-busy", "true");
   pause = setTimeout(() => {
     // Words that are typed one after another are one step for Back.
     const remember = history.state?.typing ? "replace" : "push";

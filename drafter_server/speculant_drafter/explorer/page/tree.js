@@ -156,9 +156,13 @@ function legend(maxOrder) {
   byId("legend").replaceChildren("Longest order that knows the token:", ...entries.slice(1), entries[0]);
 }
 
-svg.addEventListener("focusin", (event) => rove(nodes.map((node) => node.group), event.target.closest(".step")));
+// Not on the picture itself: what listens for focus there is taken for something that can have it.
+canvas.addEventListener("focusin", (event) => {
+  const group = event.target.closest(".step");
+  if (group) rove(nodes.map((node) => node.group), group);
+});
 
-svg.addEventListener("keydown", (event) => {
+canvas.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const node = nodes.find((each) => each.group === event.target.closest(".step"));
   if (!node) return;
