@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -22,7 +23,8 @@ _MAX_HEAD_BYTES = 8_192
 _MAX_BODY_BYTES = 1 << 18
 _MAX_CONNECTIONS = 32
 _MAX_UNREAD_BYTES = 1 << 20
-"""What a refused request may still send, so that its client gets to read why."""
+_LINGER_S = 1.0
+"""What a refused request may still send, and for how long, so that its client gets to read why."""
 _PIECE = 65_536
 EXCHANGE_TIMEOUT_S = 5.0
 """Longest that a request may take to arrive, and an answer to leave."""
@@ -150,7 +152,7 @@ class HttpServer:
                 writer.write(_encoded(connection, response, with_body=with_body))
                 await writer.drain()
                 if not is_whole:
-                    await _read_out(reader)
+                    await _read_out(reader, writer)
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, OSError, EOFError):
@@ -199,11 +201,15 @@ async def _read(connection: h11.Connection, reader: asyncio.StreamReader, writer
             raise EOFError
 
 
-async def _read_out(reader: asyncio.StreamReader) -> None:
+async def _read_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Take what a refused client still sends: hung up on at once, it would not see the answer."""
+    if writer.can_write_eof():
+        writer.write_eof()
     num_bytes = 0
-    while num_bytes < _MAX_UNREAD_BYTES and (piece := await reader.read(_PIECE)):
-        num_bytes += len(piece)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while num_bytes < _MAX_UNREAD_BYTES and (piece := await reader.read(_PIECE)):
+                num_bytes += len(piece)
 
 
 def _encoded(connection: h11.Connection, response: HttpResponse, *, with_body: bool) -> bytes:
