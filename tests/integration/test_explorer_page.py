@@ -216,6 +216,13 @@ def test_text_is_never_markup(page: Page) -> None:
     assert "<" in "".join(page.locator("#chips .token").all_text_contents())
 
 
+def test_of_a_long_text_the_end_is_looked_at(page: Page) -> None:
+    typed(page, "\U0001f600" * 15_000 + " The parties agree")
+    expect(page.locator("#problem")).to_be_hidden()
+    expect(page.locator("#told")).to_contain_text("the last 4 are the longest end")
+    assert page.locator("#chips .token").count() == 64
+
+
 def test_what_is_wrong_is_said(browser: Browser, graph_path: Path, tmp_path: Path) -> None:
     with exploring(graph_path, tmp_path) as running, opened(browser, running.url) as page:
         settled(page)

@@ -32,7 +32,7 @@ class OpenGraph:
     """One generation of a served graph, with what is needed to ask it."""
 
     def __init__(
-        self, graph: NgramGraph, draft: DraftConfig, tokenizer: CorpusTokenizer | None, tokenizer_name: str
+        self, graph: NgramGraph, draft: DraftConfig, tokenizer: CorpusTokenizer | None, text_problem: str
     ) -> None:
         """Take a graph.
 
@@ -40,12 +40,12 @@ class OpenGraph:
             graph: the graph.
             draft: how the sidecar drafts.
             tokenizer: the one of the graph; None shows ids only.
-            tokenizer_name: what to call it.
+            text_problem: why there is none, one line; empty if there is.
         """
         self._graph = graph
         self._draft = draft
         self._tokenizer = tokenizer
-        self._tokenizer_name = tokenizer_name
+        self._text_problem = text_problem
         # What a request without a session drafts from: nothing that anybody else wrote.
         sources = draft.sources & {"corpus", "session"} or {"corpus"}
         # Most branches, for blends; drafts name the configured number.
@@ -79,7 +79,7 @@ class OpenGraph:
             raise DrafterUnavailableError(
                 "the graph's file was replaced after the sidecar had loaded it; have the sidecar reload it (SIGHUP)"
             )
-        return cls(graph, draft, _tokenizer_of(graph.metadata.tokenizer, tokenizer_folder), tokenizer_name)
+        return cls(graph, draft, *_tokenizer_of(graph.metadata.tokenizer, tokenizer_folder, tokenizer_name))
 
     def answer(self, question: Question) -> dict[str, Any]:
         """Answer a question; see docs/explorer.md for the fields.
@@ -103,7 +103,7 @@ class OpenGraph:
             "token_ids": token_ids,
             "num_tokens": len(whole),
             "text": None if self._tokenizer is None else self._decode(token_ids),
-            "text_problem": "" if self._tokenizer is not None else self._text_problem,
+            "text_problem": self._text_problem,
             "tokens": [self._token(token_id) for token_id in token_ids[-_SHOWN_TOKENS:]],
             "matched_order": len(shown.context),
             "num_different": shown.num_successors,
@@ -126,13 +126,6 @@ class OpenGraph:
         if any(token_id >= size for token_id in token_ids):
             raise DraftRequestError(f"the tokenizer has the ids 0 to {size - 1}; send those")
         return token_ids
-
-    @property
-    def _text_problem(self) -> str:
-        return (
-            f"the sidecar does not have tokenizer {self._tokenizer_name} on its machine; set "
-            "server.explorer_tokenizer to its folder, or use token ids"
-        )
 
     def _decode(self, token_ids: Sequence[TokenId]) -> str:
         return "" if self._tokenizer is None else self._tokenizer.decode(token_ids)
@@ -213,16 +206,24 @@ class OpenGraph:
         return self._generators[mixing]
 
 
-def _tokenizer_of(expected: Fingerprint, folder: Path | None) -> CorpusTokenizer | None:
-    """Return the tokenizer of a graph if it is on this machine."""
+def _tokenizer_of(expected: Fingerprint, folder: Path | None, shown_name: str) -> tuple[CorpusTokenizer | None, str]:
+    """Return the tokenizer of a graph if it is on this machine, and otherwise why it is not in use."""
     for name in ([] if folder is None else [str(folder)]) + [expected.name]:
         try:
             tokenizer = CorpusTokenizer.load(name)
-        except (ConfigError, ModuleNotFoundError):
+        except ModuleNotFoundError:
+            return (
+                None,
+                'the sidecar is installed without tokenizers; install "speculant-graph[build]", or use token ids',
+            )
+        except ConfigError:
             continue
         if tokenizer.fingerprint.sha256 == expected.sha256:
-            return tokenizer
-    return None
+            return tokenizer, ""
+    return None, (
+        f"the sidecar does not have tokenizer {shown_name} on its machine; set server.explorer_tokenizer to its "
+        "folder, or use token ids"
+    )
 
 
 def _rounded(probability: float) -> float:

@@ -66,7 +66,6 @@ class Explorer:
         draft: DraftConfig,
         graphs: GraphRegistry,
         read_policy: Callable[[], AccessPolicy],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make an explorer that has nothing open yet.
 
@@ -75,7 +74,6 @@ class Explorer:
             draft: how the sidecar drafts.
             graphs: what may be looked at.
             read_policy: who may come in, at present.
-            clock: monotonic time in seconds.
 
         Raises:
             ConfigError: it can't be served as the settings want it.
@@ -87,7 +85,7 @@ class Explorer:
         self._read_policy = read_policy
         self._door = Door(config)
         self._process = ExplorerProcess([draft.model_dump_json(), str(config.explorer_tokenizer or "")])
-        self._allowance = _Allowance(clock)
+        self._allowance = _Allowance()
         self._files = _read_files() if self.is_open else {}
 
     async def close(self) -> None:
@@ -192,13 +190,12 @@ class Explorer:
 class _Allowance:
     """How many questions are still answered now."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._left = _BURST
-        self._counted_s = clock()
+        self._counted_s = time.monotonic()
 
     def take(self) -> None:
-        now_s = self._clock()
+        now_s = time.monotonic()
         self._left = min(_BURST, self._left + (now_s - self._counted_s) * _PER_SECOND)
         self._counted_s = now_s
         if self._left < 1.0:

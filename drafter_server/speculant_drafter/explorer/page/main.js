@@ -182,7 +182,8 @@ typed.addEventListener("input", () => {
 });
 
 function question() {
-  if (mode() === "text") return { text: typed.value };
+  // Of a long text only the end matters. It must not begin with half a character.
+  if (mode() === "text") return { text: typed.value.slice(-about.limits.characters).replace(/^[\udc00-\udfff]/, "") };
   const ids = typed.value.match(/\d+/g) ?? [];
   return { token_ids: ids.slice(-about.limits.tokens).map(Number) };
 }
@@ -212,7 +213,7 @@ byId("graph").addEventListener("change", (event) => {
   state = { ...state, graph: event.target.value };
   describeGraph();
   // Another graph may have another tokenizer: what was typed is asked again, ids as they are.
-  refresh(mode() === "text" && !answer?.text_problem ? { text: typed.value } : { token_ids: state.ids }, { remember: "push" });
+  refresh(mode() === "text" && !answer?.text_problem ? question() : { token_ids: state.ids }, { remember: "push" });
 });
 byId("back").addEventListener("click", () => depth > 0 && history.back());
 byId("clear").addEventListener("click", () => {
