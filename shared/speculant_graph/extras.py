@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 _OPTIONAL_MODULES = frozenset({
     "accelerate", "grpc_health", "grpc_reflection", "grpc_status", "h11", "huggingface_hub", "matplotlib",
-    "opentelemetry", "prometheus_client", "psutil", "pypdf", "rich", "safetensors", "tiktoken", "tokenizers", "torch", "transformers",
-    "zstandard",
+    "opentelemetry", "prometheus_client", "psutil", "pypdf", "rich", "safetensors", "tiktoken", "tokenizers",
+    "torch", "transformers", "zstandard",
 })  # fmt: skip
 
 

@@ -349,7 +349,7 @@ def test_it_shows_the_generation_that_is_served_and_nothing_that_sessions_teach(
             time.sleep(0.05)
         assert answer.json["generation"] == 2
         path.unlink()
-        running.asker.look(text="The")
+        assert look(running.asker, text="The")["generation"] == 2, "what is open needs no file"
 
 
 @pytest.mark.slow
