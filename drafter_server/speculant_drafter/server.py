@@ -13,6 +13,8 @@ from loguru import logger
 from speculant_drafter import admin, service
 from speculant_drafter.admin import DrafterAdminService
 from speculant_drafter.counts import GraphState, ServerCounts, ServerState, SessionEnd
+from speculant_drafter.explorer.door import tls_context
+from speculant_drafter.explorer.explorer import Explorer
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.metrics_endpoint import MetricsEndpoint
 from speculant_drafter.service import DrafterService
@@ -61,8 +63,9 @@ class DrafterServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._known_names = {"", service.SERVICE_NAME, admin.SERVICE_NAME}
         self._known_names |= {_health_name(name) for name in self._graphs.configured_names}
-        self._metrics = MetricsEndpoint(self._counts, self._state, self._problem)
         self._credentials = server_credentials(config)
+        self._explorer = Explorer(config, draft, self._graphs, lambda: self._gate.policy)
+        self._metrics = MetricsEndpoint(self._counts, self._state, self._problem, self._explorer)
         self._endpoints: list[GrpcEndpoint] = []
         self._chores: list[asyncio.Task[None]] = []
         self._is_stopping = False
@@ -72,6 +75,8 @@ class DrafterServer:
         """Where its admin service is."""
         self.metrics_address = ""
         """Where its metrics are."""
+        self.explorer_url = ""
+        """Where its explorer is; empty if it is off."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -100,7 +105,10 @@ class DrafterServer:
                 self._config.admin_listen, self._admin.handler(self._admin_gate), admin.SERVICE_NAME
             )
         if self._config.metrics_listen:
-            self.metrics_address = await self._metrics.start(self._config.metrics_listen)
+            tls = tls_context(self._config)
+            self.metrics_address = await self._metrics.start(self._config.metrics_listen, tls)
+            if self._explorer.is_open:
+                self.explorer_url = f"{'http' if tls is None else 'https'}://{self.metrics_address}/explorer/"
         await asyncio.to_thread(self._steps.warm_up)
         await self._graphs.load_configured()
         await self._tell_health()
@@ -110,6 +118,7 @@ class DrafterServer:
         ]
         others = [("admin", address) for address in self.admin_addresses]
         others += [("metrics", self.metrics_address)] if self.metrics_address else []
+        others += [("explorer", self.explorer_url)] if self.explorer_url else []
         more = "".join(f"; {what} on {address}" for what, address in others)
         logger.info("drafter ready on {}{}", ", ".join(self.addresses), more)
 
@@ -125,6 +134,7 @@ class DrafterServer:
         self._sessions.end_all()
         await self._graphs.close()
         await self._metrics.close()
+        await self._explorer.close()
         for endpoint in self._endpoints:
             endpoint.close()
         await asyncio.to_thread(self._tracer.close)

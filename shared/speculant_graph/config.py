@@ -287,7 +287,13 @@ class ServerConfig(EndpointConfig):
     admin_listen: str = ""
     """Address of the admin service, which must not be public; empty: not served."""
     metrics_listen: str = ""
-    """'host:port' of Prometheus metrics and /healthz over HTTP; empty: not served."""
+    """'host:port' of Prometheus metrics, /healthz and the explorer over HTTP; empty: not served."""
+    explorer: Literal["auto", "on", "off"] = "auto"
+    """Serve /explorer/, a page that shows what the graphs hold, at 'metrics_listen': 'on', 'off', or 'auto': if only
+    this machine can reach it. Where it is 'on' and 'tls_certificate' is set, that address is encrypted."""
+    explorer_tokenizer: Path | None = None
+    """Folder of the tokenizer with which the explorer shows text, for graphs whose own is not where it was when they
+    were built."""
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     """Processes that serve. They share the graph's memory; sessions and what is learned belong to one of them."""
     graph: Path = Path("graph.pkl")

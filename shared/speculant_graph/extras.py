@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _OPTIONAL_MODULES = frozenset({
-    "accelerate", "grpc_health", "grpc_reflection", "grpc_status", "huggingface_hub", "matplotlib", "opentelemetry",
-    "prometheus_client", "psutil", "pypdf", "rich", "safetensors", "tiktoken", "tokenizers", "torch", "transformers",
-    "zstandard",
+    "accelerate", "grpc_health", "grpc_reflection", "grpc_status", "h11", "huggingface_hub", "matplotlib",
+    "opentelemetry", "prometheus_client", "psutil", "pypdf", "rich", "safetensors", "tiktoken", "tokenizers",
+    "torch", "transformers", "zstandard",
 })  # fmt: skip
 
 

@@ -39,7 +39,15 @@ from support.graphs import graph_of
 from support.pages import blocks, rows, section
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "ARCHITECTURE.md", "deploy/README.md", "docs/clients.md", "docs/sidecar.md", "docs/verifier.md")
+PAGES = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "deploy/README.md",
+    "docs/clients.md",
+    "docs/explorer.md",
+    "docs/sidecar.md",
+    "docs/verifier.md",
+)
 CLIENTS, SIDECAR = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("clients", "sidecar"))
 SECTIONS = {
     "client": ClientConfig,
