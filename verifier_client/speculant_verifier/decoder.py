@@ -21,6 +21,7 @@ from speculant_graph.types import Drafter, Fingerprint, SessionOptions, TokenId
 from speculant_verifier.chat import Message, chat_tokens
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.runner import DraftSession, Runner
+from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.speculation import CostTable, load_or_measure
@@ -215,6 +216,21 @@ class SpeculativeDecoder:
             generation_config: its settings.
         """
         return self._runner.session(self._batch([prompt], generation_config).requests[0])
+
+    @property
+    def totals(self) -> EngineTotals:
+        """What was decoded since the decoder was made; it goes on counting."""
+        return self._engine.totals
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that keys and values are kept of."""
+        return self._engine.num_kv_tokens
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Memory of keys and values, that of free rows and slots included."""
+        return self._engine.num_kv_bytes
 
     @property
     def num_running(self) -> int:

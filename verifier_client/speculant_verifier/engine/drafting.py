@@ -11,7 +11,8 @@ from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.random_stream import STEP_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, RuleName, SequenceStep, SiblingsName
-from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
+from speculant_verifier.engine.sequence import ActiveSequence
+from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import WANTS_PROPOSALS
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
@@ -96,6 +97,7 @@ class Drafting:
         if answer is None or self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
+            self._totals.num_steps_without_drafter += len(asked)
         for number, sequence in enumerate(sequences):
             if sequence.offered is not None:
                 shallow[number] = nodes_within(sequence.offered.draft, self._most_depth(sequence))
@@ -106,6 +108,8 @@ class Drafting:
             drafts[number] = trimmed(drafts[number], nodes)
         elapsed_s = time.perf_counter() - started_s
         self._totals.draft_s += elapsed_s
+        if asked:
+            self._totals.draft_times.observe(elapsed_s)
         for sequence in sequences:
             sequence.draft_s += elapsed_s
         return drafts

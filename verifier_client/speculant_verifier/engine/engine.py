@@ -27,11 +27,11 @@ from speculant_verifier.engine.sequence import (
     OUT_OF_MEMORY,
     ActiveSequence,
     Emission,
-    EngineTotals,
     OfferedDraft,
     Request,
     is_out_of_memory,
 )
+from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason
@@ -95,6 +95,16 @@ class Engine:
         return self._verification.target_cache_statistics
 
     @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that keys and values are kept of."""
+        return sum(sequence.num_cached for sequence in self._running)
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Memory of keys and values, that of free rows and slots included."""
+        return self._admission.cache.num_bytes
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for a place."""
         return len(self._waiting)
@@ -106,6 +116,7 @@ class Engine:
             The sequence, which its emissions name.
         """
         sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
+        sequence.arrived_s = time.perf_counter()
         try:
             if request.refusal:
                 raise GenerationRequestError(request.refusal)
@@ -142,6 +153,7 @@ class Engine:
     def cancel(self, sequence: ActiveSequence) -> None:
         """Stop decoding a sequence and free its place; nothing more is emitted for it."""
         self._failed = [emission for emission in self._failed if emission.sequence is not sequence]
+        self.totals.num_cancelled += sequence in self._running or sequence in self._waiting
         if sequence in self._running:
             self._leave(sequence)
         elif sequence in self._waiting:
@@ -188,7 +200,8 @@ class Engine:
             self._decode,
             [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING and not each.is_idle],
         )
-        elapsed_s = time.perf_counter() - started_s
+        now_s = time.perf_counter()
+        elapsed_s = now_s - started_s
         self.totals.total_s += elapsed_s
         for sequence in active:
             sequence.total_s += elapsed_s
@@ -197,9 +210,23 @@ class Engine:
             if emission.token_ids:
                 self._has_emitted = True
                 sequence.first_token_s = sequence.first_token_s or sequence.total_s
+            self._note(emission, now_s)
             if emission.finish_reason is not None and sequence in self._running:
                 self._leave(sequence)
         return emissions
+
+    def _note(self, emission: Emission, now_s: float) -> None:
+        sequence, totals, count = emission.sequence, self.totals, len(emission.token_ids)
+        if count:
+            totals.num_tokens += count
+            if sequence.emitted_s:
+                totals.token_times.observe((now_s - sequence.emitted_s) / count, count)
+            else:
+                totals.first_token_times.observe(now_s - sequence.arrived_s)
+            sequence.emitted_s = now_s
+        if emission.finish_reason is not None:
+            totals.num_ended[emission.finish_reason] += 1
+            totals.request_times.observe(now_s - sequence.arrived_s)
 
     def _processors(self, sequence: ActiveSequence) -> LogitsProcessorList:
         request, target = sequence.request, self._target
@@ -224,6 +251,8 @@ class Engine:
                 self._failed.append(_failure(self._waiting.popleft(), GenerationError(OUT_OF_MEMORY)))
                 continue
             self._running.append(self._waiting.popleft())
+            self.totals.num_prompt_tokens += len(sequence.prompt)
+            self.totals.queue_times.observe(time.perf_counter() - sequence.arrived_s)
             if self._drafting.wants(sequence):
                 self._open(sequence)
 

@@ -104,6 +104,10 @@ class ActiveSequence:
     commit_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
+    arrived_s: float = 0.0
+    """When it came, by the clock of ``time.perf_counter``."""
+    emitted_s: float = 0.0
+    """When its latest tokens were emitted; 0 before the first."""
 
     @property
     def index(self) -> int:
@@ -177,30 +181,6 @@ class Emission:
     feedback: NDArray[np.int64] | None = None
     """Of an offered draft that asked for it: the target's most probable tokens after the root and after every node,
     shape ``[1 + nodes, width]``. None if not all of the draft was verified, as the text was about to end."""
-
-
-@dataclass(slots=True)
-class EngineTotals:
-    """What an engine did since it was made."""
-
-    total_s: float = 0.0
-    """In steps; the parts below, and the rest."""
-    prefill_s: float = 0.0
-    """Reading prompts."""
-    draft_s: float = 0.0
-    """Waiting for drafts."""
-    forward_s: float = 0.0
-    """Forward passes over drafts."""
-    verify_s: float = 0.0
-    """Choosing tokens and applying rules."""
-    commit_s: float = 0.0
-    """Keeping what was accepted in the cache."""
-    num_passes: int = 0
-    """Forward passes over drafts."""
-    num_rows: int = 0
-    """Rows in them."""
-    num_nodes: int = 0
-    """Nodes in them: roots and drafted ones, without padding."""
 
 
 OUT_OF_MEMORY = (

@@ -20,9 +20,9 @@ from speculant_verifier.engine.sequence import (
     OUT_OF_MEMORY,
     ActiveSequence,
     Emission,
-    EngineTotals,
     is_out_of_memory,
 )
+from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason, TokenLogprobs
 from speculant_verifier.rules import RULES, DraftTarget, TargetDistribution, Verdict
@@ -96,8 +96,10 @@ class Verification:
                 continue
             kept[each.row] = kept_nodes(len(tokens), outcome.verdict.path)
             depths = depths_of(draft)
-            _count(each.drafted_by_depth, depths)
-            _count(each.accepted_by_depth, range(1, outcome.emission.num_accepted + 1))
+            accepted = range(1, outcome.emission.num_accepted + 1)
+            for counts in (each, self._totals):
+                _count(counts.drafted_by_depth, depths)
+                _count(counts.accepted_by_depth, accepted)
             drafting.observe(each, draft, depths, len(outcome.verdict.path))
         try:
             self._cache.commit_all(list(kept), list(kept.values()))
@@ -111,10 +113,12 @@ class Verification:
             each.num_cached += len(kept.get(each.row, ()))
         clock.append(time.perf_counter())
         totals = self._totals
-        totals.num_passes += 1
-        totals.num_rows += len(sequences)
-        totals.num_nodes += len(sequences) + sum(map(len, drafts))
-        totals.forward_s += clock[1] - clock[0]
+        totals.note_pass(
+            clock[1] - clock[0],
+            1 + max(map(len, drafts), default=0),
+            len(sequences),
+            len(sequences) + sum(map(len, drafts)),
+        )
         totals.verify_s += clock[2] - clock[1]
         totals.commit_s += clock[3] - clock[2]
         for each in sequences:
