@@ -202,7 +202,6 @@ def test_the_whole_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(600)
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "speculant_graph.cli.main", "bench", "faults", *SMALL, "--only", "stop"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -216,6 +215,6 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
         while server.status() != psutil.STATUS_STOPPED and time.monotonic() < give_up_s:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        assert process.wait(240.0) == 130  # a kernel that is being compiled is finished first
+        assert process.wait(60.0) == 130
     assert not server.is_running()
     assert not list(tmp_path.iterdir())
