@@ -30,9 +30,18 @@ _KNOWN_ELSEWHERE = frozenset({
 _EXPECTED = {
     "prompt": "give text, a list of texts, token ids, or a list of lists of token ids; none of them may be empty",
     "stop": "give a text or a list of at most 16, each of 1 to 1024 characters",
+    "logit_bias": "give an object of at most 1024 numbers from -100 to 100, by token ids in decimal digits",
     "content": 'give text, or a list of parts such as {"type": "text", "text": "Hello"}',
 }
 """For fields that take several shapes: what pydantic says of each of them would confuse."""
+
+_ONLY = {
+    "echo": "false",
+    "frequency_penalty": "0",
+    "presence_penalty": "0",
+    "response_format": '{"type": "text"}',
+}
+"""Fields of which one value is served."""
 
 
 class ApiError(Exception):
@@ -100,7 +109,8 @@ def of_result(result: GenerationResult, model_name: str, model_id: str) -> ApiEr
     if result.error == OUT_OF_MEMORY:
         return ApiError(503, message, kind="server_error", code="out_of_memory")
     if not result.times.total_s or result.error.startswith("no token is left"):
-        return ApiError(400, message)  # refused before its first step, or by its own settings
+        param = "bad_words" if message.startswith("bad word") else None
+        return ApiError(400, message, param=param)  # refused before its first step, or by its own settings
     return internal()
 
 
@@ -116,7 +126,7 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
     strange = [
         ".".join(place)
         for place, complaint in zip(places, complaints, strict=True)
-        if complaint["type"] == "extra_forbidden" and not _EXPECTED.keys() & set(place)
+        if complaint["type"] == "extra_forbidden" and not (_EXPECTED.keys() | _ONLY) & set(place)
     ]
     if strange:
         known = [name for name in strange if name.rpartition(".")[2] in _KNOWN_ELSEWHERE]
@@ -126,6 +136,9 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
     place, complaint = places[0], complaints[0]
     if not place or complaint["type"] in ("json_invalid", "model_attributes_type", "model_type"):
         return ApiError(400, "the body must be a JSON object with content-type application/json; send one")
+    if place[0] in _ONLY:
+        text = f"not supported here: '{place[0]}' other than {_ONLY[place[0]]}; leave it out"
+        return ApiError(400, text, param=place[0], code="unsupported_value")
     for number, part in enumerate(place):
         if part in _EXPECTED:
             param = ".".join(place[: number + 1])

@@ -1,5 +1,4 @@
-"""What every request goes through before the application sees it: its id, who sends it, whether there is room, how
-large it is.
+"""What every request goes through before the application sees it: its id, who sends it, is there room, how large is it.
 
 A middleware of ASGI and nothing else, as those of frameworks stand between an endpoint and the news that its client has
 left.

@@ -1,9 +1,10 @@
 """Answers of models that write in harmony channels: what is thought, and what is said.
 
 Such a model writes messages of its own, each with a header:
-``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. The text of channel ``final``, or of a message without one, is the answer's
-content; the text of all other channels is its reasoning; headers and control tokens are neither. Nothing is added, and
-nothing is lost where a model does not keep to the form: then what it wrote is content as it stands.
+``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. The text of
+channel ``final``, or of a message without one, is the answer's content; the text of all other channels is its
+reasoning; headers and control tokens are neither. Nothing is added, and nothing is lost where a model does not keep to
+the form: then what it wrote is content as it stands.
 
 Control tokens are known by their ids: text that only spells one is text.
 """
