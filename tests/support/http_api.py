@@ -30,9 +30,7 @@ def tiny_decoder(family: str = "gpt_oss", *, template: str = TEMPLATE, **setting
     target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
     target.tokenizer.chat_template = template
     config = VerifierConfig.model_validate({"measure_costs": False, "num_threads": 1, **settings})
-    return SpeculativeDecoder(
-        target=target, verifier_config=config, draft_config=DraftConfig(strategy="nasd", k=4)
-    )
+    return SpeculativeDecoder(target=target, verifier_config=config, draft_config=DraftConfig(strategy="nasd", k=4))
 
 
 class Api:

@@ -106,9 +106,7 @@ def test_log_probabilities(client: OpenAI, decoder: SpeculativeDecoder) -> None:
     for at, own in zip(content, result.logprobs, strict=True):
         assert [top.logprob for top in at.top_logprobs] == pytest.approx(list(own.top_logprobs))
     chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True, **fields)
-    streamed = [
-        at for chunk in chunks if (some := chunk.choices[0].logprobs) is not None for at in some.content or ()
-    ]
+    streamed = [at for chunk in chunks if (some := chunk.choices[0].logprobs) is not None for at in some.content or ()]
     assert streamed == content
     bare = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2, logprobs=True)
     assert [at.top_logprobs for at in bare.choices[0].logprobs.content] == [[], []]
@@ -118,9 +116,7 @@ def test_log_probabilities(client: OpenAI, decoder: SpeculativeDecoder) -> None:
 def test_usage_and_statistics(client: OpenAI, decoder: SpeculativeDecoder) -> None:
     prompt = decoder.chat_prompt(MESSAGES)
     results = decoder.generate([prompt], GenerationConfig(max_tokens=20, temperature=1.0, seed=3, n=2))
-    answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=20, temperature=1.0, seed=3, n=2
-    )
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20, temperature=1.0, seed=3, n=2)
     assert answer.usage is not None
     num_tokens = sum(len(result.token_ids) for result in results)
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), num_tokens)

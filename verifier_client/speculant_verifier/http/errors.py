@@ -121,12 +121,16 @@ def of_call(error: GenerationError) -> ApiError:
 
 
 def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Put pydantic's complaints into one; fields that are not served come first, and all of them are named."""
-    places = [[str(part) for part in complaint["loc"] if part != "body"] for complaint in complaints]
+    """Put pydantic's complaints into one; fields that are not served come first, and all of them are named.
+
+    Args:
+        complaints: their places begin with a word for the whole, such as "body".
+    """
+    places = [[_printable(str(part)) for part in complaint["loc"][1:]] for complaint in complaints]
     strange = [
         ".".join(place)
         for place, complaint in zip(places, complaints, strict=True)
-        if complaint["type"] == "extra_forbidden" and not (_EXPECTED.keys() | _ONLY) & set(place)
+        if complaint["type"] == "extra_forbidden" and not (_EXPECTED.keys() | _ONLY) & set(place[:-1])
     ]
     if strange:
         known = [name for name in strange if name.rpartition(".")[2] in _KNOWN_ELSEWHERE]
@@ -134,8 +138,11 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
         what, code = ("not supported here", "unsupported_parameter") if known else ("unknown", "unknown_parameter")
         return ApiError(400, f"{what}: {names}; leave it out", param=(known or strange)[0], code=code)
     place, complaint = places[0], complaints[0]
-    if not place or complaint["type"] in ("json_invalid", "model_attributes_type", "model_type"):
+    if not place or complaint["type"] == "json_invalid":
         return ApiError(400, "the body must be a JSON object with content-type application/json; send one")
+    param = ".".join(place)
+    if complaint["type"] == "missing" and not _EXPECTED.keys() & set(place[:-1]):
+        return ApiError(400, f"{param} is missing; add it", param=param)
     if place[0] in _ONLY:
         text = f"not supported here: '{place[0]}' other than {_ONLY[place[0]]}; leave it out"
         return ApiError(400, text, param=place[0], code="unsupported_value")
@@ -143,8 +150,12 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
         if part in _EXPECTED:
             param = ".".join(place[: number + 1])
             return ApiError(400, f"{param}: {_EXPECTED[part]}", param=param)
-    param = ".".join(place)
-    if complaint["type"] == "missing":
-        return ApiError(400, f"{param} is missing; add it", param=param)
+    if complaint["type"] in ("model_attributes_type", "model_type"):
+        return ApiError(400, f"{param}: give an object", param=param)
     reason = str(complaint["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{param}: {reason[:1].lower()}{reason[1:]}", param=param)
+
+
+def _printable(name: str) -> str:
+    """Return a name that a client made up, short and without control characters."""
+    return "".join(character if character.isprintable() else "?" for character in name[:64])

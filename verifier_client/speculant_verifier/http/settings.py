@@ -55,7 +55,8 @@ def generation_config(
     try:
         config = GenerationConfig.model_validate(defaults.model_dump() | changes)
     except ValidationError as error:
-        raise of_validation(error.errors(include_url=False, include_input=False)) from None
+        complaints = error.errors(include_url=False, include_input=False)
+        raise of_validation([{**each, "loc": ("settings", *each["loc"])} for each in complaints]) from None
     if config.min_tokens > config.max_tokens:
         raise ApiError(
             400,
