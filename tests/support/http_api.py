@@ -40,10 +40,14 @@ class Api:
         self.server, self.address, self.decoder = server, address, decoder
         self.url = f"http://{address}"
         self.problem = ""
+        self.clients: list[OpenAI] = []
 
     def client(self, key: str = "none", **options: Any) -> OpenAI:
-        """Return an official client that tries once."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": PATIENCE_S, **options})
+        """Return an official client that tries once; it is closed with the server."""
+        defaults = {"base_url": f"{self.url}/v1", "api_key": key, "max_retries": 0, "timeout": PATIENCE_S}
+        client = OpenAI(**{**defaults, **options})
+        self.clients.append(client)
+        return client
 
     def post(self, path: str, body: object = None, **options: Any) -> httpx2.Response:
         """Send a JSON body to an endpoint."""
@@ -73,6 +77,7 @@ def serving(
     defaults: GenerationConfig | None = None,
     address: str = "127.0.0.1:0",
     tls: dict[str, Any] | None = None,
+    render_metrics: Callable[[], bytes] = lambda: b"things_total 1.0\n",
     **settings: Any,
 ) -> Iterator[Api]:
     """Serve a decoder; ``settings`` are fields of ServiceConfig."""
@@ -83,11 +88,13 @@ def serving(
         policy or AccessPolicy(),
         defaults or GenerationConfig(max_tokens=16),
         read_problem=lambda: holder[0].problem,
-        render_metrics=lambda: b"things_total 1.0\n",
+        render_metrics=render_metrics,
     )
     server = HttpServer(app, address, **(tls or {}))
     holder.append(Api(server, run_in_loop(server.start()), decoder))
     try:
         yield holder[0]
     finally:
+        for client in holder[0].clients:
+            client.close()
         run_in_loop(server.close())

@@ -24,6 +24,5 @@ def api(decoder: SpeculativeDecoder) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="package")
-def client(api: Api) -> Iterator[OpenAI]:
-    with api.client() as made:
-        yield made
+def client(api: Api) -> OpenAI:
+    return api.client()
