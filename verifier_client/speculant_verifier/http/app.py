@@ -45,7 +45,13 @@ _GENERATION_ERRORS: dict[int | str, dict[str, Any]] = {
     413: {"model": ErrorAnswer, "description": "The body is too large."},
     429: {"model": ErrorAnswer, "description": "Too many requests wait."},
 }
-_STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "description": "With stream = true: a chunk, and at last [DONE]. An object with the field error ends it early.",
+    "properties": {"data": {"type": "string", "contentMediaType": "application/json"}},
+    "required": ["data"],
+}
+_STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": _EVENT}}}
 
 
 def create_app(
