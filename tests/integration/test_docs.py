@@ -29,6 +29,7 @@ from speculant_graph.config import (
     GenerationConfig,
     GraphConfig,
     ServerConfig,
+    ServiceConfig,
     VerifierConfig,
 )
 from speculant_graph.rpc.status import STATUS_OF_ERROR
@@ -39,7 +40,15 @@ from support.graphs import graph_of
 from support.pages import blocks, rows, section
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "ARCHITECTURE.md", "deploy/README.md", "docs/clients.md", "docs/sidecar.md", "docs/verifier.md")
+PAGES = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "deploy/README.md",
+    "docs/clients.md",
+    "docs/http.md",
+    "docs/sidecar.md",
+    "docs/verifier.md",
+)
 CLIENTS, SIDECAR = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("clients", "sidecar"))
 SECTIONS = {
     "client": ClientConfig,
@@ -47,6 +56,7 @@ SECTIONS = {
     "generation": GenerationConfig,
     "graph": GraphConfig,
     "server": ServerConfig,
+    "service": ServiceConfig,
     "verifier": VerifierConfig,
 }
 FOREIGN = {"RetryInfo", "TokenizerMismatchError", "Fingerprint"}
