@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ TEMPLATE = (
 )
 MODEL = "tiny-gpt-oss"
 PATIENCE_S = 60.0
+NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Reading those of the machine for every client takes longer than most tests."""
 
 
 def tiny_decoder(family: str = "gpt_oss", *, template: str = TEMPLATE, **settings: Any) -> SpeculativeDecoder:
@@ -40,22 +43,24 @@ class Api:
         self.server, self.address, self.decoder = server, address, decoder
         self.url = f"http://{address}"
         self.problem = ""
+        self.http = httpx2.Client(base_url=self.url, verify=NO_AUTHORITIES, timeout=PATIENCE_S)
         self.clients: list[OpenAI] = []
 
     def client(self, key: str = "none", **options: Any) -> OpenAI:
         """Return an official client that tries once; it is closed with the server."""
-        defaults = {"base_url": f"{self.url}/v1", "api_key": key, "max_retries": 0, "timeout": PATIENCE_S}
-        client = OpenAI(**{**defaults, **options})
+        http = httpx2.Client(verify=NO_AUTHORITIES)
+        defaults = {"base_url": f"{self.url}/v1", "max_retries": 0, "timeout": PATIENCE_S, "http_client": http}
+        client = OpenAI(api_key=key, **{**defaults, **options})
         self.clients.append(client)
         return client
 
     def post(self, path: str, body: object = None, **options: Any) -> httpx2.Response:
         """Send a JSON body to an endpoint."""
-        return httpx2.post(f"{self.url}/v1/{path}", json=body, timeout=PATIENCE_S, **options)
+        return self.http.post(f"/v1/{path}", json=body, **options)
 
     def get(self, path: str, **options: Any) -> httpx2.Response:
         """Get a path."""
-        return httpx2.get(f"{self.url}{path}", timeout=PATIENCE_S, **options)
+        return self.http.get(path, **options)
 
     def wait_until_idle(self) -> None:
         """Wait until nothing is decoded any more."""
@@ -95,6 +100,6 @@ def serving(
     try:
         yield holder[0]
     finally:
-        for client in holder[0].clients:
+        for client in (holder[0].http, *holder[0].clients):
             client.close()
         run_in_loop(server.close())

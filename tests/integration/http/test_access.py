@@ -104,9 +104,8 @@ def test_encrypted(decoder: SpeculativeDecoder, files: Files) -> None:
         assert get(api, files.context()).status_code == 200
         with pytest.raises(httpx2.HTTPError):
             api.get("/v1/models")
-        with httpx2.Client(verify=files.context()) as http:
-            answer = api.client(base_url=f"https://{api.address}/v1", http_client=http).completions.create(**BODY)
-        assert answer.choices
+        client = api.client(base_url=f"https://{api.address}/v1", http_client=httpx2.Client(verify=files.context()))
+        assert client.completions.create(**BODY).choices
 
 
 def test_client_certificates(decoder: SpeculativeDecoder, files: Files, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from support.harmony import harmony_tokenizer
 from support.http_api import Api, serving
 from support.tiny_models import tiny_gpt_oss
 
-ANSWER = "<|channel|>analysis<|message|>The user 🦊 asks.<|end|><|start|>assistant<|channel|>final<|message|>Fünf. Yes"
+THOUGHT, SAID = "A 🦊?", "Fünf. Yes"
+ANSWER = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>{SAID}"
 MESSAGES: Any = [{"role": "user", "content": "Who?"}]
 
 
@@ -45,7 +46,7 @@ def test_channels_whole_and_streamed(api: Api, answer: list[int]) -> None:
     fields: dict[str, Any] = {"model": "m", "messages": MESSAGES, "max_tokens": len(answer)}
     whole = api.client().chat.completions.create(**fields, logprobs=True)
     message = whole.choices[0].message
-    assert (message.reasoning_content, message.content) == ("The user 🦊 asks.", "Fünf. Yes")
+    assert (message.reasoning_content, message.content) == (THOUGHT, SAID)
     assert whole.usage is not None
     assert whole.usage.completion_tokens == len(answer)
     assert whole.choices[0].logprobs is not None
@@ -55,7 +56,7 @@ def test_channels_whole_and_streamed(api: Api, answer: list[int]) -> None:
         delta = chunk.choices[0].delta
         reasoning.append(getattr(delta, "reasoning_content", "") or "")
         content.append(delta.content or "")
-    assert ("".join(reasoning), "".join(content)) == ("The user 🦊 asks.", "Fünf. Yes")
+    assert ("".join(reasoning), "".join(content)) == (THOUGHT, SAID)
     assert len([piece for piece in content if piece]) > 1  # as it comes
 
 

@@ -107,7 +107,8 @@ def test_log_probabilities(client: OpenAI, decoder: SpeculativeDecoder) -> None:
         assert [top.logprob for top in at.top_logprobs] == pytest.approx(list(own.top_logprobs))
     chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True, **fields)
     streamed = [at for chunk in chunks if (some := chunk.choices[0].logprobs) is not None for at in some.content or ()]
-    assert streamed == content
+    assert [at.token for at in streamed] == [at.token for at in content]
+    assert [at.logprob for at in streamed] == pytest.approx([at.logprob for at in content])
     bare = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2, logprobs=True)
     assert [at.top_logprobs for at in bare.choices[0].logprobs.content] == [[], []]
     assert client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2).choices[0].logprobs is None

@@ -95,7 +95,7 @@ def test_a_client_that_loses_patience(narrow: SpeculativeDecoder) -> None:
 
 def test_a_full_queue(narrow: SpeculativeDecoder) -> None:
     with serving(narrow, max_waiting=1) as api:
-        with sent(api, LONG | {"n": 2}), ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, sent(api, LONG | {"n": 2}):
             wait_until(lambda: narrow._engine.num_running == 2)
             waiting = pool.submit(api.post, "completions", SHORT)
             wait_until(lambda: narrow.num_sequences == 3)
@@ -115,35 +115,26 @@ def test_too_many_requests_at_once(narrow: SpeculativeDecoder) -> None:
         assert api.post("completions", SHORT).status_code == 429
 
 
-def test_a_slow_reader_holds_up_nobody(decoder: SpeculativeDecoder) -> None:
-    body = LONG | {"stream": True, "n": 4, "temperature": 1.0, "seed": 1, "logprobs": 20, "max_tokens": 300}
+def test_slow_readers_hold_up_nobody(decoder: SpeculativeDecoder) -> None:
+    body = LONG | {"stream": True, "n": 2, "temperature": 1.0, "seed": 1, "logprobs": 20, "max_tokens": 300}
     with serving(decoder) as api:
         with_small_buffers(api)
-        with sent(api, body, receive_buffer=4_096) as connection:
+        with sent(api, body, receive_buffer=4_096) as connection, sent(api, body, receive_buffer=4_096):
             wait_until(lambda: decoder.num_sequences == 4)
             assert len(api.client().completions.create(**SHORT).choices) == 1
             api.wait_until_idle()  # decoded to the end, though nobody has read anything
-            assert not run_in_loop(api.server.drain(0.2))  # more is to be sent than sockets hold
+            assert not run_in_loop(api.server.drain(0.1))  # more is to be sent than sockets hold
             read = read_all(connection, b"data: [DONE]\n\n")
-            assert read.count(b'"finish_reason":"length"') == 4
-
-
-def test_a_sleeping_reader_does_not_keep_the_server_open(decoder: SpeculativeDecoder) -> None:
-    body = LONG | {"stream": True, "n": 4, "logprobs": 20, "max_tokens": 300}
-    with serving(decoder) as api:
-        with_small_buffers(api)
-        with sent(api, body, receive_buffer=4_096):
-            wait_until(lambda: decoder.num_sequences)
-            api.wait_until_idle()
-            assert not run_in_loop(api.server.drain(0.2))
-            run_in_loop(api.server.close())
+            assert read.count(b'"finish_reason":"length"') == 2
+            assert not run_in_loop(api.server.drain(0.0))
+            run_in_loop(api.server.close())  # though the other one has not read
 
 
 def test_starting_and_draining(decoder: SpeculativeDecoder) -> None:
     with serving(decoder) as api:
         assert api.get("/healthz").text == "ok\n"
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(api.post, "completions", LONG)
+            running = pool.submit(api.post, "completions", LONG | {"max_tokens": 200})
             wait_until(lambda: decoder.num_sequences)
             api.problem = "the server is stopping"
             refusal = api.post("completions", SHORT)
@@ -154,7 +145,7 @@ def test_starting_and_draining(decoder: SpeculativeDecoder) -> None:
             assert (health.status_code, health.text) == (503, "the server is stopping\n")
             assert not run_in_loop(api.server.drain(0.0))
             assert run_in_loop(api.server.drain(PATIENCE_S))
-            assert running.result().json()["usage"]["completion_tokens"] == 480
+            assert running.result().json()["usage"]["completion_tokens"] == 200
         run_in_loop(api.server.close())
         with pytest.raises(httpx2.ConnectError):
             api.get("/healthz")

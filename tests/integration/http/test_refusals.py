@@ -157,13 +157,13 @@ def test_prompts_that_are_too_long(api: Api, decoder: SpeculativeDecoder) -> Non
 def test_bodies_that_are_no_json(api: Api) -> None:
     kind = {"content-type": "application/json"}
     for content in (b"", b"{", b"[]", b"null", b'"x"', b"[" * 100_000, b"\xff\xfe", b'{"n": ' + b"9" * 5_000 + b"}"):
-        error_of(httpx2.post(f"{api.url}/v1/completions", content=content, headers=kind))
+        error_of(api.http.post("/v1/completions", content=content, headers=kind))
     body = json.dumps(COMPLETION).encode()
     for headers in ({}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data; boundary=x"}):
-        assert "JSON" in error_of(httpx2.post(f"{api.url}/v1/completions", content=body, headers=headers))["message"]
+        assert "JSON" in error_of(api.http.post("/v1/completions", content=body, headers=headers))["message"]
     for value in (b"NaN", b"Infinity", b"1e999"):
         text = body[:-1] + b', "temperature": ' + value + b"}"
-        assert error_of(httpx2.post(f"{api.url}/v1/completions", content=text, headers=kind))["param"] == "temperature"
+        assert error_of(api.http.post("/v1/completions", content=text, headers=kind))["param"] == "temperature"
     lonely = {"prompt": "\ud800"}
     assert error_of(api.post("completions", None, content=json.dumps(COMPLETION | lonely), headers=kind))["param"]
     talk = CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}
@@ -179,7 +179,7 @@ def test_bodies_that_are_too_large(decoder: SpeculativeDecoder) -> None:
         def pieces() -> Any:
             yield from [b"x" * 1_000] * 5
 
-        error_of(httpx2.post(f"{api.url}/v1/completions", content=pieces()), 413)
+        error_of(api.http.post("/v1/completions", content=pieces()), 413)
         assert api.post("completions", COMPLETION).status_code == 200
 
 
@@ -188,7 +188,7 @@ def test_paths_and_methods(api: Api) -> None:
     error_of(api.get("/docs"), 404)
     error_of(api.post("embeddings", {}), 404)
     error_of(api.get("/v1/completions"), 405)
-    error_of(httpx2.delete(f"{api.url}/v1/models/{MODEL}"), 405)
+    error_of(api.http.delete(f"/v1/models/{MODEL}"), 405)
 
 
 def test_request_ids(api: Api) -> None:
