@@ -8,6 +8,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from speculant_graph.types import RuleName
 
+_MOST_PROMPTS = 1024
+_MOST_BIASES = 1024
+_MOST_COMPLAINTS = 8
+"""Lists end at the first wrong item, and of unknown names a few are looked at: a body that is wrong all over must not
+hold up others."""
+
 
 class Schema(BaseModel):
     """Base: no conversions, no unknown names."""
@@ -17,7 +23,19 @@ class Schema(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, values: Any) -> Any:
-        return {name: value for name, value in values.items() if value is not None} if type(values) is dict else values
+        if not isinstance(values, dict):
+            return values
+        given = {name: value for name, value in values.items() if value is not None}
+        strange = [name for name in given if name not in cls.model_fields]
+        for name in strange[_MOST_COMPLAINTS:]:
+            del given[name]
+        return given
+
+
+def _not_huge(values: object) -> object:
+    if isinstance(values, dict) and len(values) > _MOST_BIASES:
+        raise ValueError("too many")
+    return values
 
 
 def _as_list(value: object) -> object:
@@ -28,10 +46,12 @@ _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Zero = Annotated[float, Field(ge=0, le=0)]
 _Word = Annotated[str, Field(min_length=1, max_length=256)]
 _StopText = Annotated[str, Field(min_length=1, max_length=1024)]
-_StopTexts = Annotated[list[_StopText], Field(max_length=16)]
+_StopTexts = Annotated[list[_StopText], Field(max_length=16, fail_fast=True)]
 _Stop = Annotated[_StopTexts, BeforeValidator(_as_list, json_schema_input_type=_StopText | _StopTexts)]
 _TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
+_Biases = Annotated[dict[_TokenName, _Bias], BeforeValidator(_not_huge), Field(max_length=_MOST_BIASES)]
+_Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
 _NumTop = Annotated[int, Field(ge=0, le=20)]
 _NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -80,7 +100,7 @@ class GenerationRequest(Schema):
     """Seed of the random stream; without one the server draws one and says it."""
     stop: _Stop | None = None
     """End before any of these texts."""
-    logit_bias: Annotated[dict[_TokenName, _Bias], Field(max_length=1024)] | None = None
+    logit_bias: _Biases | None = None
     """Added to the logits of tokens, by token id."""
     user: str | None = None
     """Ignored."""
@@ -98,9 +118,9 @@ class GenerationRequest(Schema):
     """Fewest new tokens before an end token may come."""
     ignore_eos: bool = False
     """Go on after the model's end tokens."""
-    stop_token_ids: Annotated[list[_Token], Field(max_length=128)] | None = None
+    stop_token_ids: Annotated[list[_Token], Field(max_length=128, fail_fast=True)] | None = None
     """Tokens that end the text, besides the model's own."""
-    bad_words: Annotated[list[_Word], Field(max_length=128)] | None = None
+    bad_words: Annotated[list[_Word], Field(max_length=128, fail_fast=True)] | None = None
     """Never emit these texts."""
     speculant: SpeculantOptions | None = None
     """How this request is speculated for."""
@@ -120,7 +140,7 @@ class ChatMessage(Schema):
 
     role: Literal["system", "developer", "user", "assistant"]
     """Who speaks."""
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     """What is said; the texts of parts are joined by line feeds."""
     name: str | None = None
     """For chat templates that know names."""
@@ -136,7 +156,7 @@ class ChatMessage(Schema):
 class ChatRequest(GenerationRequest):
     """A conversation to continue."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     """From the first to the latest."""
     max_completion_tokens: _NumTokens | None = None
     """The newer name of max_tokens."""
@@ -155,9 +175,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[_Token], Field(min_length=1)]
-        | Annotated[list[Annotated[list[_Token], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS, fail_fast=True)]
+        | _Tokens
+        | Annotated[list[_Tokens], Field(min_length=1, max_length=_MOST_PROMPTS, fail_fast=True)]
     )
     """Text, a list of texts, token ids, or a list of lists of token ids."""
     logprobs: _NumTop | None = None
