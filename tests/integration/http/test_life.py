@@ -127,7 +127,9 @@ def test_slow_readers_hold_up_nobody(decoder: SpeculativeDecoder) -> None:
             read = read_all(connection, b"data: [DONE]\n\n")
             assert read.count(b'"finish_reason":"length"') == 2
             assert not run_in_loop(api.server.drain(0.0))
-            run_in_loop(api.server.close())  # though the other one has not read
+            state = api.server._server.server_state
+            run_in_loop(api.server.close())
+            wait_until(lambda: not state.connections)  # though the other one has not read
 
 
 def test_starting_and_draining(decoder: SpeculativeDecoder) -> None:

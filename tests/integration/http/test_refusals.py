@@ -236,6 +236,7 @@ def test_every_error_of_a_sample_has_a_status() -> None:
     ran = replace(failed, times=PhaseTimes(total_s=1.0))
     for result, status in (
         (failed, 400),
+        (replace(failed, error="the prompt has 3 tokens, but '/srv/x' takes at most 2; shorten it"), 400),
         (replace(ran, error=OUT_OF_MEMORY), 503),
         (replace(failed, error=OUT_OF_MEMORY), 503),
         (replace(ran, error="no token is left for place 3 of the sequence; allow more"), 400),

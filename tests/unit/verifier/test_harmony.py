@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from speculant_graph.types import TokenId
 from speculant_verifier.http.harmony import ChannelSplitter, HarmonyTokens
-from speculant_verifier.http.logprobs import TokenTexts
+from speculant_verifier.http.logprobs import Offsets, TokenTexts
 from speculant_verifier.stream import TextStream
 from support.harmony import HARMONY_NAMES, HARMONY_TEMPLATE, harmony_tokenizer
 from support.http_api import tiny_decoder
@@ -145,11 +145,23 @@ def test_other_templates_are_not_harmony_s(template: str | None) -> None:
         assert HarmonyTokens.of(decoder) is None
 
 
-def test_tokens_as_bytes(split: Split) -> None:
-    class Target:
-        tokenizer = split.tokenizer
+class Target:
+    """What is asked of a model here."""
 
-    texts = TokenTexts(Target())  # type: ignore[arg-type]
+    def __init__(self, split: Split) -> None:
+        self.tokenizer, self.decode = split.tokenizer, split.decode
+
+
+def test_where_tokens_begin(split: Split) -> None:
+    text = "Zwölf Füchse 🦊🦊 end"
+    token_ids = split.encode(text)
+    offsets = Offsets(Target(split))  # type: ignore[arg-type]
+    for number, token in enumerate(token_ids):
+        assert offsets.next(token) == len(split.decode(token_ids[:number]).rstrip("\ufffd"))
+
+
+def test_tokens_as_bytes(split: Split) -> None:
+    texts = TokenTexts(Target(split))  # type: ignore[arg-type]
     text = "Zwölf Füchse 🦊🦊 \n\t end"
     token_ids = split.encode(text + "<|end|>")
     assert b"".join(map(texts.bytes_of, token_ids)) == (text + "<|end|>").encode()
