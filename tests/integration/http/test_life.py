@@ -229,8 +229,15 @@ def test_addresses(decoder: SpeculativeDecoder) -> None:
     with serving(decoder) as one, serving(decoder) as other:
         assert one.address != other.address
         assert not one.address.endswith(":0")
-        for address in (one.address, "192.0.2.1:0", "unix:///tmp/x.sock"):
-            with pytest.raises(ConfigError, match=r"service\.http"), serving(decoder, address=address):
+        for address in (
+            one.address,
+            "192.0.2.1:0",
+            "unix:///tmp/x.sock",
+            "localhost",
+            "localhost:x",
+            "127.0.0.1:99999",
+        ):
+            with pytest.raises(ConfigError, match="listen|address|http|port"), serving(decoder, address=address):
                 pass
         assert other.get("/healthz").status_code == 200
     with serving(decoder, address=one.address) as again:

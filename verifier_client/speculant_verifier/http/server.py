@@ -74,17 +74,20 @@ class HttpServer:
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=0,  # drain() has waited
-            ssl_context_factory=None if context is None else (lambda *_: context),
         )
+        config.load()
+        config.ssl = context
         server = _Server(config)
         self._serving = asyncio.create_task(server.serve())
         while not server.started and not self._serving.done():
             await asyncio.sleep(_POLL_S)
         if self._serving.done():
-            await asyncio.gather(self._serving, return_exceptions=True)
-            raise ConfigError(
-                f"service.http: can't listen on {self._address}: in use or not this machine's; choose another"
-            )
+            try:
+                await self._serving
+            except OSError as error:
+                raise ConfigError(
+                    f"service.http: can't listen on {self._address}: in use or not this machine's; choose another"
+                ) from error
         self._server = server
         return f"{host}:{server.servers[0].sockets[0].getsockname()[1]}"
 
