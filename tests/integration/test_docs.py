@@ -29,6 +29,7 @@ from speculant_graph.config import (
     GenerationConfig,
     GraphConfig,
     ServerConfig,
+    ServiceConfig,
     VerifierConfig,
 )
 from speculant_graph.rpc.status import STATUS_OF_ERROR
@@ -45,6 +46,7 @@ PAGES = (
     "deploy/README.md",
     "docs/clients.md",
     "docs/explorer.md",
+    "docs/http.md",
     "docs/sidecar.md",
     "docs/verifier.md",
 )
@@ -55,6 +57,7 @@ SECTIONS = {
     "generation": GenerationConfig,
     "graph": GraphConfig,
     "server": ServerConfig,
+    "service": ServiceConfig,
     "verifier": VerifierConfig,
 }
 FOREIGN = {"RetryInfo", "TokenizerMismatchError", "Fingerprint"}

@@ -110,6 +110,11 @@ class SpeculativeDecoder:
         """What the speculative cache (``VerifierConfig.target_cache``) found and kept."""
         return self._engine.target_cache_statistics
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are being decoded or wait for a place, for all callers together."""
+        return self._runner.num_sequences
+
     def _measured_costs(self) -> CostTable | None:
         if not (self.verifier_config.measure_costs and self.draft_config.k):
             return None

@@ -51,6 +51,12 @@ class Runner:
         self._driver: threading.Thread | None = None
         self._is_closed = False
 
+    @property
+    def num_sequences(self) -> int:
+        """Requests of all callers that have not ended."""
+        with self._changed:
+            return len(self._owners) + sum(len(each.requests) for each in self._arriving if not each.is_cancelled)
+
     def stream(self, requests: Sequence[Request]) -> Iterator[Emission]:
         """Decode requests together with those of other callers; yield what is emitted for them.
 

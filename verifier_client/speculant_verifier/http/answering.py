@@ -1,0 +1,150 @@
+"""Decoding for one client: an answer in one piece, or events as they come, for as long as the client is there.
+
+The response is an ASGI application of its own instead of a stock streaming response. So the status is decided by the
+first event and not before it (a refusal is never a broken stream), and the connection is watched all the time, in
+streams and in answers of one piece alike: a client that goes away frees its place within a step. A slow reader holds up
+nobody, as events wait for it in memory, at most an answer's worth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import cast
+
+from fastapi.responses import Response
+from loguru import logger
+from starlette.types import Message, Receive, Scope, Send
+
+from speculant_graph.config import ServiceConfig
+from speculant_graph.errors import GenerationError, SpeculantError
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.http.errors import ApiError, internal, of_call, of_result, too_busy
+from speculant_verifier.http.preparing import Prepared
+from speculant_verifier.http.shapes import Shape
+from speculant_verifier.results import StepEvent
+
+_JSON_HEADERS = [(b"content-type", b"application/json")]
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # proxies must not collect events
+]
+
+
+class Decoding:
+    """Lets requests in and decodes them."""
+
+    def __init__(self, decoder: SpeculativeDecoder, config: ServiceConfig) -> None:
+        """Take the decoder and the length of its queue."""
+        self._decoder = decoder
+        self._most = decoder.verifier_config.max_batch_size + config.max_waiting
+
+    def require_room(self, num_choices: int) -> None:
+        """Refuse what would have to wait behind too many.
+
+        Raises:
+            ApiError: the queue is full, or could never be empty enough.
+        """
+        if num_choices > self._most:
+            raise ApiError(
+                400, f"{num_choices} choices, but {self._most} have room here; ask for fewer", param="n",
+                code="too_many_samples",
+            )  # fmt: skip
+        if self._decoder.num_sequences + num_choices > self._most:
+            raise too_busy("too many requests wait already")
+
+    async def events(self, prepared: Prepared) -> AsyncGenerator[StepEvent, None]:
+        """Yield what happens; leaving it ends the generation.
+
+        Raises:
+            ApiError: there is no room, or a choice failed.
+        """
+        self.require_room(prepared.job.num_choices)  # nobody comes between this and the first event's await
+        stream = self._decoder.astream(prepared.job.prompts, prepared.config)
+        try:
+            async with aclosing(cast(AsyncGenerator[StepEvent, None], stream)) as events:
+                async for event in events:
+                    if event.result is not None and event.result.finish_reason == "error":
+                        logger.warning("a request failed: {}", event.result.error)
+                        raise of_result(event.result, self._decoder.target.name, prepared.job.model)
+                    yield event
+        except GenerationError as error:
+            logger.warning("requests ended: {}", error)
+            raise of_call(error) from error
+        except SpeculantError as error:
+            logger.error("decoding failed: {}", error)
+            raise internal() from error
+
+
+class GenerationResponse(Response):
+    """Sends an answer, unless the client goes away before."""
+
+    def __init__(self, decoding: Decoding, prepared: Prepared, shape: Shape, *, is_stream: bool) -> None:
+        """Make a response; nothing is decoded before it is sent.
+
+        Args:
+            decoding: decodes.
+            prepared: what.
+            shape: how it looks.
+            is_stream: whether events are sent as they come.
+        """
+        super().__init__()
+        self._decoding, self._prepared, self._shape = decoding, prepared, shape
+        self._is_stream = is_stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer.
+
+        Raises:
+            ApiError: there is no answer; nothing has been sent.
+        """
+        del scope
+        answering = asyncio.create_task(self._stream(send) if self._is_stream else self._send_whole(send))
+        leaving = asyncio.create_task(_departure(receive))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                await answering
+        finally:
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+
+    async def _send_whole(self, send: Send) -> None:
+        async with aclosing(self._decoding.events(self._prepared)) as events:
+            async for event in events:
+                self._shape.add(event)
+        body = self._shape.whole().to_json().encode()
+        length = (b"content-length", str(len(body)).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, send: Send) -> None:
+        has_begun = False
+        try:
+            async with aclosing(self._decoding.events(self._prepared)) as events:
+                async for event in events:
+                    if not has_begun:
+                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                        has_begun = True
+                    for chunk in self._shape.chunks(event):
+                        await send(_event(chunk.to_json()))
+        except Exception as error:
+            if not has_begun:
+                raise
+            if not isinstance(error, ApiError):
+                logger.opt(exception=error).error("a stream failed")
+            await send(_event(json.dumps((error if isinstance(error, ApiError) else internal()).content)))
+        await send(_event("[DONE]", more_body=False))
+
+
+def _event(data: str, *, more_body: bool = True) -> Message:
+    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": more_body}
+
+
+async def _departure(receive: Callable[[], Awaitable[Message]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
