@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Self
 
 from grpc_health.v1 import health, health_pb2
 from loguru import logger
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.errors import ConfigError, DrafterUnavailableError
@@ -16,9 +19,12 @@ from speculant_graph.serving.calls import CallGate
 from speculant_graph.serving.credentials import server_credentials
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.http import HttpServer, create_app
 from speculant_verifier.service.load import Load
+from speculant_verifier.service.metrics import render_metrics
 from speculant_verifier.service.service import SERVICE_NAME, VerifierService
 
+_LOADING, _DRAINING = "the model is being loaded; try again in a while", "the verifier is shutting down; ask another"
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -45,7 +51,7 @@ class VerifierServer:
         """
         if not config.listen and not config.http:
             raise ConfigError("there is nothing to serve on; set --service.listen or --service.http")
-        self._config, self._make_decoder = config, make_decoder
+        self._config, self._defaults, self._make_decoder = config, defaults, make_decoder
         self._gate = CallGate(AccessPolicy.load(config.access_file), config.max_concurrent_rpcs)
         self._load = Load(config, max_batch_size)
         self._service = VerifierService(self._read_decoder, defaults, self._load, config.idle_timeout_s)
@@ -53,8 +59,12 @@ class VerifierServer:
         self._credentials = server_credentials(config)
         self._endpoints: list[GrpcEndpoint] = []
         self._decoder: SpeculativeDecoder | None = None
+        self._app: ASGIApp | None = None
+        self._http = self._http_server() if config.http else None
         self.addresses: list[str] = []
         """Where the gRPC service is reached."""
+        self.http_address = ""
+        """Where the API over HTTP is."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -79,16 +89,34 @@ class VerifierServer:
             endpoint = GrpcEndpoint(self._config, self._credentials, self._health, [handler], SERVICE_NAME)
             self._endpoints.append(endpoint)
             self.addresses = await endpoint.listen(self._config.listen)
+        if self._http is not None:
+            self.http_address = await self._http.start()
         self._decoder = await asyncio.to_thread(self._make_decoder)
+        if self._http is not None:
+            self._app = create_app(
+                self._decoder,
+                self._config,
+                lambda: self._gate.policy,
+                self._defaults,
+                read_problem=lambda: _DRAINING if self._load.is_draining else "",
+                render_metrics=lambda: render_metrics(self._decoder, self._load),
+            )
         await self._tell_health(_SERVING)
-        logger.info("verifier ready on {}", ", ".join(self.addresses))
+        scheme = "http" if self._config.tls_certificate is None else "https"
+        also = f", {scheme}://{self.http_address}/v1" if self.http_address else ""
+        logger.info("verifier ready on {}{}", ", ".join(self.addresses), also)
 
     async def stop(self) -> None:
         """Say that nothing is served, let texts that are under way be finished, and let go."""
         self._load.is_draining = True
         await self._health.enter_graceful_shutdown()
         self._service.drain()
-        await asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))
+        draining: list[Awaitable[object]] = [endpoint.stop(self._config.grace_s) for endpoint in self._endpoints]
+        if self._http is not None:
+            draining.append(self._http.drain(self._config.grace_s))
+        await asyncio.gather(*draining)
+        if self._http is not None:
+            await self._http.close()
         if self._decoder is not None:
             await asyncio.to_thread(self._decoder.close)
         for endpoint in self._endpoints:
@@ -101,9 +129,24 @@ class VerifierServer:
         except ConfigError as error:
             logger.error("the access file is not read again: {}", error)
 
+    def _http_server(self) -> HttpServer:
+        config = self._config
+        return HttpServer(
+            self._serve_http,
+            config.http,
+            tls_certificate=config.tls_certificate,
+            tls_key=config.tls_key,
+            tls_client_ca=config.tls_client_ca,
+        )
+
+    async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer that the model is being loaded, until it is there."""
+        app = self._app or PlainTextResponse(_LOADING, HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "5"})
+        await app(scope, receive, send)
+
     def _read_decoder(self) -> SpeculativeDecoder:
         if self._decoder is None:
-            raise DrafterUnavailableError("the model is being loaded; try again in a while")
+            raise DrafterUnavailableError(_LOADING)
         return self._decoder
 
     async def _tell_health(self, status: int) -> None:
