@@ -63,6 +63,7 @@ class HttpServer:
             self._app,
             host=host.strip("[]"),
             port=int(port),
+            interface="asgi3",
             http=_Protocol,
             ws="none",
             lifespan="off",
