@@ -19,12 +19,12 @@ from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.batch import DraftBatch, batch_of
 from speculant_graph.errors import DraftLimitError, DraftRequestError, UnknownGraphError
 from speculant_graph.rpc import convert
+from speculant_graph.rpc.kernels.step import ENTRY_BYTES, FIXED_BYTES, NODE_BYTES, SEQUENCE_BYTES
 from speculant_graph.rpc.messages import BatchAnswer, SequenceStatus, StepBatch
 from speculant_graph.rpc.status import to_status
 from speculant_graph.types import Draft, Feedback
 
 _OK = SequenceStatus.OK
-_CANDIDATE_BYTES = 8
 _ENVELOPE_BYTES = 32
 """More than a step on the stream adds to its answer."""
 
@@ -130,8 +130,8 @@ class StepAnswerer:
         )
         if len(response) > self._max_answer_bytes:
             raise DraftLimitError(
-                f"the answer is larger than {config.max_message_bytes} bytes; set omit_proposals or max_candidates, or "
-                "send fewer sequences at a time"
+                f"the answer is larger than {config.max_message_bytes} bytes; ask for fewer nodes, or send fewer "
+                "sequences at a time"
             )
         self._counts.observe_step(elapsed_ns * 1e-9, len(batch))
         self._counts.drafted_nodes += len(drafts.token_ids)
@@ -220,7 +220,10 @@ class StepAnswerer:
                 places_of.setdefault(session.graph, []).append(place)
             elif not batch.session_ids[place]:
                 stateless.append(place)
-        max_support = self._config.max_message_bytes // _CANDIDATE_BYTES
+        # Drafts are cut before an answer is too large: one that is refused, or not, by the tokens that were drawn would
+        # leave the verifier with tokens that are no draws from q.
+        fixed_bytes = FIXED_BYTES + SEQUENCE_BYTES * len(batch) + NODE_BYTES * sum(budgets)
+        max_support = max(1, (self._max_answer_bytes - fixed_bytes) // ENTRY_BYTES)
         parts: list[tuple[ServedGraph, list[int], DraftBatch]] = []
         for graph, places in places_of.items():
             drafted = graph.drafter.draft_batch(
@@ -230,6 +233,7 @@ class StepAnswerer:
                 batch.options,
                 max_support,
             )
+            max_support = max(1, max_support - drafted.candidate_token_ids.size)
             for place, length in zip(places, drafted.lengths, strict=True):
                 session = sessions[place]
                 if session is not None:

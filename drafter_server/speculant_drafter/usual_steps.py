@@ -44,7 +44,6 @@ class UsualSteps:
         settings[step.STRATEGY] = STRATEGY_NUMBERS[draft.strategy]
         settings[step.MAX_CANDIDATES] = draft.max_candidates
         settings[step.COUPLING] = COUPLING_NUMBERS[draft.coupling]
-        settings[step.MAX_SUPPORT] = max_bytes // 8
 
     def answer(self, payload: bytes, principal: Principal, draft_id: int, *, is_enveloped: bool) -> bytes | None:
         """Return the answer to a request, of its kind; None if it must be found by other means.

@@ -74,17 +74,18 @@ class DraftConfig(Config):
     """Most tokens drafted per step; 0 turns speculation off."""
     strategy: StrategyName = "greedy"
     """'greedy': the most frequent successor of the longest known context. 'sampling': drawn from its
-    distribution, which is returned as q. 'adaptive': a chain by calibrated probability of acceptance, from all
-    sources. 'tree': the same as a best-first tree. 'nasd': a chain from n-grams stored online. 'specexec': the most
-    probable paths, a batch of nodes at a time. 'beam': as many nodes at every depth."""
+    distribution, which is returned as q; a tree for the rules 'tree-wor' and 'tree-iid', else a chain. 'adaptive': a
+    chain by calibrated probability of acceptance, from all sources. 'tree': the same as a best-first tree. 'nasd': a
+    chain from n-grams stored online. 'specexec': the most probable paths, a batch of nodes at a time. 'beam': as many
+    nodes at every depth."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
     """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
     mixing: MixingName = "longest"
     """Distribution of 'greedy' and 'sampling': 'longest' takes that of the longest known context, 'attention' a
     mixture of all known ones."""
     coupling: CouplingName = "none"
-    """How 'sampling' draws: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token that a
-    verifier with the rule 'gumbel' draws by, which then agrees more often. The distribution is the same."""
+    """How 'sampling' draws chains: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token
+    that the rules 'follow' and 'gumbel' choose by, which then agree more often. The distribution is the same."""
     attention_order: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     """Attention: weight of a context's order in its score. The score is this times the order, plus
     'attention_count' times ln(1 + count), minus 'attention_entropy' times the entropy in nats of its successors."""
@@ -204,8 +205,8 @@ class GenerationConfig(Config):
     itself, before temperature and the like."""
     rule: RuleName = "follow"
     """How drafts are verified. 'follow': the output is a function of prompt, settings and seed alone; so it is with
-    'nasd', which looks at the most probable proposal only, and 'gumbel', by noise that a drafter can repeat. The others
-    keep the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block
+    'nasd', which looks at the most probable proposal only, and 'gumbel', the name of 'follow' where drafts are coupled.
+    The others keep the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block
     verification), 'tree-wor' and 'tree-iid' (trees whose siblings were drawn without replacement, or independently)."""
     speculation: Literal["auto", "on", "off"] = "auto"
     """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. With the rules 'follow',

@@ -13,14 +13,21 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST_FACTOR, _SECOND_FACTOR = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
+WORD_FACTORS = _FIRST_FACTOR, _SECOND_FACTOR
+"""Factors of the finaliser, which shifts by 30, 27 and 31 bits."""
+TOKEN_FACTOR, TOKEN_OFFSET = _FIRST_FACTOR, _GOLDEN
+"""Noise of a token mixes the key with ``token * TOKEN_FACTOR + TOKEN_OFFSET``."""
 TARGET_STREAM = 0
-"""The verifier's choice of tokens."""
+"""The verifier's choice of tokens: noise, which a drafter may repeat."""
 PROPOSAL_STREAM = 1
 """The drafter's choice of proposals: must be independent of the verifier's."""
 RULE_STREAM = 2
 """Numbers of verification rules, by the count of those drawn before; never the position's own."""
 STEP_STREAM = 3
 """Seeds of drafts that must not share the numbers of earlier drafts of their sequence."""
+TREE_STREAM = 4
+"""Nodes of sampled trees: node j takes the number of stream ``TREE_STREAM + j`` at the position of the draft's first
+token. So there must be no higher streams."""
 
 
 def _mix(value: int) -> int:
@@ -42,6 +49,11 @@ def uniform(seed: int, position: int, stream: int) -> float:
     return (word >> 11) * 2.0**-53
 
 
+def noise_key(seed: int, position: int) -> int:
+    """Return the 64 bits that :func:`gumbel_noise` mixes with every token of a position."""
+    return _mix(_mix((seed + _GOLDEN * (TARGET_STREAM + 1)) & _MASK) ^ ((position * _GOLDEN + _FIRST_FACTOR) & _MASK))
+
+
 def gumbel_noise(seed: int, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return standard Gumbel noise, one number for each token at one position.
 
@@ -56,8 +68,8 @@ def gumbel_noise(seed: int, position: int, token_ids: NDArray[np.int64]) -> NDAr
     Returns:
         Shape ``[n]``; never infinite.
     """
-    key = _mix(_mix((seed + _GOLDEN) & _MASK) ^ ((position * _GOLDEN + _FIRST_FACTOR) & _MASK))
-    word = token_ids.astype(np.uint64) * np.uint64(_FIRST_FACTOR) + np.uint64(_GOLDEN) ^ np.uint64(key)
+    key = np.uint64(noise_key(seed, position))
+    word = token_ids.astype(np.uint64) * np.uint64(TOKEN_FACTOR) + np.uint64(TOKEN_OFFSET) ^ key
     word = (word ^ word >> np.uint64(30)) * np.uint64(_FIRST_FACTOR)
     word = (word ^ word >> np.uint64(27)) * np.uint64(_SECOND_FACTOR)
     word ^= word >> np.uint64(31)

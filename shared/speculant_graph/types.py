@@ -25,6 +25,10 @@ MixingName = Literal["longest", "attention"]
 CouplingName = Literal["none", "gumbel"]
 """Whether ``sampling`` draws by numbers of its own, or by the noise that the rule ``gumbel`` draws by."""
 
+SiblingsName = Literal["none", "without-replacement", "independent"]
+"""How ``sampling`` draws several children of a node: not at all, which makes chains; each from what older ones left of
+q, for the rule ``tree-wor``; or each from all of q, for ``tree-iid``."""
+
 SourceName = Literal["corpus", "session", "learned", "recycled"]
 """Where successors may come from: the graph; this sequence; what earlier sequences accepted; the target's own
 top tokens."""
@@ -117,6 +121,9 @@ class SequenceStep:
     """Seed of sampling strategies: the same seed and position give the same draft."""
     feedback: Feedback | None = None
     """What the target made of the latest draft, where a verifier tells it."""
+    siblings: SiblingsName = "none"
+    """What children the verifier's rule can make use of. A chain suits every rule, and a rule for siblings that were
+    drawn independently must not get any that were not."""
 
 
 @dataclass(frozen=True, slots=True)

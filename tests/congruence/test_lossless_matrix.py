@@ -8,7 +8,9 @@ from functools import cache
 
 import pytest
 
-from speculant_graph.config import GenerationConfig
+from speculant_graph.config import GenerationConfig, VerifierConfig
+from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.model import TargetModel
 from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.lossless import WINDOW, Job, Moody, alone, decode, graph_like, local_drafter, mixed_jobs
 from support.tiny_models import tiny_gpt_oss, tiny_model
@@ -167,3 +169,21 @@ def test_samples_of_a_prompt_find_each_others_prefixes():
     assert outcome.engine.target_cache_statistics.hits > 0
     for each in outcome.sequences:
         assert len(each.output) == each.num_steps + each.num_from_target_cache
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [1.0, 1.5, 2.5])
+def test_the_demo_model_samples_the_same_from_flat_distributions(temperature):
+    """4,096 tokens without top-p: drawn by cumulative probabilities, one of these texts in twenty would differ."""
+    target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
+    prompt = tuple(target.encode("def wrap(self, text):\n"))
+    jobs = [
+        Job(prompt, GenerationConfig(max_tokens=100, temperature=temperature, seed=seed, speculation="on"))
+        for seed in range(64)
+    ]
+    plain_outputs = decode(target, jobs).outputs
+    # Half of them right: what is drafted does not matter to the distributions, but that passes are wide does.
+    drafter = ScriptedDrafter(knowing_tree([[*prompt, *output] for output in plain_outputs], 4_096, seed=1))
+    outcome = decode(target, jobs, drafter, 8)
+    assert outcome.outputs == plain_outputs
+    assert sum(sum(each.accepted_by_depth) for each in outcome.sequences) > 500

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,7 +14,9 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from speculant_graph.config import GenerationConfig
+from speculant_graph.config import DraftConfig, GenerationConfig
+from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.draft.sampled_tree import TreeShape
 from speculant_graph.random_stream import PROPOSAL_STREAM, RULE_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine.drafting import draft_seed
@@ -161,7 +164,7 @@ def small_graph():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "gumbel"])
+@pytest.mark.parametrize("rule", ["token", "block", "gumbel"])
 def test_joint_distribution_with_a_real_drafter(rule):
     """Its random numbers belong to positions, so a position that is drafted twice must not carry over what was seen."""
     coupling = "gumbel" if rule == "gumbel" else "none"
@@ -169,6 +172,94 @@ def test_joint_distribution_with_a_real_drafter(rule):
     outputs, accepted = outputs_of(rule, drafter, MANY, 5 * 10**6, max_tokens=8)
     assert accepted > 1.0
     assert p_value(outputs) > 1e-4
+
+
+class Noting:
+    """Another drafter, some of whose steps are changed on the way; notes what comes back."""
+
+    def __init__(self, drafter, change=lambda step: step):
+        self._drafter, self._change, self.drafts = drafter, change, []
+        self.state, self.statistics = drafter.state, drafter.statistics
+        self.open, self.finish, self.close = drafter.open, drafter.finish, drafter.close
+
+    def draft(self, steps):
+        drafts = self._drafter.draft([self._change(step) for step in steps])
+        self.drafts += drafts
+        return drafts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixing", ["longest", "attention"])
+@pytest.mark.parametrize("rule", ["tree-wor", "tree-iid"])
+def test_joint_distribution_with_trees_of_the_real_drafter(rule, mixing):
+    """The rule of a request is what makes its drafts trees; several steps make up what is compared."""
+    drafter = Noting(local_drafter(small_graph(), "sampling", 12, mixing=mixing, max_branches=3))
+    outputs, accepted = outputs_of(rule, drafter, MANY, 7 * 10**6, max_tokens=8)
+    assert sum(not draft.is_chain for draft in drafter.drafts) > 0.9 * len(drafter.drafts) > MANY
+    assert all(len(draft.proposals) == len(draft) for draft in drafter.drafts)
+    assert accepted > 1.0
+    assert p_value(outputs) > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
+def test_tokens_that_the_model_does_not_have_bias_nothing(rule):
+    """Two tokens are as likely in q as in p; only one of them is always followed by a token without logits."""
+    likely, other, unknown = 2, 3, VOCABULARY + 1
+    graph = graph_of([[1, likely, unknown, likely, 1, other, other, other] * 300], 1, VOCABULARY + 4)
+    with torch.inference_mode():
+        logits = target().model(torch.tensor([[0, 1]]), use_cache=False).logits[0, -1].double()
+    bias = {likely: 60.0 + float(logits[other] - logits[likely]), other: 60.0}
+    settings = {"max_tokens": 6, "temperature": 1.0, "rule": rule, "speculation": "on", "logit_bias": bias}
+    jobs = [Job((0, 1), GenerationConfig(seed=seed, ignore_end_tokens=True, **settings)) for seed in range(400)]
+    outcome = decode(target(), jobs, local_drafter(graph, "sampling", 4), 4, strategy="sampling", max_batch_size=16)
+    first = sum(output[0] == likely for output in outcome.outputs)
+    assert 160 < first < 240  # four standard deviations
+    assert sum(sum(each.accepted_by_depth) for each in outcome.sequences) > 100
+
+
+@pytest.mark.slow
+def test_siblings_of_another_kind_are_found_out():
+    """The control: *tree-iid* accepts too many of siblings that differ, which is why it never asks for such."""
+    swap = {"without-replacement": "independent", "independent": "without-replacement"}
+    generator = random.Random(3)
+    text = [0]
+    for _ in range(4_000):  # sure of one token, and of the order of the others
+        text.append((text[-1] + generator.choices(range(VOCABULARY), [90, 7, 2, 1])[0]) % VOCABULARY)
+    graph = graph_of([text], 1, VOCABULARY)
+    p_values = {}
+    for rule in ("tree-iid", "tree-wor"):
+        local = local_drafter(graph, "sampling", 4, max_branches=4, max_depth=1)
+        drafter = Noting(local, lambda step: replace(step, siblings=swap[step.siblings]))
+        p_values[rule] = p_value(outputs_of(rule, drafter, MANY, 8 * 10**6, max_tokens=8)[0])
+    assert p_values["tree-iid"] < 1e-6
+    assert p_values["tree-wor"] > 1e-4  # which passes repeated tokens over
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["tree-wor", "tree-iid"])
+def test_trees_need_new_numbers_at_every_step(rule):
+    """The control: trees drawn by the numbers of the tree before are of another distribution. Theirs are the step's."""
+    shape = TreeShape(rule == "tree-iid", 3, 4)
+    generator = DraftGenerator(small_graph(), DraftConfig())
+
+    def draft(step, position=None):
+        return generator.draft(step.token_ids, step.node_budget, "sampling", step.seed, position, tree=shape)
+
+    fresh, _ = outputs_of(rule, ScriptedDrafter(draft), MANY, 9 * 10**6, max_tokens=8)
+    repeated, _ = outputs_of(rule, ScriptedDrafter(lambda step: draft(step, 0)), MANY, 9 * 10**6, max_tokens=8)
+    assert p_value(fresh) > 1e-4
+    assert p_value(repeated) < 1e-6
+
+
+def test_the_rule_says_which_siblings_are_asked_for():
+    seen = {}
+    for rule in RULES:
+        drafter = ScriptedDrafter(
+            lambda step, rule=rule: seen.setdefault(rule, set()).add(step.siblings) or EMPTY_DRAFT
+        )
+        outputs_of(rule, drafter, 1, 77, max_tokens=6)
+    others = {rule: {"none"} for rule in RULES}
+    assert seen == others | {"tree-wor": {"without-replacement"}, "tree-iid": {"independent"}}
 
 
 def test_mixed_rules_in_one_batch():

@@ -17,7 +17,8 @@ from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDraft
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.errors import DrafterUnavailableError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import CouplingName, Draft, Fingerprint, SequenceStep
+from speculant_graph.types import CouplingName, Draft, Fingerprint, SequenceStep, SiblingsName
+from support.sessions import values_of
 from support.sidecar import Sidecar
 
 SESSION_IDS = itertools.count(1)
@@ -102,6 +103,40 @@ def test_both_clients_ask_for_coupled_drafts(
         expected = LocalDrafter(small_graph, draft).draft(steps)
         assert drafted[coupling] == [each.token_ids for each in expected]
     assert drafted["none"] != drafted["gumbel"]
+
+
+def test_trees_that_were_drawn_come_with_their_q(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    """Of one batch every sequence gets what its rule can make use of, step by step, as in this process."""
+    config = ClientConfig(address=shared_sidecar.address, deadline_ms=5_000.0, open_deadline_ms=5_000.0)
+    draft = DraftConfig(strategy="sampling", max_branches=3)
+    local = LocalDrafter(small_graph, draft)
+    kinds = get_args(SiblingsName)
+    steps = [
+        replace(step, seed=number, node_budget=12, siblings=kinds[number % len(kinds)])
+        for number, step in enumerate(make_steps(small_graph, 18))
+    ]
+    shapes: dict[str, set[bool]] = {kind: set() for kind in kinds}
+    repeated = set()
+    with DrafterClient(config, tokenizer=None, draft=draft) as client:
+        for step in steps:
+            client.open(step.session_id)
+        for _ in range(3):
+            found, expected = client.draft(steps), local.draft(steps)
+            assert [values_of(each) for each in found] == [values_of(each) for each in expected]
+            for step, each in zip(steps, found, strict=True):
+                assert each.token_ids
+                assert len(each.proposals) == len(each)
+                shapes[step.siblings].add(each.is_chain)
+                if len(set(zip(each.parents, each.token_ids, strict=True))) < len(each):
+                    repeated.add(step.siblings)
+            steps = [
+                replace(step, token_ids=[*step.token_ids, each.token_ids[0]])
+                for step, each in zip(steps, found, strict=True)
+            ]
+        assert client.statistics.failed_steps == 0
+    assert shapes["none"] == {True}
+    assert False in shapes["without-replacement"] & shapes["independent"]
+    assert repeated == {"independent"}
 
 
 def test_threads_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:

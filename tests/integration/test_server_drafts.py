@@ -194,6 +194,10 @@ OPTIONS = [
     {"beam_width": 1},
     {"mixing": "attention"},
     {"coupling": "gumbel"},
+    {"siblings": "without-replacement"},
+    {"siblings": "independent"},
+    {"siblings": "independent", "max_branches": 2, "max_depth": 2, "max_candidates": 2},
+    {"siblings": "independent", "omit_proposals": True},
 ]
 
 
@@ -220,6 +224,7 @@ def test_options_are_those_of_the_drafter(server: LiveServer, small_graph: Ngram
         ({"strategy": 99}, "UNIMPLEMENTED", "greedy, sampling, adaptive, tree, nasd, specexec, beam"),
         ({"mixing": 9}, "UNIMPLEMENTED", "mixing"),
         ({"coupling": 9}, "UNIMPLEMENTED", "coupling"),
+        ({"siblings": 9}, "UNIMPLEMENTED", "siblings"),
         ({"sources": 1}, "UNIMPLEMENTED", "draft.sources"),
         ({"filler_top_k": 2}, "UNIMPLEMENTED", "draft.filler_top_k"),
         ({"stop_if_unknown": True}, "UNIMPLEMENTED", "draft.stop_if_unknown"),

@@ -24,7 +24,7 @@ MIXED = (
     GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=3),
     GenerationConfig(temperature=1.2, top_k=20, min_p=0.05, seed=5, logprobs=2),
     GenerationConfig(logit_bias={3: 2.0, 7: -9.0}, bad_words=("a", "th"), min_tokens=9, end_token_ids=(65, 66)),
-    GenerationConfig(temperature=0.7, repetition_penalty=1.2, rule="gumbel", seed=3),
+    GenerationConfig(temperature=2.0, repetition_penalty=1.2, rule="gumbel", seed=3),
     GenerationConfig(temperature=0.8, top_p=0.9, no_repeat_ngram_size=2, rule="nasd", seed=8),
     GenerationConfig(temperature=0.0, logit_bias={9: 1.0}, repetition_penalty=0.9),
 )

@@ -59,6 +59,7 @@ class Mutants:
                 options.min_path_probability = choose([0.1, 1.0, -1.0, 1e30, float("nan"), float("inf")])
             options.mixing = choose([0, 0, 0, 0, 1, 2, 3])
             options.coupling = choose([0, 0, 1, 2, 3])
+            options.siblings = choose([0, 0, 1, 2, 3])
             options.omit_proposals = self._random.random() < 0.5
         return self.bytes(request.SerializeToString())
 

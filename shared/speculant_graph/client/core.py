@@ -11,6 +11,7 @@ and filled again on the way. Whatever goes wrong, a sequence without an answer i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from speculant_graph.client.actions import Action, DropStream, Report, Send
 from speculant_graph.client.book import ENDED, SessionBook
@@ -36,7 +37,7 @@ from speculant_graph.rpc.messages import (
     StepOptions,
     StepRequest,
 )
-from speculant_graph.types import Draft, DrafterState, SequenceStep, StrategyName
+from speculant_graph.types import Draft, DrafterState, SequenceStep, SiblingsName, StrategyName
 
 _MAX_EXCHANGES_PER_STEP = 2
 _LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_sessions")
@@ -71,6 +72,7 @@ class ClientCore:
             Replica(index, address, config.failures_before_pause) for index, address in enumerate(addresses)
         ]
         self._options, self._strategy = options, strategy
+        self._draws = strategy == "sampling" and not options.omit_proposals
         self._tokenizer_name = tokenizer_name
         self._pause_s = config.probe_interval_ms / 1e3
         self._too_late = DrafterUnavailableError(f"no draft within {config.deadline_ms:g} ms")
@@ -280,7 +282,7 @@ class ClientCore:
 
     def _advance(self, round_: Round, indices: Iterable[int], now_s: float) -> None:
         """Do what comes next for sequences that wait: leave them out, open their sessions, or ask."""
-        ready: dict[int, list[tuple[int, SequenceStep, Session]]] = {}
+        ready: dict[tuple[int, SiblingsName], list[tuple[int, SequenceStep, Session]]] = {}
         for index in indices:
             step = round_.steps[index]
             session = self._book.session(step.session_id)
@@ -293,29 +295,31 @@ class ClientCore:
             elif round_.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
                 round_.fail(index, replica.index, _LOSES_SESSIONS)
             elif session.is_open:
-                ready.setdefault(replica.index, []).append((index, step, session))
+                siblings = step.siblings if self._draws else "none"
+                ready.setdefault((replica.index, siblings), []).append((index, step, session))
             else:
                 self._book.begin_opening(session).waiting.append((round_, index))
                 round_.has_sent = True
-        for replica_index, batch in ready.items():
+        for (replica_index, siblings), batch in ready.items():
             round_.has_sent = True
-            for message in pack(batch, self._options):
-                self._send(round_, self._replicas[replica_index], message)
+            options = self._options if siblings == "none" else replace(self._options, siblings=siblings)
+            for message in pack(batch, options):
+                self._send(round_, self._replicas[replica_index], message, options)
             for index, step, session in batch:
                 session.note_sent(step)
                 round_.num_exchanges[index] += 1
 
-    def _send(self, round_: Round, replica: Replica, message: Message) -> None:
+    def _send(self, round_: Round, replica: Replica, message: Message, options: StepOptions) -> None:
         budgets = [sequence.node_budget or 0 for sequence in message.sequences]
         step_id = replica.note_sent(SentStep(round_, message.entries, budgets))
-        request = StepRequest(tuple(message.sequences), self._options)
+        request = StepRequest(tuple(message.sequences), options)
         try:
             payload = convert.encode_stream_step(step_id, request)
         except Exception as error:  # whatever a caller calls a token
             del replica.unanswered[step_id]
             if len(message.entries) > 1:
                 for sequence, entry in zip(message.sequences, message.entries, strict=True):
-                    self._send(round_, replica, Message([sequence], [entry]))
+                    self._send(round_, replica, Message([sequence], [entry]), options)
                 return
             reason = DraftRequestError(f"a sequence can't be sent ({type(error).__name__}); give token ids from 0 up")
             round_.fail(message.entries[0].place, replica.index, reason)

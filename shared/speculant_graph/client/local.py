@@ -116,7 +116,7 @@ class LocalDrafter:
         if taken.num_tokens < len(step.token_ids):
             self._drafter.accept(step.session_id, step.token_ids[taken.num_tokens :])
             taken.num_tokens, taken.tail = len(step.token_ids), tuple(step.token_ids[-_TAIL_TOKENS:])
-        return DraftOrder(step.session_id, step.node_budget, step.seed)
+        return DraftOrder(step.session_id, step.node_budget, step.seed, siblings=step.siblings)
 
     def _recycle(self, step: SequenceStep, taken: _Taken) -> None:
         """Pass on what the target made of the latest draft; of another draft it would teach nonsense."""

@@ -50,20 +50,27 @@ def uniform(seed: int, position: int, stream: int) -> float:
 
 
 @inlined
-def _noise_key(seed: Any, position: Any) -> Any:
+def noise_key(seed: Any, position: Any) -> Any:
+    """Return what :func:`noise_word` takes for a position."""
     return _scramble(_scramble(np.uint64(seed) + _GOLDEN) ^ (np.uint64(position) * _GOLDEN + _FIRST_FACTOR))
 
 
 @inlined
-def _noise(key: Any, token_id: Any) -> Any:
-    word = _scramble(key ^ (np.uint64(token_id) * _FIRST_FACTOR + _GOLDEN))
+def noise_word(key: Any, token_id: Any) -> Any:
+    """Return the 64 random bits of a token."""
+    return _scramble(key ^ (np.uint64(token_id) * _FIRST_FACTOR + _GOLDEN))
+
+
+@inlined
+def noise_of(word: Any) -> Any:
+    """Return the Gumbel noise that the first 52 bits of a word make."""
     return -math.log(-math.log((float(word >> _12) + 0.5) * 2.0**-52))
 
 
 @compiled
 def gumbel(seed: int, position: int, token_id: int) -> float:
     """Return the number of :func:`speculant_graph.random_stream.gumbel_noise` for a token; up to the last bit."""
-    return float(_noise(_noise_key(seed, position), token_id))
+    return float(noise_of(noise_word(noise_key(seed, position), token_id)))
 
 
 @inlined
@@ -274,10 +281,10 @@ def couple(
     Returns:
         Number in the row of the token drawn; of equals the first one.
     """
-    key = _noise_key(seed, position)
+    key = noise_key(seed, position)
     best, highest = 0, -np.inf
     for index in range(token_ids.size):
-        value = math.log(np.float64(probabilities[index])) + _noise(key, token_ids[index])
+        value = math.log(np.float64(probabilities[index])) + noise_of(noise_word(key, token_ids[index]))
         if value > highest:
             best, highest = index, value
     drawn = best  # a row has all of the support, and tokens of no probability between

@@ -56,8 +56,9 @@ def sample_batch(
         seeds: per sequence, seed of the draws, a signed 64-bit integer.
         positions: per sequence, index of the first token drafted.
         max_candidates: most tokens that a distribution keeps; 0 keeps all.
-        max_support: entries that all distributions together may have; once there are more, nothing more is drafted. 0
-            keeps no distribution.
+        max_support: most entries of all distributions together: a chain ends before a distribution that may not fit,
+            so before its token is drawn, or the tokens that are there would not be draws any more. 0 keeps no
+            distribution.
         is_coupled: whether to draw by the noise that verifiers share.
         attention: see ``sample``.
 
@@ -79,7 +80,7 @@ def sample_batch(
         _ask_for_record(words, table, orders[index], nodes[index])
     size, is_going = np.int64(0), True
     for step in range(deepest):
-        if not is_going or 0 < max_support < size:
+        if not is_going:
             break
         is_going = False
         for index in range(budgets.size):
@@ -99,6 +100,8 @@ def sample_batch(
                 low, high = _successors(words, table, order, node)
                 masses, total = _frequencies(words, table, order, low, high)
             room = min(masses.size, max_candidates) if max_candidates > 0 else masses.size
+            if 0 < max_support < size + room:
+                continue  # nor at a later step, as the chain is shorter than those are
             if size + room > support.size:
                 grown = np.empty(2 * size + room, np.uint32), np.empty(2 * size + room, np.float32)
                 for place in range(size):  # assigning slices would compile for seconds

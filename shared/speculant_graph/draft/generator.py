@@ -16,7 +16,8 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft import chain, chain_batch
 from speculant_graph.draft.batch import DraftBatch
-from speculant_graph.errors import ConfigError, DraftLimitError
+from speculant_graph.draft.sampled_tree import TreeShape, draw_trees
+from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph
@@ -113,6 +114,7 @@ class DraftGenerator:
         position: int | None = None,
         max_candidates: int = 0,
         coupling: CouplingName = "none",
+        tree: TreeShape | None = None,
     ) -> Draft:
         """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
 
@@ -128,7 +130,8 @@ class DraftGenerator:
             seed: seed of the draws.
             position: index in the sequence of the first token drafted, ``len(context)`` by default.
             max_candidates: most successors that a distribution keeps; 0 keeps all.
-            coupling: how ``sampling`` draws.
+            coupling: how ``sampling`` draws chains.
+            tree: has ``sampling`` draw a tree.
 
         Raises:
             ConfigError: there is no such strategy, or it needs more than a graph.
@@ -136,10 +139,14 @@ class DraftGenerator:
         if strategy not in CHAIN_STRATEGY_NAMES:
             raise ConfigError(_refusal(strategy))
         proposals: list[Proposal] = []
+        start = len(context) if position is None else position
         if strategy == "greedy":
             token_ids = self._greedy(context, k)
+        elif tree is not None:
+            match = self.graph.match(context)
+            state = (0, 0) if match is None else (match.order, match.node)
+            return self._trees([state], [k], tree, [seed], [start], max_candidates, MAX_SUPPORT)[0]
         else:
-            start = len(context) if position is None else position
             token_ids, proposals = self._sampled(context, k, seed, start, max_candidates, coupling)
         return Draft(
             token_ids=tuple(token_ids),
@@ -160,6 +167,7 @@ class DraftGenerator:
         max_candidates: int = 0,
         max_support: int = MAX_SUPPORT,
         coupling: CouplingName = "none",
+        tree: TreeShape | None = None,
     ) -> DraftBatch:
         """Draft for several sequences at once what :meth:`draft` would for each.
 
@@ -171,12 +179,13 @@ class DraftGenerator:
             seeds: per sequence, seed of the draws.
             positions: per sequence, index of the first token drafted.
             max_candidates: most successors that a distribution keeps; 0 keeps all.
-            max_support: most entries of all distributions together; 0 leaves them out.
-            coupling: how ``sampling`` draws.
-
-        Raises:
-            DraftLimitError: the distributions have more entries.
+            max_support: most entries of all distributions together: drafts end where another one may not fit. 0 leaves
+                those of chains out.
+            coupling: how ``sampling`` draws chains.
+            tree: has ``sampling`` draw trees.
         """
+        if strategy == "sampling" and tree is not None:
+            return self._trees(states.tolist(), budgets, tree, seeds, positions, max_candidates, max_support)
         trie = self.graph.trie
         wanted = np.array(budgets, np.int64)
         distributions: tuple[Any, ...] = ()
@@ -195,10 +204,6 @@ class DraftGenerator:
                 coupling == "gumbel",
                 self._attention,
             )
-            if distributions[1].size > max_support:
-                raise DraftLimitError(
-                    f"the distributions have more than {max_support} entries; cap or omit them, or send fewer sequences"
-                )
         nodes_of = lengths.tolist()
         parents = _FIRST_PARENTS[: nodes_of[0]] if len(nodes_of) == 1 else _parents(lengths, token_ids.size)
         return DraftBatch(
@@ -243,12 +248,35 @@ class DraftGenerator:
             begin = end
         return token_ids.tolist(), proposals
 
+    def _trees(
+        self,
+        states: Sequence[tuple[int, int]],
+        budgets: Sequence[int],
+        tree: TreeShape,
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        max_candidates: int,
+        max_support: int,
+    ) -> DraftBatch:
+        return draw_trees(
+            self.graph.trie,
+            states,
+            budgets,
+            tree,
+            seeds=[_signed(seed) for seed in seeds],
+            positions=[_signed(position) for position in positions],
+            max_candidates=max_candidates,
+            max_support=max_support,
+            attention=self._attention,
+        )
+
     def _warm_up(self) -> None:
         """Compile or load the kernels, which the first draft of each kind does otherwise."""
         trie = self.graph.trie
         chain.sample(trie.words, trie.table, 0, 0, 0, 0, 0, 0, False, self._attention)
         for strategy in CHAIN_STRATEGY_NAMES:
             self.draft_batch(np.zeros((1, 2), np.int64), [0], strategy, seeds=[0], positions=[0])
+        self._trees([(0, 0)], [0], TreeShape(False, 1, 1), [0], [0], 0, 0)
         if self._attention.size:
             chain.draft_attentively(trie.words, trie.table, 0, 0, np.empty(0, np.int64), self._attention)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from speculant_graph.types import CouplingName, MixingName, StrategyName
+from speculant_graph.types import CouplingName, MixingName, SiblingsName, StrategyName
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class DraftOptions:
     """Combination of orders, for ``greedy`` and ``sampling``; None for the configured one."""
     coupling: CouplingName | None = None
     """How ``sampling`` draws; None for the configured way."""
+    siblings: SiblingsName = "none"
+    """Whether ``sampling`` draws trees. Without the distributions q, which rules for trees need, it never does."""
 
 
 DEFAULT_OPTIONS = DraftOptions()

@@ -1,4 +1,4 @@
-"""The slow and obvious drafting of chains that kernels are held against, over dictionaries; for tests."""
+"""The slow and obvious drafting of chains and sampled trees, which kernels are held against; for tests."""
 
 from __future__ import annotations
 
@@ -6,15 +6,35 @@ import functools
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from speculant_graph.config import DraftConfig
+from speculant_graph.draft.sampled_tree import SIBLING_PRICE
 from speculant_graph.graph.oracle import OracleGraph, draw, draw_coupled
-from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
+from speculant_graph.random_stream import PROPOSAL_STREAM, TREE_STREAM, uniform
+from speculant_graph.types import SiblingsName
 
 Distribution = dict[int, float]
 """Probabilities by ascending token id."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnNode:
+    """A node of a sampled tree."""
+
+    parent: int
+    """0 for the root."""
+    token_id: int
+    q: Distribution
+    """What the token was drawn from."""
+    sequence: list[int]
+    """The context, and the path to the node."""
+    order: int
+    """Of the context that the token was drawn from, which slides on."""
+    depth: int = 0
+    price: int = 0
 
 
 def draft_chain(
@@ -43,6 +63,45 @@ def draft_chain(
         draft_tokens.append(next_token)
         sequence.append(next_token)
     return draft_tokens, distributions
+
+
+def draft_sampled_tree(
+    graph: OracleGraph, config: DraftConfig, context: Sequence[int], siblings: SiblingsName, seed: int = 0
+) -> list[DrawnNode]:
+    """Draw a tree as :mod:`speculant_graph.draft.sampled_tree` says."""
+    nodes = [DrawnNode(-1, -1, {}, list(context), min(graph.max_order, len(context)))]  # the root is none of the tree
+    while len(nodes) <= config.k:
+        places = []
+        for number, node in enumerate(nodes):
+            order, q = successors(graph, config, node)
+            children = [child for child in nodes if child.parent == number]
+            most = min(config.max_branches, len(q) if siblings == "without-replacement" or len(q) == 1 else 64)
+            is_twin = any((node.parent, node.token_id) == (other.parent, other.token_id) for other in nodes[:number])
+            if q and len(children) < most and node.depth < config.max_depth and not is_twin:
+                places.append((node.price + 1 + SIBLING_PRICE * len(children), number, order, q, children))
+        if not places:
+            break
+        price, number, order, q, children = min(places, key=lambda place: place[:2])
+        left = dict(q)
+        if siblings == "without-replacement":
+            for child in children:
+                del left[child.token_id]
+        quantile = uniform(seed, len(context), TREE_STREAM + len(nodes) - 1)
+        token_id = draw(left, added(left.values()) * quantile)
+        parent = nodes[number]
+        nodes.append(DrawnNode(number, token_id, q, [*parent.sequence, token_id], order, parent.depth + 1, price))
+    return nodes[1:]
+
+
+def successors(graph: OracleGraph, config: DraftConfig, node: DrawnNode) -> tuple[int, Distribution]:
+    """Return q at a node, and the order of the context that it is of; nothing if no context is known."""
+    if config.mixing == "attention":
+        mixture = attention_mixture(graph, config, node.sequence)
+        return 0, capped(mixture, config.max_candidates) if mixture else {}
+    window = tuple(node.sequence[-node.order :]) if node.order else ()
+    if window not in graph.context_index:
+        window = graph.longest_context(node.sequence) or ()
+    return len(window), graph.distribution(window, config.max_candidates) if window else {}
 
 
 def attention_mixture(graph: OracleGraph, config: DraftConfig, sequence: Sequence[int]) -> Distribution:

@@ -167,11 +167,10 @@ class SessionDrafter:
             budgets: per sequence, most nodes.
             seeds: per sequence, seed of ``sampling``.
             options: how to draft.
-            max_support: most entries of all distributions together.
+            max_support: most entries of all distributions together: drafts end where another one may not fit.
 
         Raises:
             DraftRequestError: a sequence is not open.
-            DraftLimitError: the distributions have more entries.
             ConfigError: there is no such strategy, or it needs a graph.
         """
         strategy = options.strategy or self.config.strategy
@@ -187,7 +186,7 @@ class SessionDrafter:
                 )
             states = np.array([sequence.state for sequence in sequences], np.int64).reshape(-1, 2)
             positions = [len(sequence.history) for sequence in sequences]
-            batch = self._strategies.chains(states, budgets, seeds, positions, strategy, options, max_support)
+            batch = self._strategies.from_graph(states, budgets, seeds, positions, strategy, options, max_support)
             noted = batch.without_proposals()  # sequences keep it until something is accepted
             for place, sequence in enumerate(sequences):
                 sequence.offer(noted, place)
@@ -210,10 +209,9 @@ class SessionDrafter:
             seeds: per sequence, seed of ``sampling``.
             positions: per sequence, index of the first token drafted.
             options: how to draft.
-            max_support: most entries of all distributions together.
+            max_support: most entries of all distributions together: drafts end where another one may not fit.
 
         Raises:
-            DraftLimitError: the distributions have more entries.
             ConfigError: there is no such strategy, or it needs a graph.
         """
         strategy = options.strategy or self.config.strategy
@@ -222,7 +220,7 @@ class SessionDrafter:
                 matches = [self.graph.match(context.tolist()) for context in contexts]
                 states = [(0, 0) if match is None else (match.order, match.node) for match in matches]
                 ends = np.array(states, np.int64).reshape(-1, 2)
-                return self._strategies.chains(ends, budgets, seeds, positions, strategy, options, max_support)
+                return self._strategies.from_graph(ends, budgets, seeds, positions, strategy, options, max_support)
             memory = Memory("", 1)
             drafts = []
             for context, budget, seed in zip(contexts, budgets, seeds, strict=True):

@@ -11,6 +11,7 @@ from speculant_graph.draft.batch import DraftBatch
 from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES, DraftGenerator
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.proposal_tree import draft_beam, draft_tree
+from speculant_graph.draft.sampled_tree import TreeShape
 from speculant_graph.draft.sequence import DraftedSequence, SequenceProposals
 from speculant_graph.draft.tree import grow
 from speculant_graph.draft.views import Handles
@@ -18,7 +19,7 @@ from speculant_graph.draft.workspace import MAX_DEPTH, MAX_NODES, Tree
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, MixingName, StrategyName
+from speculant_graph.types import Draft, MixingName, SiblingsName, StrategyName
 
 CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec", "beam"))
 """Strategies whose path probabilities are calibrated."""
@@ -36,6 +37,8 @@ class DraftOrder:
     """Seed of ``sampling``: the same seed and position give the same draft."""
     strategy: StrategyName | None = None
     """How to draft; the configured strategy if None."""
+    siblings: SiblingsName | None = None
+    """Whether ``sampling`` draws a tree; what the options say if None."""
 
 
 class Strategies:
@@ -69,7 +72,7 @@ class Strategies:
         elif strategy in ("tree", "adaptive"):
             draft = self._grown(sequence, strategy, budget, options)
         elif strategy in CHAIN_STRATEGY_NAMES:
-            draft = self._chain(sequence, strategy, budget, order.seed, options)
+            draft = self._drawn(sequence, strategy, budget, order, options)
         elif strategy == "nasd":
             draft = sequence.draft_from_storage(budget)
         elif strategy in ("specexec", "beam"):
@@ -100,18 +103,26 @@ class Strategies:
     def _branches(self, options: DraftOptions) -> int:
         return min(options.max_branches or self._config.max_branches, self._config.max_branches)
 
-    def _chain(
-        self, sequence: DraftedSequence, strategy: StrategyName, budget: int, seed: int, options: DraftOptions
+    def _tree_shape(self, siblings: SiblingsName, options: DraftOptions) -> TreeShape | None:
+        """Return what trees ``sampling`` draws; None for chains. Without q no rule has any use for siblings."""
+        if siblings == "none" or options.omit_proposals:
+            return None
+        depth = min(options.max_depth or self._config.max_depth, MAX_DEPTH)
+        return TreeShape(siblings == "independent", self._branches(options), depth)
+
+    def _drawn(
+        self, sequence: DraftedSequence, strategy: StrategyName, budget: int, order: DraftOrder, options: DraftOptions
     ) -> Draft:
         generator = self._generator(strategy, options.mixing)
         draft = generator.draft(
             sequence.history.latest(generator.graph.max_order).tolist(),
             budget,
             strategy,
-            seed=seed,
+            seed=order.seed,
             position=len(sequence.history),
             max_candidates=options.max_candidates or self._config.max_candidates,
             coupling=options.coupling or self._config.coupling,
+            tree=self._tree_shape(order.siblings or options.siblings, options),
         )
         return dataclasses.replace(draft, proposals=()) if options.omit_proposals else draft
 
@@ -123,7 +134,7 @@ class Strategies:
         width = min(options.beam_width or self._config.beam_width, MAX_NODES)
         return make(source, budget, depth, width, branches)
 
-    def chains(
+    def from_graph(
         self,
         states: Int64Array,
         budgets: Sequence[int],
@@ -133,10 +144,9 @@ class Strategies:
         options: DraftOptions,
         max_support: int,
     ) -> DraftBatch:
-        """Draft chains from the graph for sequences whose places in it are known, as arrays.
+        """Draft by ``greedy`` or ``sampling`` for sequences whose places in the graph are known, as arrays.
 
         Raises:
-            DraftLimitError: the distributions have more than ``max_support`` entries.
             ConfigError: there is no graph.
         """
         return self._generator(strategy, options.mixing).draft_batch(
@@ -148,6 +158,7 @@ class Strategies:
             max_candidates=options.max_candidates or self._config.max_candidates,
             max_support=0 if options.omit_proposals else max_support,
             coupling=options.coupling or self._config.coupling,
+            tree=self._tree_shape(options.siblings, options),
         )
 
     def _generator(self, strategy: StrategyName, mixing: MixingName | None) -> DraftGenerator:

@@ -111,6 +111,7 @@ STEPS = st.lists(
                 omit_proposals=st.booleans(),
                 mixing=st.sampled_from([None, None, None, "attention"]),
                 coupling=st.sampled_from([None, "none", "gumbel"]),
+                siblings=st.sampled_from(["none", "none", "none", "without-replacement", "independent"]),
             ),
             "has_budgets": st.booleans(),
             "has_feedback": st.sampled_from([False, False, False, True]),

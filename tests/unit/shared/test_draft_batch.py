@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from speculant_graph.draft.batch import batch_of
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
-from speculant_graph.errors import DraftLimitError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import EMPTY_DRAFT, Draft
 from support.graphs import graph_of
@@ -42,6 +41,7 @@ def drafter(graph: NgramGraph) -> SessionDrafter:
         omit_proposals=st.booleans(),
         mixing=st.sampled_from([None, "longest", "attention"]),
         coupling=st.sampled_from([None, "none", "gumbel"]),
+        siblings=st.sampled_from(["none", "without-replacement", "independent"]),
         max_depth=st.integers(0, 4),
         max_branches=st.integers(0, 9),
         min_path_probability=st.sampled_from([0.0, 0.05, 0.3]),
@@ -102,8 +102,12 @@ def test_distributions_are_limited(drafter: SessionDrafter) -> None:
     arguments = contexts, [8] * 9, [0] * 9, [5] * 9
     whole = drafter.draft_contexts(*arguments, DraftOptions("sampling"))
     assert whole.candidate_token_ids.size == sum(whole.candidate_counts)
-    with pytest.raises(DraftLimitError, match="more than 20 entries"):
-        drafter.draft_contexts(*arguments, DraftOptions("sampling"), max_support=20)
+    for most in range(1, whole.candidate_token_ids.size + 1, 7):
+        cut = drafter.draft_contexts(*arguments, DraftOptions("sampling"), max_support=most)
+        assert cut.candidate_token_ids.size <= most
+        assert cut.token_ids.size < whole.token_ids.size
+        for one, other in zip(cut.drafts(), whole.drafts(), strict=True):
+            assert one.token_ids == other.token_ids[: len(one)]
     without = drafter.draft_contexts(*arguments, DraftOptions("sampling", omit_proposals=True), max_support=20)
     assert without.token_ids.tolist() == whole.token_ids.tolist()
 

@@ -87,6 +87,7 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
         min_path_probability=st.floats(0, 1, width=32),
         mixing=st.sampled_from([None, "longest", "attention"]),
         coupling=st.sampled_from([None, "none", "gumbel"]),
+        siblings=st.sampled_from(["none", "without-replacement", "independent"]),
     )
     return StepRequest(tuple(draw(st.lists(sequence, max_size=5))), draw(options), draw(st.text(max_size=5)))
 
@@ -274,6 +275,7 @@ def test_mutated_messages_raise_only_our_error(
         ({"options": {"strategy": 99}}, UnservedRequestError, "99"),
         ({"options": {"mixing": 9}}, UnservedRequestError, "MIXING_LONGEST"),
         ({"options": {"coupling": 9}}, UnservedRequestError, "COUPLING_NONE"),
+        ({"options": {"siblings": 9}}, UnservedRequestError, "siblings 9"),
         ({"options": {"sources": 2}}, UnservedRequestError, r"draft\.sources"),
         ({"options": {"stop_if_unknown": True}}, UnservedRequestError, r"draft\.stop_if_unknown"),
         ({"options": {"min_path_probability": float("nan")}}, DraftRequestError, "min_path_probability"),
@@ -302,6 +304,7 @@ GOOD_ANSWER = {
     "candidate_tokens": [3, 4, 5],
     "candidate_probabilities": [0.25, 0.75, 1.0],
 }
+WITHOUT_Q: dict[str, Any] = {"candidate_counts": [], "candidate_tokens": [], "candidate_probabilities": []}
 
 
 @pytest.mark.parametrize(
@@ -312,7 +315,7 @@ GOOD_ANSWER = {
         ({"draft_lengths": [1]}, "draft_tokens has 2"),
         ({"draft_parents": [0]}, "draft_parents"),
         ({"draft_parents": [1, 0]}, "before its parent"),
-        ({"draft_parents": [0, 0], "draft_tokens": [3, 3], "candidate_tokens": [3, 4, 3]}, "siblings"),
+        ({"draft_parents": [0, 0], "draft_tokens": [3, 3], **WITHOUT_Q}, "siblings"),
         ({"draft_tokens": [3, 40]}, "holds 40"),
         ({"draft_path_probabilities": [0.5, float("nan")]}, "between 0 and 1"),
         ({"candidate_counts": [3]}, "candidate_counts"),
@@ -328,6 +331,12 @@ def test_bad_answers_are_refused(fields: dict[str, Any], reason: str) -> None:
     assert len(decode_answer(pb.DraftResponse(**GOOD_ANSWER).SerializeToString(), 1).sequences[0].draft) == 2
     with pytest.raises(DraftRequestError, match=reason):
         decode_answer(pb.DraftResponse(**{**GOOD_ANSWER, **fields}).SerializeToString(), 1)
+
+
+def test_siblings_that_were_drawn_may_be_the_same() -> None:
+    fields = {"draft_parents": [0, 0], "draft_tokens": [3, 3], "candidate_tokens": [3, 4, 3]}
+    answer = decode_answer(pb.DraftResponse(**{**GOOD_ANSWER, **fields}).SerializeToString(), 1)
+    assert answer.sequences[0].draft.token_ids == (3, 3)
 
 
 def test_drafts_beyond_the_budget_are_refused() -> None:

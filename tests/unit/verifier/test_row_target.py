@@ -18,7 +18,7 @@ from speculant_graph.random_stream import TARGET_STREAM, gumbel_noise, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft
 from speculant_verifier.rules.follow import follow
 from speculant_verifier.sampling import Distribution, RowContext, RowTarget, Sampler, processors_of, targets_of
-from speculant_verifier.sampling.row_target import choices_at_once
+from speculant_verifier.sampling.row_target import _largest, choices_at_once
 from support.transformers_settings import TOKENIZER
 
 TREE = Draft((4, 5, 6, 7), (0, 1, 0, 3))
@@ -54,7 +54,7 @@ def test_choices_at_once_are_those_made_one_by_one(configs, dtype):
         at_once = choices_at_once(logits, rows)
         for row, target, chosen in zip(rows, targets_of(logits, rows), at_once, strict=True):
             config = row.sampler.config
-            is_batched = not row.sampler.needs_prefix and config.rule == "follow" and not config.logit_bias
+            is_batched = not row.sampler.needs_prefix and not config.logit_bias
             assert bool(chosen) == is_batched
             for node in range(len(row.draft) + 1) if chosen else ():
                 assert target.choice_after(node) == chosen[node][0]
@@ -105,8 +105,9 @@ def test_greedy_has_one_token():
     assert target.after(0).draw(0.999, *NOBODY, 1.0) == token
 
 
-def test_the_gumbel_rule_chooses_the_largest_sum_of_survivors():
-    config = GenerationConfig(temperature=0.8, top_k=7, rule="gumbel", seed=5)
+@pytest.mark.parametrize("rule", ["follow", "gumbel", "nasd"])
+def test_a_choice_is_the_largest_sum_of_survivors(rule):
+    config = GenerationConfig(temperature=0.8, top_k=7, rule=rule, seed=5)
     for seed in range(30):
         logits = logits_of(1, 60, seed=seed)
         target = RowTarget(sampler_of(config), logits, [1, 2, 3], EMPTY_DRAFT)
@@ -228,6 +229,20 @@ def test_a_masked_token_is_never_drawn():
     allowed = set(torch.topk(logits[0].index_fill(0, torch.tensor(list(banned)), -9), 3).indices.tolist())
     chosen = {RowTarget(sampler, logits, [0] * (n + 1), EMPTY_DRAFT).choice_after(0) for n in range(600)}
     assert chosen == allowed
+
+
+VALUES = st.sampled_from([-math.inf, -300.0, -1.0, -1e-40, -0.0, 0.0, 1e-40, 0.5, 1.0, 1.0, 250.0, math.inf, math.nan])
+
+
+@given(st.lists(VALUES, min_size=1, max_size=9), st.booleans())
+def test_the_largest_of_bfloat16_is_the_first_of_the_largest_floats(values, is_negated):
+    scores = torch.tensor(values).bfloat16()
+    if is_negated:
+        scores = -scores  # NaN with a sign, too
+    token, value = _largest(scores)
+    floats = scores.float().numpy()
+    assert token == floats.argmax()
+    assert value == floats[token] or (math.isnan(value) and math.isnan(floats[token]))
 
 
 @pytest.mark.gpu

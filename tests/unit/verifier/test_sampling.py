@@ -1,34 +1,93 @@
+"""Draws by noise against the definition, and the random numbers of positions."""
+
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from speculant_graph.random_stream import PROPOSAL_STREAM, TARGET_STREAM, uniform
-from speculant_verifier.sampling import inverse_cumulative
+from speculant_graph.random_stream import PROPOSAL_STREAM, TARGET_STREAM, gumbel_noise, uniform
+from speculant_verifier.sampling.choice import largest_sum, largest_sums
+
+SEEDS = st.integers(0, 2**63 - 1 + 1_000)
+POSITIONS = st.integers(0, 2**31)
+
+
+def by_definition(scores, seed, position):
+    sums = scores.astype(np.float64) + gumbel_noise(seed, position, np.arange(len(scores)))
+    return int(sums.argmax()), sums.max()
+
+
+def ways(scores, seed, position):
+    yield largest_sum(scores, seed, position)
+    yield largest_sums(torch.from_numpy(scores)[None], seed, [position])[0]
+
+
+def assert_defined(scores, seed, position):
+    token, largest = by_definition(scores, seed, position)
+    for chosen, total in ways(scores, seed, position):
+        assert chosen == token
+        assert total == pytest.approx(largest, abs=1e-12)
 
 
 @given(
-    st.lists(st.integers(0, 5), min_size=2, max_size=8).filter(any),
-    st.floats(0, 1, exclude_max=True),
+    st.lists(st.one_of(st.floats(-60, 60, width=32), st.just(-math.inf)), min_size=1, max_size=300), SEEDS, POSITIONS
 )
-def test_inverse_cumulative_equals_a_loop(weights, number):
-    probabilities = torch.tensor([weights], dtype=torch.float64) / sum(weights)
-    running, expected = 0.0, None
-    for index, probability in enumerate(probabilities[0].tolist()):
-        running += probability
-        if probability > 0 and running > number * probabilities[0].cumsum(0)[-1].item():
-            expected = index
-            break
-    if expected is None:  # rounding left nothing above the number
-        expected = max(i for i, w in enumerate(weights) if w)
-    [chosen] = inverse_cumulative(probabilities, [number])
-    assert weights[chosen] > 0
-    assert chosen == expected
+def test_a_draw_is_the_largest_sum_of_score_and_noise(values, seed, position):
+    scores = np.array(values, np.float32)
+    if scores.max() > -np.inf:
+        assert_defined(scores, seed, position)
+    else:
+        assert all(not math.isfinite(total) for _, total in ways(scores, seed, position))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 2.0, 6.0, 30.0])
+@settings(max_examples=8)
+@given(seed=SEEDS, position=POSITIONS)
+def test_so_it_is_in_large_vocabularies_however_flat(spread, seed, position):
+    scores = np.random.default_rng(seed).normal(0, spread, 201_088).astype(np.float32)
+    assert_defined(scores, seed, position)
+    scores[np.random.default_rng(position).random(len(scores)) < 0.999] = -np.inf
+    assert_defined(scores, seed, position)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 7, 59])
+@pytest.mark.parametrize("rest", [0.0, -math.inf, 3e38])
+def test_scores_that_are_no_numbers_make_the_sum_no_number(bad, place, rest):
+    scores = np.full(60, rest, np.float32)
+    scores[place] = bad
+    assert all(not math.isfinite(total) for _, total in ways(scores, 1, 2))
+
+
+def test_rows_have_the_noise_of_their_own_positions():
+    scores = torch.randn(5, 300, generator=torch.Generator().manual_seed(1))
+    positions = [9, 3, 3, 2**31, 0]
+    at_once = largest_sums(scores, 2**63 + 5, positions)
+    alone = [largest_sum(row, 2**63 + 5, position) for row, position in zip(scores.numpy(), positions, strict=True)]
+    assert [token for token, _ in at_once] == [token for token, _ in alone]
+
+
+def test_rounding_of_flat_scores_moves_hardly_a_draw():
+    """The inverse of a cumulative distribution has a border for every token; here only the two best matter."""
+    size, trials = 50_000, 400
+    generator = np.random.default_rng(3)
+    moved = {"largest sum": 0, "inverse": 0}
+    for position in range(trials):
+        scores = generator.normal(0, 1, size).astype(np.float32)
+        rounded = (scores * (1 + generator.normal(0, 2e-4, size))).astype(np.float32)
+        moved["largest sum"] += largest_sum(scores, 0, position)[0] != largest_sum(rounded, 0, position)[0]
+        number = uniform(0, position, TARGET_STREAM)
+        cumulative = [np.exp(each.astype(np.float64)).cumsum() for each in (scores, rounded)]
+        moved["inverse"] += len({int((each / each[-1]).searchsorted(number)) for each in cumulative}) - 1
+    assert moved["largest sum"] <= 1
+    assert moved["inverse"] >= 10  # the control: without it the test could not fail
 
 
 def test_uniform_numbers_of_seeds_positions_and_streams_are_independent():

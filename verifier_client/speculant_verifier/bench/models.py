@@ -6,7 +6,6 @@ would take. What it writes means nothing: replay recorded outputs with it.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError
 from speculant_verifier.model import TargetModel
-from speculant_verifier.model.loading import device_named
+from speculant_verifier.model.loading import device_named, prepare_cpu
 
 RANDOM = "random:"
 """Prefix of names of models with random weights: 'random:150M', 'random:gpt-oss-20b'."""
@@ -66,7 +65,7 @@ def load_target(config: VerifierConfig) -> TargetModel:
         raise ConfigError(f"--model {config.model_name} needs a tokenizer; name its folder with --tokenizer")
     device = device_named(config.device)
     if device.type == "cpu":
-        torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) - 1))
+        prepare_cpu(config)
     known = CorpusTokenizer.load(config.tokenizer_name)
     tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):

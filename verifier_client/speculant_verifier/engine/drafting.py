@@ -9,7 +9,7 @@ from loguru import logger
 
 from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.random_stream import STEP_STREAM, uniform
-from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
+from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, RuleName, SequenceStep, SiblingsName
 from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import WANTS_PROPOSALS
@@ -18,6 +18,7 @@ from speculant_verifier.speculation.controller import Speculation, trimmed
 
 _ROUNDING = 1e-6
 _MAKE_TREES = frozenset(("tree", "specexec", "beam"))
+_SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
 
 class Drafting:
@@ -59,6 +60,7 @@ class Drafting:
                 budgets[number],
                 draft_seed(each.config, len(each.token_ids)),
                 each.feedback,
+                _SIBLINGS.get(each.config.rule, "none"),
             )
             for number, each in ((number, sequences[number]) for number in asked)
         ]
@@ -67,9 +69,8 @@ class Drafting:
         answer = self._ask(steps)
         for number, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
             sequences[number].feedback = None
-            if sequences[number].config.rule not in WANTS_PROPOSALS or self._can_be_drawn_from(draft):
-                shallow[number] = nodes_within(draft, self._most_depth(sequences[number]))
-                drafts[number] = trimmed(draft, shallow[number])
+            shallow[number] = self._usable_nodes(draft, self._most_depth(sequences[number]))
+            drafts[number] = trimmed(draft, shallow[number])
         if answer is None or self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
@@ -105,7 +106,8 @@ class Drafting:
     def _limit(self, sequence: ActiveSequence) -> int:
         """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
         most_depth = self._most_depth(sequence) if sequence.has_session else 0
-        return self._most_nodes if self._makes_trees and most_depth else min(self._most_nodes, most_depth)
+        makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
+        return self._most_nodes if makes_trees and most_depth else min(self._most_nodes, most_depth)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
         room = self._target.max_length - len(sequence.token_ids)
@@ -113,16 +115,17 @@ class Drafting:
         return max(0, min(sequence.num_remaining, room) - 1)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
-        """Whether a draft is a tree of known tokens within its budget, as its type promises."""
+        """Whether a draft is a tree within its budget, as its type promises."""
         size = len(draft.token_ids)
         if size > budget or len(draft.parents) != size:
             return False
         if len(draft.path_probabilities) not in (0, size) or len(draft.proposals) not in (0, size):
             return False
-        if not all(
-            0 <= token < self._target.vocabulary_size and 0 <= parent <= node
-            for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
-        ):
+        if not all(0 <= parent <= node for node, parent in enumerate(draft.parents)):
+            return False
+        if not all(token >= 0 for token in draft.token_ids):
+            return False
+        if not all(len(each.token_ids) == len(each.probabilities) for each in draft.proposals):
             return False
         # No path is more probable than its beginning; written so that NaN fails.
         above = (1.0 + _ROUNDING, *draft.path_probabilities)
@@ -131,13 +134,23 @@ class Drafting:
             for probability, parent in zip(draft.path_probabilities, draft.parents, strict=False)
         )
 
-    def _can_be_drawn_from(self, draft: Draft) -> bool:
-        """Whether proposals are of known tokens; rules look them up."""
-        return all(
-            len(proposal.token_ids) == len(proposal.probabilities)
-            and int(proposal.token_ids.max(initial=0)) < self._target.vocabulary_size
-            for proposal in draft.proposals
-        )
+    def _usable_nodes(self, draft: Draft, most_depth: int) -> Sequence[int]:
+        """Return the nodes whose tokens may be emitted.
+
+        A tokenizer may know tokens that the model has no logits for. Nodes with a q that holds such a token are left
+        out with all that is below them, whichever token was drawn: leaving out by the token would bias the rules that
+        compare p with q.
+        """
+        size = self._target.vocabulary_size
+        if draft.proposals:
+            is_known = [int(proposal.token_ids.max(initial=0)) < size for proposal in draft.proposals]
+        else:
+            is_known = [True] * len(draft)
+        for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+            is_known[node] &= token < size and (parent == 0 or is_known[parent - 1])
+        if all(is_known):
+            return nodes_within(draft, most_depth)
+        return [node for node, depth in enumerate(depths_of(draft)) if is_known[node] and depth <= most_depth]
 
 
 def depths_of(draft: Draft) -> list[int]:
@@ -160,7 +173,8 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
 
     Drafters take the numbers of seed and position. *block* judges a draft as a whole: how much of it is accepted tells
     something of the numbers of the rest, which would be drawn by again in the next step, so its steps have seeds of
-    their own. The other rules never look behind the first token that they reject.
+    their own. The other rules never look behind the first token that they reject, and trees that are drawn for
+    them take no number twice.
     """
     if config.rule != "block":
         return config.seed

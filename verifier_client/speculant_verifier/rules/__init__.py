@@ -17,7 +17,7 @@ Rule = Callable[[Draft, DraftTarget, Numbers], Verdict]
 
 RULES: dict[RuleName, Rule] = {
     "follow": follow,
-    "gumbel": follow,  # what differs is how the model chooses
+    "gumbel": follow,  # its name where drafts are drawn by the same noise
     "token": token,
     "block": block,
     "nasd": nasd,

@@ -1,6 +1,6 @@
 """*Follow*: the model chooses its own token at every node, and the draft is walked while it offers that token.
 
-The random number of a choice belongs to its position alone, so what is emitted never depends on the draft, only how
+The noise of a choice belongs to seed, position and token alone, so what is emitted never depends on the draft, only how
 many tokens one pass emits. Greedy decoding is the special case without randomness.
 """
 

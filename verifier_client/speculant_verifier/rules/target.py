@@ -57,7 +57,7 @@ class DraftTarget(Protocol):
     """The target model at the nodes of one draft. Node 0 is the root, j+1 the draft's node j."""
 
     def choice_after(self, node: int) -> TokenId:
-        """Return the model's own choice after a node, made with the random number of that position.
+        """Return the model's own choice after a node, made with the noise of that position.
 
         Raises:
             GenerationError: the model's scores are not finite.

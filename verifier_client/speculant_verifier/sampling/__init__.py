@@ -1,6 +1,5 @@
 """From logits to tokens, by a request's own settings and random stream."""
 
-from speculant_verifier.sampling.choice import inverse_cumulative
 from speculant_verifier.sampling.distribution import Distribution
 from speculant_verifier.sampling.processors import check_settings, end_token_ids_of, processors_of
 from speculant_verifier.sampling.row_target import RowContext, RowTarget, targets_of
@@ -13,7 +12,6 @@ __all__ = [
     "Sampler",
     "check_settings",
     "end_token_ids_of",
-    "inverse_cumulative",
     "processors_of",
     "targets_of",
 ]

@@ -1,27 +1,100 @@
-"""Tokens of many nodes at once: the inverse of cumulative distributions at the random numbers of their positions."""
+"""A draw from scores that rounding hardly moves: the token with the largest sum of score and Gumbel noise.
+
+``argmax(log p + noise)`` is a draw from p, and a softmax's normaliser does not change an argmax. The inverse of a
+cumulative distribution has a border between every two neighbours of the vocabulary, and rounding of one score moves
+many of them; here it matters only if the two best sums are closer than the rounding. The noise belongs to seed,
+position and token (:func:`~speculant_graph.random_stream.gumbel_noise`), never to the draft.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from speculant_graph.draft.chain import noise_of, noise_word
+from speculant_graph.graph.compiled import compiled
+from speculant_graph.random_stream import TOKEN_FACTOR, TOKEN_OFFSET, WORD_FACTORS, noise_key
 from speculant_graph.types import TokenId
 
+_LOG2_E = 1.0 / math.log(2.0)
+_WORD_BITS = 52
+"""Of a word that become noise, which hence is below 53 ln 2."""
+_NOT_NOISE = np.uint64(64 - _WORD_BITS)
 
-def inverse_cumulative(probabilities: Tensor, numbers: Sequence[float]) -> list[TokenId]:
-    """Invert the cumulative distribution of each row at its number in [0, 1); never a token of probability 0.
+
+def largest_sum(scores: NDArray[np.float32], seed: int, position: int) -> tuple[TokenId, float]:
+    """Draw a token.
 
     Args:
-        probabilities: ``[T, V]`` float64, rows sum to about 1.
-        numbers: one per row.
+        scores: shape ``[V]``; -inf for tokens that are not possible.
+        seed: the request's.
+        position: absolute index in the sequence of the token that is drawn.
+
+    Returns:
+        The token and its sum, which is not finite where a score is NaN or +inf, or all are -inf.
     """
-    cumulative = probabilities.cumsum(-1)
-    targets = torch.tensor(numbers, dtype=torch.float64, device=probabilities.device)[:, None]
-    targets = targets * cumulative[:, -1:]
-    # The first entry above the target has a step there, hence probability > 0; rounding may leave none above.
-    indices = torch.searchsorted(cumulative, targets, right=True)[:, 0]
-    last_possible = probabilities.shape[-1] - 1 - (probabilities > 0).flip(-1).int().argmax(-1)
-    chosen: list[TokenId] = torch.minimum(indices, last_possible).tolist()
-    return chosen
+    token_id, largest = _largest_sum(scores, np.uint64(noise_key(seed, position)))
+    return int(token_id), float(largest)
+
+
+def largest_sums(scores: Tensor, seed: int, positions: Sequence[int]) -> list[tuple[TokenId, float]]:
+    """Draw a token after each of many nodes, where the scores are.
+
+    Args:
+        scores: float32 ``[T, V]``, any device.
+        seed: the request's.
+        positions: of the tokens that are drawn, ``T`` of them.
+
+    Returns:
+        What :func:`largest_sum` returns for every row, up to the last bits of the sum.
+    """
+    keys = torch.tensor([_signed(noise_key(seed, position)) for position in positions], device=scores.device)
+    word = torch.arange(scores.shape[-1], device=scores.device) * _signed(TOKEN_FACTOR) + _signed(TOKEN_OFFSET)
+    word = word ^ keys[:, None]
+    first, second = map(_signed, WORD_FACTORS)
+    word = (word ^ _shifted(word, 30)) * first
+    word = (word ^ _shifted(word, 27)) * second
+    word = word ^ _shifted(word, 31)
+    uniforms = (_shifted(word, 64 - _WORD_BITS).double() + 0.5) * 2.0**-_WORD_BITS
+    largest = (scores.double() - (-uniforms.log()).log()).max(-1)
+    both = torch.stack((largest.indices.double(), largest.values), -1).tolist()  # one transfer
+    return [(int(token), value) for token, value in both]
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _shifted(words: Tensor, count: int) -> Tensor:
+    """Shift to the right as unsigned numbers are, which torch does not have."""
+    return (words >> count) & ((1 << (64 - count)) - 1)
+
+
+@compiled
+def _largest_sum(scores: NDArray[np.float32], key: np.uint64) -> tuple[int, float]:
+    """Leave out the logarithms of tokens whose noise can't be large enough, which is nearly all of them.
+
+    Noise -log(-log u) is at most -log(1 - u). So a token can only win if 1 - u < exp(score - best), and a power of two
+    that is not smaller than that is a comparison of the word's first bits.
+    """
+    chosen, best = 0, -np.inf
+    for token in range(len(scores)):
+        score = np.float64(scores[token])
+        word = noise_word(key, token)
+        margin = (score - best) * _LOG2_E
+        if margin <= 0.0:
+            if margin < -1.0 - _WORD_BITS:
+                continue
+            if (~word >> _NOT_NOISE) >> np.uint64(_WORD_BITS + int(margin)):
+                continue
+        elif not score < np.inf:
+            return token, np.nan
+        total = score + noise_of(word)
+        if total > best:
+            chosen, best = token, total
+    return chosen, best

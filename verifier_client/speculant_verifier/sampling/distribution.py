@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speculant_graph.random_stream import gumbel_noise
 from speculant_graph.types import TokenId
 
 _BLOCK = 1024
@@ -84,13 +83,6 @@ class Distribution:
         """Draw a token by a number in [0, 1)."""
         place = _inverse_cumulative(self.probabilities, number)
         return place if self.token_ids is None else int(self.token_ids[place])
-
-    def choose_by_noise(self, seed: int, position: int) -> TokenId:
-        """Draw the token with the largest sum of log-probability and the position's Gumbel noise."""
-        token_ids = np.arange(len(self.probabilities)) if self.token_ids is None else self.token_ids
-        with np.errstate(divide="ignore"):  # far below all others a probability rounds to 0
-            sums = np.log(self.probabilities) + gumbel_noise(seed, position, token_ids)
-        return int(token_ids[sums.argmax()])
 
     def _places(self, token_ids: NDArray[np.int64]) -> NDArray[np.intp]:
         assert self.token_ids is not None

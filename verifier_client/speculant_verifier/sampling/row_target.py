@@ -17,10 +17,13 @@ from torch import Tensor
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import Draft, TokenId
 from speculant_verifier.results import TokenLogprobs
-from speculant_verifier.rules.target import TargetDistribution
-from speculant_verifier.sampling.choice import inverse_cumulative
+from speculant_verifier.rules import WANTS_PROPOSALS, TargetDistribution
+from speculant_verifier.sampling.choice import largest_sum, largest_sums
 from speculant_verifier.sampling.distribution import Distribution
 from speculant_verifier.sampling.sampler import Sampler
+
+_INFINITE, _NEGATIVE_INFINITE = 0x7F80, 0xFF80
+"""Bits in bfloat16; those of NaN are above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class RowContext:
 class RowTarget:
     """One row's :class:`~speculant_verifier.rules.target.DraftTarget`; every node is worked out once at most."""
 
-    __slots__ = ("_array", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_token_ids")
+    __slots__ = ("_array", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_token_ids")
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class RowTarget:
         self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft
         self._array = array
         self._chosen = dict(enumerate(chosen))
+        self._scores: dict[int, Tensor] = {}
         self._distributions: dict[int, Distribution] = {}
 
     def choice_after(self, node: int) -> TokenId:
@@ -109,10 +113,10 @@ class RowTarget:
             if not sampler.is_plain_greedy:
                 return _largest(self._scores_after(node))
             return _largest(self._logits[node]) if self._array is None else _largest_of_array(self._array[node])
-        distribution, position = self._distribution_after(node), self._position_after(node)
-        if sampler.config.rule == "gumbel":
-            return distribution.choose_by_noise(sampler.seed, position), 0.0
-        return distribution.choose(sampler.number_at(position)), 0.0
+        scores = self._scores_after(node)
+        if scores.device.type != "cpu":
+            return largest_sums(scores[None], sampler.seed, [self._position_after(node)])[0]
+        return largest_sum(scores.numpy(), sampler.seed, self._position_after(node))
 
     def _distribution_after(self, node: int) -> Distribution:
         if node not in self._distributions:
@@ -129,9 +133,11 @@ class RowTarget:
         return Distribution.of_scores(scores)
 
     def _scores_after(self, node: int) -> Tensor:
-        sampler = self._sampler
-        prefix = sampler.prefix(self._token_ids, self._path_to(node)) if sampler.needs_prefix else ()
-        return sampler.scores(self._logits[node], prefix)
+        if node not in self._scores:  # stateful processors see every node once
+            sampler = self._sampler
+            prefix = sampler.prefix(self._token_ids, self._path_to(node)) if sampler.needs_prefix else ()
+            self._scores[node] = sampler.scores(self._logits[node], prefix)
+        return self._scores[node]
 
     def _path_to(self, node: int) -> list[TokenId]:
         path: list[TokenId] = []
@@ -191,7 +197,7 @@ def choices_at_once(logits: Tensor, rows: Sequence[RowContext]) -> list[Sequence
             chosen[index] = [(int(token), value) for token, value in nodes]
     for index, row in enumerate(rows):
         sampler = row.sampler
-        if not sampler.is_greedy and not sampler.needs_prefix and sampler.config.rule == "follow":
+        if not sampler.is_greedy and not sampler.needs_prefix and sampler.config.rule not in WANTS_PROPOSALS:
             chosen[index] = _sampled_at_once(logits[index, : len(row.draft) + 1], row)
     return chosen
 
@@ -200,18 +206,15 @@ def _sampled_at_once(logits: Tensor, row: RowContext) -> list[tuple[TokenId, flo
     depths = [0]
     for parent in row.draft.parents:
         depths.append(depths[parent] + 1)
-    numbers = [row.sampler.number_at(len(row.token_ids) + depth) for depth in depths]
-    scores = row.sampler.scores_of_all(logits)
-    probabilities = torch.softmax(scores, -1, dtype=torch.float64)
-    void = ~scores.amax(-1).isfinite()
-    token_ids = inverse_cumulative(probabilities.nan_to_num(), numbers)
-    return [(token, np.nan if is_void else 0.0) for token, is_void in zip(token_ids, void.tolist(), strict=True)]
+    positions = [len(row.token_ids) + depth for depth in depths]
+    return largest_sums(row.sampler.scores_of_all(logits), row.sampler.seed, positions)
 
 
 def _largest(scores: Tensor) -> tuple[TokenId, float]:
     """Return the first of the largest scores; a NaN counts as largest."""
     if scores.device.type == "cpu":
-        return _largest_of_array(scores.float().numpy())
+        found = _largest_of_bfloat16(scores) if scores.dtype == torch.bfloat16 else None
+        return found or _largest_of_array(scores.float().numpy())
     largest = scores.max(-1)
     token, value = torch.stack((largest.indices.double(), largest.values.double())).tolist()
     return int(token), value
@@ -219,4 +222,19 @@ def _largest(scores: Tensor) -> tuple[TokenId, float]:
 
 def _largest_of_array(scores: NDArray[np.float32]) -> tuple[TokenId, float]:
     token = int(scores.argmax())  # several times faster than torch over one row
+    return token, float(scores[token])
+
+
+def _largest_of_bfloat16(scores: Tensor) -> tuple[TokenId, float] | None:
+    """Return the first of the largest scores without making them wider, which takes longer than looking at them.
+
+    The bits of positive numbers are in the order of the numbers.
+
+    Returns:
+        None where bits do not tell: if no score is above 0, or one is NaN.
+    """
+    bits = scores.view(torch.int16).numpy()
+    token = int(bits.argmax())
+    if not 0 < bits[token] <= _INFINITE or bits.view(np.uint16).max() > _NEGATIVE_INFINITE:
+        return None
     return token, float(scores[token])

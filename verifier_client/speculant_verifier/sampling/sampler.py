@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.random_stream import RULE_STREAM, TARGET_STREAM, uniform
+from speculant_graph.random_stream import RULE_STREAM, uniform
 from speculant_graph.types import TokenId
 from speculant_verifier.sampling.nucleus import nucleus
 
@@ -127,10 +127,6 @@ class Sampler:
         self._num_known = len(token_ids)
         self._prefix[self._num_known : length] = path_ids
         return torch.from_numpy(self._prefix[:length].copy())  # a processor may keep what it was given
-
-    def number_at(self, position: int) -> float:
-        """Return the random number in [0, 1) of the token at an absolute position."""
-        return uniform(self.seed, position, TARGET_STREAM)
 
     def next_number(self) -> float:
         """Return the next number in [0, 1) of the request's stream for rules; none is given twice."""

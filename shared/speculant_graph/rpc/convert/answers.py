@@ -148,7 +148,8 @@ def _check_tree(draft: Draft, budget: int) -> None:
         return
     if any(parent > index for index, parent in enumerate(draft.parents)):
         raise DraftRequestError("a node of a draft comes before its parent")
-    if len(set(zip(draft.parents, draft.token_ids, strict=True))) < len(draft):
+    # Of siblings that were drawn some may be the same, which their q tells.
+    if not draft.proposals and len(set(zip(draft.parents, draft.token_ids, strict=True))) < len(draft):
         raise DraftRequestError("two siblings of a draft have the same token")
 
 

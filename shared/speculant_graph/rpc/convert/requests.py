@@ -15,7 +15,7 @@ from speculant_graph.rpc import mirror
 from speculant_graph.rpc.convert.checks import expect, per_sequence
 from speculant_graph.rpc.messages import SequenceRequest, StepBatch, StepOptions, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import CouplingName, Feedback, MixingName, StrategyName
+from speculant_graph.types import CouplingName, Feedback, MixingName, SiblingsName, StrategyName
 
 STRATEGY_NUMBERS: dict[StrategyName, pb.Strategy] = {
     "greedy": pb.STRATEGY_GREEDY,
@@ -33,6 +33,12 @@ _MIXING_NAMES: dict[int, MixingName] = {number: name for name, number in _MIXING
 COUPLING_NUMBERS: dict[CouplingName, pb.Coupling] = {"none": pb.COUPLING_NONE, "gumbel": pb.COUPLING_GUMBEL}
 """Couplings by their number on the wire."""
 _COUPLING_NAMES: dict[int, CouplingName] = {number: name for name, number in COUPLING_NUMBERS.items()}
+_SIBLINGS_NUMBERS: dict[SiblingsName, pb.Siblings] = {
+    "none": pb.SIBLINGS_UNSPECIFIED,
+    "without-replacement": pb.SIBLINGS_WITHOUT_REPLACEMENT,
+    "independent": pb.SIBLINGS_INDEPENDENT,
+}
+_SIBLINGS_NAMES: dict[int, SiblingsName] = {number: name for name, number in _SIBLINGS_NUMBERS.items()}
 _NUMBERS = ("max_depth", "max_branches", "beam_width", "min_path_probability", "max_candidates", "omit_proposals")
 _NO_TOKEN = (1 << 32) - 1
 _SETTINGS_OF_SERVERS = {
@@ -105,6 +111,7 @@ def _encode_options(options: StepOptions) -> bytes:
         message.mixing = _MIXING_NUMBERS[options.mixing]
     if options.coupling is not None:
         message.coupling = COUPLING_NUMBERS[options.coupling]
+    message.siblings = _SIBLINGS_NUMBERS[options.siblings]
     return message.SerializeToString()
 
 
@@ -193,13 +200,16 @@ def _decode_options(payload: bytes) -> StepOptions:
         coupling = _COUPLING_NAMES.get(options.coupling)
         if coupling is None:
             raise UnservedRequestError(f"coupling {options.coupling} is not served; ask for COUPLING_NONE")
+    siblings = _SIBLINGS_NAMES.get(options.siblings)
+    if siblings is None:
+        raise UnservedRequestError(f"siblings {options.siblings} are not served; leave them out, or ask for 1 or 2")
     for name, setting in _SETTINGS_OF_SERVERS.items():
         if getattr(options, name):
             raise UnservedRequestError(f"{name} can't be chosen per request; set {setting} of the server")
     if not 0.0 <= options.min_path_probability <= 1.0:  # written so that NaN fails
         raise DraftRequestError("min_path_probability is no probability; send one from 0 to 1")
     numbers = {name: getattr(options, name) for name in _NUMBERS}
-    return StepOptions(strategy=strategy, mixing=mixing, coupling=coupling, **numbers)
+    return StepOptions(strategy=strategy, mixing=mixing, coupling=coupling, siblings=siblings, **numbers)
 
 
 def _decode_feedback(message: Any, count: int) -> list[Feedback | None] | None:

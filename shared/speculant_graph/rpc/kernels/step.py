@@ -53,14 +53,14 @@ OTHER_GRAPH = -2
 """As before, but only because the first sequence is of another graph."""
 
 GENERATION, NEXT_DRAFT_ID, ONLY_TENANT, MAX_SEQUENCES, MAX_TOKENS, MAX_NODES = range(6)
-BUDGET, STRATEGY, MAX_CANDIDATES, MAX_SUPPORT, VOCABULARY_SIZE = range(6, 11)
-OUT_SEQUENCES, OUT_NODES, OUT_EMPTY, OUT_NS, OUT_GENERATION, MAX_STEP_NODES, COUPLING = range(11, 18)
+BUDGET, STRATEGY, MAX_CANDIDATES, VOCABULARY_SIZE = range(6, 10)
+OUT_SEQUENCES, OUT_NODES, OUT_EMPTY, OUT_NS, OUT_GENERATION, MAX_STEP_NODES, COUPLING = range(10, 17)
 """Entries of what a call is told: generation of the graph; id of the answer; the only tenant that may be served, -1 for
-all; limits; what requests leave to the server (nodes, strategy, candidates); entries of all distributions; ids below
-which are tokens. And of what it tells: sequences; nodes drafted; sequences without any; time in nanoseconds; the
+all; limits; what requests leave to the server (nodes, strategy, candidates); ids below which are
+tokens. And of what it tells: sequences; nodes drafted; sequences without any; time in nanoseconds; the
 generation of the other graph. And one limit more, nodes of all sequences, and one thing more that requests leave to
 the server."""
-NUM_SETTINGS = 18
+NUM_SETTINGS = 17
 
 GREEDY, SAMPLING = 1, 2
 """Numbers of strategies on the wire."""
@@ -74,8 +74,8 @@ _REQUEST[[2, 3, 4, 5, 6, 7, 8]] = LENGTH
 _OPTIONS = np.full(MAX_FIELDS, NO_TYPE)
 _OPTIONS[[1, 5, 11, 13]] = VARINT
 _NO_ATTENTION = np.zeros(0)
-_FIXED = 64
-"""More bytes than an answer has besides its arrays."""
+FIXED_BYTES, SEQUENCE_BYTES, NODE_BYTES, ENTRY_BYTES = 128, 24, 16, 8
+"""At least what an answer has besides its arrays, and in them for every sequence, node and entry of a distribution."""
 
 
 @inlined
@@ -212,18 +212,18 @@ def answer_step(
     if strategy == GREEDY:
         lengths, tokens = greedy_batch(words, table, states, budgets, _NO_ATTENTION)
     else:
-        max_support = int(0 if options[11, 0] else settings[MAX_SUPPORT])
+        # At least 1, as 0 would omit them.
+        room = (out.size - FIXED_BYTES - SEQUENCE_BYTES * count - NODE_BYTES * wanted) // ENTRY_BYTES
+        max_support = int(0 if options[11, 0] else max(room, np.int64(1)))
         lengths, tokens, counts, support, probabilities = sample_batch(
             words, table, states, budgets, seeds, positions, max_candidates, max_support, coupling == COUPLED,
             _NO_ATTENTION,
         )  # fmt: skip
-        if support.size > max_support:
-            return UNUSUAL
     settings[OUT_SEQUENCES], settings[OUT_NODES], settings[OUT_EMPTY] = count, tokens.size, 0
     for number in range(count):
         sessions[rows[number], DRAFTED] += lengths[number]
         settings[OUT_EMPTY] += np.int64(lengths[number] == 0 and budgets[number] > 0)
-    if 24 * count + 4 * (3 * tokens.size + 2 * support.size) + _FIXED > out.size:
+    if SEQUENCE_BYTES * count + NODE_BYTES * tokens.size + ENTRY_BYTES * support.size + FIXED_BYTES > out.size:
         return UNUSUAL
     settings[OUT_NS] = now_ns() - started_ns
     drafted = lengths, tokens, counts, support, probabilities

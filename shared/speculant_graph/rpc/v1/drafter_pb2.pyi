@@ -33,6 +33,12 @@ class Coupling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COUPLING_NONE: _ClassVar[Coupling]
     COUPLING_GUMBEL: _ClassVar[Coupling]
 
+class Siblings(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SIBLINGS_UNSPECIFIED: _ClassVar[Siblings]
+    SIBLINGS_WITHOUT_REPLACEMENT: _ClassVar[Siblings]
+    SIBLINGS_INDEPENDENT: _ClassVar[Siblings]
+
 class SourceBit(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SOURCE_BIT_UNSPECIFIED: _ClassVar[SourceBit]
@@ -62,6 +68,9 @@ MIXING_ATTENTION: Mixing
 COUPLING_UNSPECIFIED: Coupling
 COUPLING_NONE: Coupling
 COUPLING_GUMBEL: Coupling
+SIBLINGS_UNSPECIFIED: Siblings
+SIBLINGS_WITHOUT_REPLACEMENT: Siblings
+SIBLINGS_INDEPENDENT: Siblings
 SOURCE_BIT_UNSPECIFIED: SourceBit
 SOURCE_BIT_CORPUS: SourceBit
 SOURCE_BIT_SESSION: SourceBit
@@ -74,7 +83,7 @@ SEQUENCE_STATUS_OUT_OF_SYNC: SequenceStatus
 SEQUENCE_STATUS_INVALID_TOKEN: SequenceStatus
 
 class StrategyOptions(_message.Message):
-    __slots__ = ("strategy", "max_depth", "max_branches", "min_path_probability", "max_candidates", "mixing", "sources", "beam_width", "filler_top_k", "stop_if_unknown", "omit_proposals", "cost_aware", "coupling")
+    __slots__ = ("strategy", "max_depth", "max_branches", "min_path_probability", "max_candidates", "mixing", "sources", "beam_width", "filler_top_k", "stop_if_unknown", "omit_proposals", "cost_aware", "coupling", "siblings")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +97,7 @@ class StrategyOptions(_message.Message):
     OMIT_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     COST_AWARE_FIELD_NUMBER: _ClassVar[int]
     COUPLING_FIELD_NUMBER: _ClassVar[int]
+    SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     strategy: Strategy
     max_depth: int
     max_branches: int
@@ -101,7 +111,8 @@ class StrategyOptions(_message.Message):
     omit_proposals: bool
     cost_aware: bool
     coupling: Coupling
-    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., max_candidates: _Optional[int] = ..., mixing: _Optional[_Union[Mixing, str]] = ..., sources: _Optional[int] = ..., beam_width: _Optional[int] = ..., filler_top_k: _Optional[int] = ..., stop_if_unknown: bool = ..., omit_proposals: bool = ..., cost_aware: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ...) -> None: ...
+    siblings: Siblings
+    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., max_candidates: _Optional[int] = ..., mixing: _Optional[_Union[Mixing, str]] = ..., sources: _Optional[int] = ..., beam_width: _Optional[int] = ..., filler_top_k: _Optional[int] = ..., stop_if_unknown: bool = ..., omit_proposals: bool = ..., cost_aware: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("graph", "session_ids", "positions", "context_lengths", "context_tokens", "node_budgets", "options", "seeds", "feedback_draft_ids", "feedback_row_counts", "feedback_nodes", "feedback_width", "feedback_tokens")

@@ -1,0 +1,299 @@
+"""Sampled trees are those of the slow and obvious reference, and siblings have the distribution that is returned."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.draft import reference
+from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.draft.options import DraftOptions
+from speculant_graph.draft.sampled_tree import TreeShape, pick
+from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.types import Draft, MixingName, SiblingsName
+from support.bounds import run_with_bounds_checks
+from support.damage import damaged
+from support.graphs import graph_of
+
+VOCABULARY_SIZE = 30
+DRAWN: tuple[SiblingsName, ...] = ("without-replacement", "independent")
+
+token = st.one_of(st.integers(0, 3), st.integers(0, VOCABULARY_SIZE - 1))
+configs = st.builds(
+    DraftConfig,
+    k=st.integers(0, 20),
+    strategy=st.just("sampling"),
+    mixing=st.sampled_from(["longest", "attention"]),
+    max_candidates=st.sampled_from([0, 0, 1, 2, 5]),
+    max_branches=st.integers(1, 6),
+    max_depth=st.integers(1, 6),
+)
+
+
+def draft_of(graph: NgramGraph, config: DraftConfig, context: list[int], siblings: SiblingsName, seed: int) -> Draft:
+    shape = TreeShape(siblings == "independent", config.max_branches, config.max_depth)
+    generator = DraftGenerator(graph, config)
+    return generator.draft(context, config.k, "sampling", seed, max_candidates=config.max_candidates, tree=shape)
+
+
+@settings(max_examples=200)
+@given(
+    documents=st.lists(st.lists(token, min_size=1, max_size=60), min_size=1, max_size=3),
+    max_order=st.integers(1, 5),
+    boundaries=st.booleans(),
+    config=configs,
+    siblings=st.sampled_from(DRAWN),
+    seed=st.one_of(st.integers(0, 2**64), st.integers(-(2**70), 2**70)),
+    data=st.data(),
+)
+def test_trees(
+    documents: list[list[int]],
+    max_order: int,
+    boundaries: bool,
+    config: DraftConfig,
+    siblings: SiblingsName,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    fast = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
+    slow = OracleGraph(documents if boundaries else [list(itertools.chain(*documents))], max_order)
+    document = data.draw(st.sampled_from(documents))
+    end = data.draw(st.integers(0, len(document)))
+    other = data.draw(st.lists(st.one_of(token, st.sampled_from([-1, VOCABULARY_SIZE, 2**70])), max_size=1))
+    context = document[max(0, end - 9) : end] + other
+    expected = reference.draft_sampled_tree(slow, config, context, siblings, seed)
+    draft = draft_of(fast, config, context, siblings, seed)
+    assert list(draft.token_ids) == [node.token_id for node in expected]
+    assert list(draft.parents) == [node.parent for node in expected]
+    assert [dict(zip(q.token_ids.tolist(), q.probabilities.tolist(), strict=True)) for q in draft.proposals] == [
+        node.q for node in expected
+    ]
+    assert draft.strategy == "sampling"
+    assert draft.terminated_early == (len(expected) < config.k)
+    assert_is_a_tree(draft, config, siblings)
+
+
+def assert_is_a_tree(draft: Draft, config: DraftConfig, siblings: SiblingsName) -> None:
+    """What rules and verifiers take for granted, whatever the policy."""
+    depths = [0]
+    for node, parent in enumerate(draft.parents):
+        assert 0 <= parent <= node
+        depths.append(depths[parent] + 1)
+    assert max(depths) <= config.max_depth
+    for parent, number in Counter(draft.parents).items():
+        assert number <= config.max_branches
+        children = [node for node, above in enumerate(draft.parents) if above == parent]
+        first = draft.proposals[children[0]]
+        tokens = [draft.token_ids[node] for node in children]
+        assert set(tokens) <= set(first.token_ids.tolist())
+        assert siblings == "independent" or len(set(tokens)) == len(tokens)
+        for node in children[1:]:
+            assert np.array_equal(draft.proposals[node].token_ids, first.token_ids)
+            assert np.array_equal(draft.proposals[node].probabilities, first.probabilities)
+
+
+def test_the_shape_is_by_price() -> None:
+    """Where every context has enough successors, the shape is known beforehand."""
+    text = np.random.default_rng(1).integers(0, 6, 4_000).tolist()
+    graph = graph_of([text], 1, 6)
+    config = DraftConfig(max_branches=3)
+    expected = {
+        1: (0,),
+        4: (0, 1, 0, 2),
+        8: (0, 1, 0, 2, 1, 3, 4, 0),
+    }
+    for size, parents in expected.items():
+        for seed in range(20):
+            sized = config.model_copy(update={"k": size})
+            assert draft_of(graph, sized, [2], "without-replacement", seed).parents == parents
+    flat = draft_of(graph, config.model_copy(update={"k": 5, "max_depth": 1}), [2], "without-replacement", 0)
+    assert (flat.parents, flat.terminated_early) == ((0, 0, 0), True)
+
+
+Q = {1: 0.5, 2: 0.3, 3: 0.15, 4: 0.05}
+
+
+def skewed_graph() -> NgramGraph:
+    """Return a graph in which Q follows 0, and every token of Q is followed by 0."""
+    return graph_of([[token for successor, share in Q.items() for token in [0, successor] * round(400 * share)]], 1, 5)
+
+
+def pairs_without_replacement() -> dict[tuple[int, int], float]:
+    return {(one, two): Q[one] * Q[two] / (1 - Q[one]) for one, two in itertools.permutations(Q, 2)}
+
+
+def pairs_independent() -> dict[tuple[int, int], float]:
+    return {(one, two): Q[one] * Q[two] for one, two in itertools.product(Q, repeat=2)}
+
+
+def p_value(drawn: Counter[tuple[int, int]], distribution: dict[tuple[int, int], float]) -> float:
+    if drawn.keys() - distribution.keys():
+        return 0.0
+    observed = [drawn[pair] for pair in distribution]
+    expected = [drawn.total() * probability for probability in distribution.values()]
+    return float(stats.chisquare(observed, np.array(expected) * (sum(observed) / sum(expected))).pvalue)
+
+
+@pytest.mark.parametrize("mixing", ["longest", "attention"])
+def test_siblings_have_the_exact_distribution(mixing: str) -> None:
+    graph = skewed_graph()
+    drawn: dict[SiblingsName, Counter[tuple[int, int]]] = {name: Counter() for name in DRAWN}
+    below: dict[SiblingsName, Counter[tuple[int, int]]] = {name: Counter() for name in DRAWN}
+    generator = DraftGenerator(graph, DraftConfig(mixing=mixing))  # type: ignore[arg-type]
+    for name in DRAWN:
+        for seed in range(6_000):
+            draft = generator.draft([0], 11, "sampling", seed, tree=TreeShape(name == "independent", 2, 3))
+            first, second = (node for node, parent in enumerate(draft.parents) if parent == 0)
+            drawn[name][draft.token_ids[first], draft.token_ids[second]] += 1
+            # Of the only child of the first child, after 0 again.
+            (middle,) = (node for node, parent in enumerate(draft.parents) if parent == first + 1)
+            tokens = [draft.token_ids[node] for node, parent in enumerate(draft.parents) if parent == middle + 1]
+            below[name][tokens[0], tokens[1]] += 1
+    right = {"without-replacement": pairs_without_replacement(), "independent": pairs_independent()}
+    for counts in (drawn, below):
+        for name in DRAWN:
+            (other,) = set(DRAWN) - {name}
+            assert p_value(counts[name], right[name]) > 1e-3
+            # The controls: the other kind of draw, and siblings in another order, are seen.
+            assert p_value(counts[name], right[other]) < 1e-6
+        turned = Counter({(two, one): count for (one, two), count in counts["without-replacement"].items()})
+        assert p_value(turned, right["without-replacement"]) < 1e-6
+    # Numbers of one draft have nothing to do with each other: neither have pairs at different places.
+    together = Counter[tuple[int, int]]()
+    for seed in range(4_000):
+        draft = generator.draft([0], 11, "sampling", seed, tree=TreeShape(True, 2, 3))
+        leaf = next(node for node, parent in enumerate(draft.parents) if parent and draft.token_ids[parent - 1] == 0)
+        together[draft.token_ids[0], draft.token_ids[leaf]] += 1
+    assert p_value(together, pairs_independent()) > 1e-3
+
+
+def test_steps_take_numbers_of_their_own() -> None:
+    """What is drawn for a position has nothing to do with what an earlier step drew for it: chains would repeat it."""
+    generator = DraftGenerator(skewed_graph(), DraftConfig())
+    together = Counter[tuple[int, int]]()
+    repeated = Counter[tuple[int, int]]()
+    for seed in range(4_000):
+        for counts, shape in ((together, TreeShape(False, 1, 3)), (repeated, None)):
+            earlier = generator.draft([1], 2, "sampling", seed, position=7, tree=shape)  # 0, and what follows it
+            later = generator.draft([1, 0], 1, "sampling", seed, position=8, tree=shape)
+            counts[earlier.token_ids[1], later.token_ids[0]] += 1
+    assert p_value(together, pairs_independent()) > 1e-3
+    assert p_value(repeated, pairs_independent()) < 1e-6
+
+
+def test_quantiles_beyond_a_rounded_sum_take_the_last_token_that_is_left() -> None:
+    q = np.array([0.25, 0.5, 0.25 - 2**-20], np.float32)
+    for taken, number, drawn in [
+        ((), 0.0, 0), ((), 0.24, 0), ((), 0.26, 1), ((), 1 - 2**-53, 2), ((0,), 0.0, 1), ((0,), 0.9, 2),
+        ((2,), 0.99, 1), ((0, 2), 0.99, 1), ((1,), 0.49, 0), ((1,), 0.51, 2),
+    ]:  # fmt: skip
+        assert pick(q, np.isin(np.arange(3), taken), number) == drawn
+
+
+def test_a_tree_is_a_function_of_seed_and_position() -> None:
+    text = np.random.default_rng(3).integers(0, 6, 600).tolist()
+    generator = DraftGenerator(graph_of([text], 2, 6), DraftConfig())
+    shape = TreeShape(False, 3, 5)
+
+    def tokens(seed: int, position: int | None = None) -> tuple[int, ...]:
+        return generator.draft([1, 2, 3, 4], 8, "sampling", seed, position, tree=shape).token_ids
+
+    assert tokens(5) == tokens(5) == tokens(5, 4) == tokens(5 + 2**64) == tokens(5 - 2**64, 4)
+    assert len({tokens(5), tokens(6), tokens(5, 5), tokens(5, 2**40)}) == 4
+    longer = generator.draft([1, 2, 3, 4], 20, "sampling", 5, tree=shape).token_ids
+    assert longer[:8] == tokens(5), "a larger budget adds nodes"
+
+
+@pytest.mark.parametrize("siblings", ["none", *DRAWN])
+@pytest.mark.parametrize("mixing", ["longest", "attention"])
+@pytest.mark.parametrize("most", [1, 7, 12, 13, 20, 40])
+def test_whether_a_node_is_there_is_decided_before_its_token_is_drawn(
+    siblings: SiblingsName, mixing: MixingName, most: int
+) -> None:
+    """A limit that is reached by what was drawn must not take that away: what is left would be no draws from q."""
+    wide = [token for other in range(4, 14) for token in (0, 1, other, 1)]  # 1 is followed by eleven tokens
+    narrow = [token for _ in range(10) for token in (0, 2, 3, 3)]  # 2 and 3 by two
+    drafter = SessionDrafter(graph_of([wide + narrow], 1, VOCABULARY_SIZE), DraftConfig(strategy="sampling"))
+    drafter.open(1)
+    drafter.accept(1, [0])
+    options = DraftOptions(siblings=siblings, mixing=mixing, max_branches=3)
+    follows: dict[tuple[tuple[int, int], ...], set[int | None]] = {}
+    shapes, firsts = set(), Counter[int]()
+    for seed in range(400):
+        draft = drafter.draft_batch([1], [6], [seed], options, max_support=most)[0]
+        assert sum(len(q.token_ids) for q in draft.proposals) <= most
+        nodes = list(zip(draft.token_ids, draft.parents, strict=True))
+        for place in range(len(nodes) + 1):
+            parent = nodes[place][1] if place < len(nodes) else None
+            follows.setdefault(tuple(nodes[:place]), set()).add(parent)
+        shapes.add(draft.parents)
+        firsts.update(draft.token_ids[:1])
+    assert all(len(parents) == 1 for parents in follows.values())
+    assert most == 1 or 150 < firsts[1] < 250
+    if most in (12, 13, 20):
+        assert len(shapes) > 1, "or the limit was not reached by what was drawn"
+
+
+def test_distributions_that_are_too_large_are_left_out() -> None:
+    drafter = SessionDrafter(skewed_graph(), DraftConfig(strategy="sampling"))
+    drafter.open(1)
+    drafter.accept(1, [0])
+    options = DraftOptions(siblings="without-replacement")
+    size = sum(len(q.token_ids) for q in drafter.draft_batch([1], [9], [0], options)[0].proposals)
+    assert len(drafter.draft_batch([1], [9], [0], options, max_support=size)[0]) == 9
+    cut = drafter.draft_batch([1], [9], [0], options, max_support=size - 1)[0]
+    assert sum(len(q.token_ids) for q in cut.proposals) < size
+    assert len(cut) >= 8
+
+
+def test_without_q_nothing_but_chains_is_drawn() -> None:
+    drafter = SessionDrafter(skewed_graph(), DraftConfig(strategy="sampling"))
+    drafter.open(1)
+    drafter.accept(1, [0])
+    for siblings in DRAWN:
+        options = DraftOptions(omit_proposals=True, siblings=siblings)
+        plain = DraftOptions(omit_proposals=True)
+        for budget in (1, 9):
+            [draft] = drafter.draft([DraftOrder(1, budget, 3)], options)
+            assert draft.is_chain
+            assert not draft.proposals
+            assert draft == drafter.draft([DraftOrder(1, budget, 3)], plain)[0]
+            assert drafter.draft_batch([1], [budget], [3], options)[0].token_ids == draft.token_ids
+
+
+def draft_everywhere(graph: NgramGraph) -> None:
+    """Draw trees in all ways from a graph that is damaged."""
+    for mixing, siblings, cap in itertools.product(("longest", "attention"), DRAWN, (0, 2)):
+        config = DraftConfig(mixing=mixing, k=9, max_branches=3, max_candidates=cap, attention_temperature=0.1)  # type: ignore[arg-type]
+        for context in itertools.product(range(-1, 7, 2), repeat=2):
+            draft = draft_of(graph, config, list(context), siblings, 1)
+            for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=True):
+                assert 0 <= token_id < 2**21
+                assert token_id in proposal.token_ids
+
+
+def draw_from_damaged_graphs(num_graphs: int) -> None:
+    """Draw from a graph of which some words are wrong, again and again."""
+    graph = graph_of([np.random.default_rng(0).integers(0, 6, 300).tolist()], 3, 8)
+    random = np.random.default_rng(1)
+    for _ in range(num_graphs):
+        draft_everywhere(damaged(graph, random))
+
+
+def test_damaged_graphs_give_wrong_trees_at_worst() -> None:
+    draw_from_damaged_graphs(5)
+
+
+@pytest.mark.slow
+def test_no_damage_leads_a_kernel_out_of_its_array(tmp_path: Path) -> None:
+    run_with_bounds_checks(draw_from_damaged_graphs, tmp_path, 100)
