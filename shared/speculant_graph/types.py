@@ -23,7 +23,8 @@ MixingName = Literal["longest", "attention"]
 """How the matched orders become one distribution of successors."""
 
 CouplingName = Literal["none", "gumbel"]
-"""Whether ``sampling`` draws by numbers of its own, or by the noise that the rule ``gumbel`` draws by."""
+"""Whether ``sampling`` draws by numbers of its own, or by the noise that the rules ``follow`` and ``gumbel``
+choose by."""
 
 SiblingsName = Literal["none", "without-replacement", "independent"]
 """How ``sampling`` draws several children of a node: not at all, which makes chains; each from what older ones left of

@@ -59,7 +59,7 @@ class Drafting:
                 "or raise --draft.k"
             )
         is_usable = self._is_usable(draft, self._most_nodes)
-        if not is_usable or len(self._usable_nodes(draft, len(draft))) < len(draft):
+        if not is_usable or len(self._usable_nodes(draft, len(draft), looks_at_q=True)) < len(draft):
             raise GenerationRequestError(
                 f"the draft is no tree of token ids 0..{self._target.vocabulary_size - 1} whose parents come before "
                 "their children, with a distribution for every node or for none; mend it"
@@ -92,7 +92,8 @@ class Drafting:
         answer = self._ask(steps)
         for number, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
             sequences[number].feedback = None
-            shallow[number] = self._usable_nodes(draft, self._most_depth(sequences[number]))
+            looks_at_q = sequences[number].config.rule in WANTS_PROPOSALS
+            shallow[number] = self._usable_nodes(draft, self._most_depth(sequences[number]), looks_at_q=looks_at_q)
             drafts[number] = trimmed(draft, shallow[number])
         if answer is None or self._drafter.state == "unavailable":
             for number in asked:
@@ -162,8 +163,6 @@ class Drafting:
             return False
         if not all(token >= 0 for token in draft.token_ids):
             return False
-        if not all(len(each.token_ids) == len(each.probabilities) for each in draft.proposals):
-            return False
         # No path is more probable than its beginning; written so that NaN fails.
         above = (1.0 + _ROUNDING, *draft.path_probabilities)
         return all(
@@ -171,18 +170,20 @@ class Drafting:
             for probability, parent in zip(draft.path_probabilities, draft.parents, strict=False)
         )
 
-    def _usable_nodes(self, draft: Draft, most_depth: int) -> Sequence[int]:
+    def _usable_nodes(self, draft: Draft, most_depth: int, *, looks_at_q: bool) -> Sequence[int]:
         """Return the nodes whose tokens may be emitted.
 
-        A tokenizer may know tokens that the model has no logits for. Nodes with a q that holds such a token are left
-        out with all that is below them, whichever token was drawn: leaving out by the token would bias the rules that
-        compare p with q.
+        A tokenizer may know tokens that the model has no logits for. For rules that compare p with q, nodes with a q
+        that holds such a token are left out with all that is below them, whichever token was drawn: leaving out by the
+        token would bias them.
         """
         size = self._target.vocabulary_size
-        if draft.proposals:
-            is_known = [int(proposal.token_ids.max(initial=0)) < size for proposal in draft.proposals]
-        else:
-            is_known = [True] * len(draft)
+        is_known = [True] * len(draft)
+        if looks_at_q and draft.proposals:
+            is_known = [
+                len(each.token_ids) == len(each.probabilities) and int(each.token_ids.max(initial=0)) < size
+                for each in draft.proposals
+            ]
         for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
             is_known[node] &= token < size and (parent == 0 or is_known[parent - 1])
         if all(is_known):
