@@ -264,7 +264,7 @@ def test_metrics_and_health_over_http(serve: Serve) -> None:
 def test_a_request_id_comes_back_and_stands_in_messages(serve: Serve) -> None:
     server = serve()
     lines: list[str] = []
-    logger.enable("speculant_drafter")
+    logger.enable("speculant_graph")
     sink = logger.add(lambda message: lines.append(json_line(message.record)), level="DEBUG", format="")
     try:
         with connected(server.address, ("x-request-id", "mine-1")) as wire:
@@ -281,7 +281,7 @@ def test_a_request_id_comes_back_and_stands_in_messages(serve: Serve) -> None:
             assert len(given) == 16
     finally:
         logger.remove(sink)
-        logger.disable("speculant_drafter")
+        logger.disable("speculant_graph")
     (line,) = [line for line in lines if "NOT_FOUND" in line]
     assert '"request_id": "mine-1"' in line
     assert '"method": "Draft"' in line

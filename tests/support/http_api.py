@@ -13,8 +13,10 @@ from openai import OpenAI
 
 from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.types import StrategyName
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http import HttpServer, create_app
+from speculant_verifier.load import Load
 from support.server import run_in_loop
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
@@ -28,12 +30,14 @@ NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Reading those of the machine for every client takes longer than most tests."""
 
 
-def tiny_decoder(family: str = "gpt_oss", *, template: str = TEMPLATE, **settings: Any) -> SpeculativeDecoder:
+def tiny_decoder(
+    family: str = "gpt_oss", *, template: str = TEMPLATE, strategy: StrategyName = "nasd", **settings: Any
+) -> SpeculativeDecoder:
     """Return a decoder of a random model that can chat, drafting from the sequence itself."""
     target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
     target.tokenizer.chat_template = template
     config = VerifierConfig.model_validate({"measure_costs": False, "num_threads": 1, **settings})
-    return SpeculativeDecoder(target=target, verifier_config=config, draft_config=DraftConfig(strategy="nasd", k=4))
+    return SpeculativeDecoder(target=target, verifier_config=config, draft_config=DraftConfig(strategy=strategy, k=4))
 
 
 class Api:
@@ -87,11 +91,13 @@ def serving(
 ) -> Iterator[Api]:
     """Serve a decoder; ``settings`` are fields of ServiceConfig."""
     holder: list[Api] = []
+    config = ServiceConfig.model_validate(settings)
     app = create_app(
         decoder,
-        ServiceConfig.model_validate(settings),
+        config,
         policy or AccessPolicy(),
         defaults or GenerationConfig(max_tokens=16),
+        load=Load(config, decoder.verifier_config.max_batch_size),
         read_problem=lambda: holder[0].problem,
         render_metrics=render_metrics,
     )

@@ -16,7 +16,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http import HttpServer
-from support.http_api import MODEL, Api, serving
+from support.http_api import MODEL, Api, serving, tiny_decoder
 from support.server import run_in_loop
 
 BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
@@ -140,3 +140,35 @@ def test_certificates_that_can_t_be_used(files: Files, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="tls_certificate"):
             run_in_loop(HttpServer(app, "127.0.0.1:0", **tls).start())
+
+
+def test_tenants_draft_from_what_they_taught(tmp_path: Path) -> None:
+    allowed = policy(
+        tmp_path / "access.toml",
+        entry("ann", "key-of-ann") + '\ngraphs = ["contracts"]',
+        entry("bob", "key-of-bob"),
+        entry("cid", "key-of-cid") + '\ntenants = ["x", "y"]',
+    )
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 60, "temperature": 1.0, "seed": 3, "ignore_eos": True}
+
+    def accepted(api: Api, key: str, **options: object) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        answer = api.post("completions", {**body, "speculant": options}, headers=headers).json()
+        return int(answer["speculant"]["accepted"])
+
+    with tiny_decoder(strategy="tree") as decoder, serving(decoder, allowed) as api:
+        first = accepted(api, "key-of-ann", learn=True)
+        assert accepted(api, "key-of-ann", learn=False) > first + 10
+        assert accepted(api, "key-of-bob", learn=True) <= first + 5  # its own tenant, which nothing was taught yet
+        assert accepted(api, "key-of-cid", tenant="x", learn=True) <= first + 5
+        assert accepted(api, "key-of-cid", tenant="x") > first + 10
+        assert accepted(api, "key-of-cid", tenant="y") <= first + 5
+        for key, options, status, param in (
+            ("key-of-ann", {"tenant": "bob"}, 403, "speculant.tenant"),
+            ("key-of-cid", {}, 403, "speculant.tenant"),
+            ("key-of-ann", {"graph": "code"}, 400, "speculant.graph"),
+            ("key-of-ann", {"tenant": ""}, 400, "speculant.tenant"),
+        ):
+            answer = api.post("completions", {**body, "speculant": options}, headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == status, answer.text
+            assert answer.json()["error"]["param"] == param

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, aclosing, contextmanager
 from typing import cast
 
 from fastapi.responses import Response
 from loguru import logger
 from starlette.types import Message, Receive, Scope, Send
 
-from speculant_graph.config import ServiceConfig
-from speculant_graph.errors import GenerationError, SpeculantError
+from speculant_graph.errors import (
+    DrafterUnavailableError,
+    DraftLimitError,
+    GenerationError,
+    GenerationRequestError,
+    SpeculantError,
+)
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http.errors import ApiError, internal, of_call, of_result, too_busy
+from speculant_verifier.http.errors import ApiError, internal, of_call, of_result, too_busy, unavailable
 from speculant_verifier.http.preparing import Prepared
 from speculant_verifier.http.shapes import Shape
+from speculant_verifier.load import Load
 from speculant_verifier.results import StepEvent
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
@@ -37,10 +43,9 @@ _STREAM_HEADERS = [
 class Decoding:
     """Lets requests in and decodes them."""
 
-    def __init__(self, decoder: SpeculativeDecoder, config: ServiceConfig) -> None:
-        """Take the decoder and the length of its queue."""
-        self._decoder = decoder
-        self._most = decoder.verifier_config.max_batch_size + config.max_waiting
+    def __init__(self, decoder: SpeculativeDecoder, load: Load) -> None:
+        """Take the decoder and what counts how much it has to do."""
+        self._decoder, self._load = decoder, load
 
     def require_room(self, num_choices: int) -> None:
         """Refuse what would have to wait behind too many.
@@ -48,13 +53,8 @@ class Decoding:
         Raises:
             ApiError: the queue is full, or could never be empty enough.
         """
-        if num_choices > self._most:
-            raise ApiError(
-                400, f"{num_choices} choices, but {self._most} have room here; ask for fewer", param="n",
-                code="too_many_samples",
-            )  # fmt: skip
-        if self._decoder.num_sequences + num_choices > self._most:
-            raise too_busy("too many requests wait already")
+        with _refusals():
+            self._load.require_room(num_choices)
 
     async def events(self, prepared: Prepared) -> AsyncGenerator[StepEvent, None]:
         """Yield what happens; leaving it ends the generation.
@@ -62,21 +62,35 @@ class Decoding:
         Raises:
             ApiError: there is no room, or a choice failed.
         """
-        self.require_room(prepared.job.num_choices)  # nobody comes between this and the first event's await
-        stream = self._decoder.astream(prepared.job.prompts, prepared.config)
-        try:
-            async with aclosing(cast(AsyncGenerator[StepEvent, None], stream)) as events:
-                async for event in events:
-                    if event.result is not None and event.result.finish_reason == "error":
-                        logger.warning("a request failed: {}", event.result.error)
-                        raise of_result(event.result, self._decoder.target.name, prepared.job.model)
-                    yield event
-        except GenerationError as error:
-            logger.warning("requests ended: {}", error)
-            raise of_call(error) from error
-        except SpeculantError as error:
-            logger.error("decoding failed: {}", error)
-            raise internal() from error
+        with ExitStack() as held:
+            with _refusals():
+                held.enter_context(self._load.admitted(prepared.job.num_choices))
+            stream = self._decoder.astream(prepared.job.prompts, prepared.config, session=prepared.session)
+            try:
+                async with aclosing(cast(AsyncGenerator[StepEvent, None], stream)) as events:
+                    async for event in events:
+                        if event.result is not None and event.result.finish_reason == "error":
+                            logger.warning("a request failed: {}", event.result.error)
+                            raise of_result(event.result, self._decoder.target.name, prepared.job.model)
+                        yield event
+            except GenerationError as error:
+                logger.warning("requests ended: {}", error)
+                raise of_call(error) from error
+            except SpeculantError as error:
+                logger.error("decoding failed: {}", error)
+                raise internal() from error
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except DraftLimitError as error:
+        raise too_busy("too many requests wait already") from error
+    except DrafterUnavailableError as error:
+        raise unavailable("the server is shutting down") from error
+    except GenerationRequestError as error:
+        raise ApiError(400, str(error), param="n", code="too_many_samples") from error
 
 
 class GenerationResponse(Response):

@@ -25,12 +25,13 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.answering import Decoding, GenerationResponse
 from speculant_verifier.http.answers import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
 from speculant_verifier.http.errors import ApiError, internal, no_such_model, of_validation
-from speculant_verifier.http.gate import Gate
+from speculant_verifier.http.gate import PRINCIPAL, Gate
 from speculant_verifier.http.harmony import HarmonyTokens
 from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.preparing import Preparation
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from speculant_verifier.http.shapes import ChatShape, CompletionShape
+from speculant_verifier.load import Load
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -40,6 +41,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 _GENERATION_ERRORS: dict[int | str, dict[str, Any]] = {
     **_ERRORS,
+    403: {"model": ErrorAnswer, "description": "The tenant is not the client's."},
     404: {"model": ErrorAnswer, "description": "There is no such model."},
     408: {"model": ErrorAnswer, "description": "The body did not come in time."},
     413: {"model": ErrorAnswer, "description": "The body is too large."},
@@ -60,6 +62,7 @@ def create_app(
     policy: AccessPolicy | Callable[[], AccessPolicy],
     defaults: GenerationConfig,
     *,
+    load: Load,
     read_problem: Callable[[], str],
     render_metrics: Callable[[], bytes],
 ) -> ASGIApp:
@@ -70,6 +73,7 @@ def create_app(
         config: model name and limits.
         policy: who may come in, or what says so at every request.
         defaults: settings that requests do not name.
+        load: counts what is under way, here and elsewhere.
         read_problem: why nothing is served, one line; empty if it is. Called in the event loop.
         render_metrics: text for Prometheus. Called in the event loop.
 
@@ -78,7 +82,7 @@ def create_app(
     """
     model_id = config.model_id or PurePath(decoder.target.name).name
     preparation = Preparation(decoder, config, defaults, model_id)
-    decoding = Decoding(decoder, config)
+    decoding = Decoding(decoder, load)
     texts, harmony = TokenTexts(decoder.target), HarmonyTokens.of(decoder)
     model = Model(
         id=model_id,
@@ -95,10 +99,10 @@ def create_app(
         dependencies=with_key,
         responses={200: {"model": ChatCompletion, **_STREAM}, **_GENERATION_ERRORS},
     )
-    async def chat(request: ChatRequest) -> Response:
+    async def chat(request: ChatRequest, connection: Request) -> Response:
         """Answer a conversation."""
         decoding.require_room(1)
-        prepared = await preparation.chat(request)
+        prepared = await preparation.chat(request, connection.scope[PRINCIPAL])
         shape = ChatShape(prepared.job, decoder.target, texts, harmony)
         return GenerationResponse(decoding, prepared, shape, is_stream=request.stream)
 
@@ -107,10 +111,10 @@ def create_app(
         dependencies=with_key,
         responses={200: {"model": Completion, **_STREAM}, **_GENERATION_ERRORS},
     )
-    async def complete(request: CompletionRequest) -> Response:
+    async def complete(request: CompletionRequest, connection: Request) -> Response:
         """Continue texts."""
         decoding.require_room(1)
-        prepared = await preparation.completion(request)
+        prepared = await preparation.completion(request, connection.scope[PRINCIPAL])
         shape = CompletionShape(prepared.job, decoder.target, texts, None)
         return GenerationResponse(decoding, prepared, shape, is_stream=request.stream)
 

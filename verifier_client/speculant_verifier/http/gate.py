@@ -20,6 +20,8 @@ from speculant_verifier.http.errors import INVALID, ApiError, internal, too_busy
 
 CERTIFICATE_NAMES = "certificate_names"
 """Where a connection's state has the names of the client's certificate."""
+PRINCIPAL = "speculant.principal"
+"""Where a request's scope has who sends it."""
 
 _API = "/v1/"
 _BODY_TIMEOUT_S = 60.0
@@ -86,16 +88,14 @@ class Gate:
             self._num_running -= 1
 
     def _admit(self, scope: Scope, headers: dict[str, str]) -> None:
-        policy = self._read_policy()
-        if not policy.is_open:
-            names = scope.get("state", {}).get(CERTIFICATE_NAMES, ())
-            try:
-                policy.authenticate(headers.get("authorization"), names)
-            except UnauthenticatedError as error:
-                logger.debug("refused: {}", error)
-                raise ApiError(
-                    401, "the key is missing or unknown; send 'Authorization: Bearer KEY'", code="invalid_api_key"
-                ) from error
+        names = scope.get("state", {}).get(CERTIFICATE_NAMES, ())
+        try:
+            scope[PRINCIPAL] = self._read_policy().authenticate(headers.get("authorization"), names)
+        except UnauthenticatedError as error:
+            logger.debug("refused: {}", error)
+            raise ApiError(
+                401, "the key is missing or unknown; send 'Authorization: Bearer KEY'", code="invalid_api_key"
+            ) from error
         if problem := self._read_problem():
             raise unavailable(problem)
         if self._num_running > self._config.max_concurrent_rpcs:

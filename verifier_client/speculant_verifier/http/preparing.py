@@ -10,13 +10,15 @@ from typing import Any
 from jinja2.exceptions import TemplateError, UndefinedError
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
-from speculant_graph.errors import GenerationError
-from speculant_graph.types import TokenId
+from speculant_graph.errors import AccessError, GenerationError, GenerationRequestError
+from speculant_graph.serving.access import Principal
+from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.errors import ApiError, no_such_model
-from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
+from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
 from speculant_verifier.http.settings import generation_config
 from speculant_verifier.http.shapes import Job
+from speculant_verifier.tenants import session_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Prepared:
     """What its answer must know."""
     config: GenerationConfig
     """Settings of all its prompts."""
+    session: SessionOptions | None
+    """What it wants of the drafter."""
 
 
 class Preparation:
@@ -48,13 +52,14 @@ class Preparation:
         template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
         self._template_takes_effort = "reasoning_effort" in template
 
-    async def chat(self, request: ChatRequest) -> Prepared:
+    async def chat(self, request: ChatRequest, principal: Principal) -> Prepared:
         """Prepare a conversation.
 
         Raises:
             ApiError: which field is wrong.
         """
         self._require_model(request.model)
+        session = _session(request, principal)
         config = generation_config(request, self._defaults, self._decoder.target)
         options: dict[str, Any] = {}
         if request.reasoning_effort is not None:
@@ -72,20 +77,21 @@ class Preparation:
             prompt = await asyncio.to_thread(self._decoder.chat_prompt, messages, **options)
         except GenerationError as error:
             raise ApiError(400, _template_refusal(error), param="messages") from error
-        return self._prepared([prompt], config, request, "messages")
+        return self._prepared([prompt], config, session, request, "messages")
 
-    async def completion(self, request: CompletionRequest) -> Prepared:
+    async def completion(self, request: CompletionRequest, principal: Principal) -> Prepared:
         """Prepare texts to continue.
 
         Raises:
             ApiError: which field is wrong.
         """
         self._require_model(request.model)
+        session = _session(request, principal)
         config = generation_config(request, self._defaults, self._decoder.target)
         given = request.prompts()
         self._require_room_for(len(given), config)
         prompts = await asyncio.to_thread(self._encode, given)
-        return self._prepared(prompts, config, request, "prompt")
+        return self._prepared(prompts, config, session, request, "prompt")
 
     def _encode(self, prompts: Sequence[str | list[TokenId]]) -> list[list[TokenId]]:
         target = self._decoder.target
@@ -101,6 +107,7 @@ class Preparation:
         self,
         prompts: list[list[TokenId]],
         config: GenerationConfig,
+        session: SessionOptions | None,
         request: ChatRequest | CompletionRequest,
         param: str,
     ) -> Prepared:
@@ -132,7 +139,7 @@ class Preparation:
             with_usage=options is not None and options.include_usage,
             model=self._model_id,
         )
-        return Prepared(job, config)
+        return Prepared(job, config, session)
 
     def _require_model(self, name: str) -> None:
         if name != self._model_id:
@@ -147,6 +154,16 @@ class Preparation:
                 param="n",
                 code="too_many_samples",
             )
+
+
+def _session(request: ChatRequest | CompletionRequest, principal: Principal) -> SessionOptions | None:
+    options = request.speculant or SpeculantOptions()
+    try:
+        return session_options(principal, options.tenant or "", options.graph or "", options.learn)
+    except AccessError as error:
+        raise ApiError(403, str(error), kind="permission_error", param="speculant.tenant") from error
+    except GenerationRequestError as error:
+        raise ApiError(400, str(error), param="speculant.graph") from error
 
 
 def _template_refusal(error: GenerationError) -> str:

@@ -52,6 +52,7 @@ _TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Biases = Annotated[dict[_TokenName, _Bias], BeforeValidator(_not_huge), Field(max_length=_MOST_BIASES)]
 _Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
+_Name = Annotated[str, Field(min_length=1, max_length=256)]
 _NumTop = Annotated[int, Field(ge=0, le=20)]
 _NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -63,6 +64,12 @@ class SpeculantOptions(Schema):
     """How drafts are verified; 'follow' makes the text a function of prompt, settings and seed."""
     speculation: Literal["auto", "on", "off"] | None = None
     """Whether drafts are used."""
+    tenant: _Name | None = None
+    """Whose text it is: drafts come from what this tenant's earlier requests accepted, and from nobody else's."""
+    graph: _Name | None = None
+    """The drafter's graph of this name, instead of the server's choice."""
+    learn: bool | None = None
+    """Whether the tenant's later requests profit from what this one accepts."""
 
 
 class StreamOptions(Schema):

@@ -17,7 +17,7 @@ from speculant_graph.types import DrafterState
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine.totals import NODE_BOUNDS, Histogram
-from speculant_verifier.service.load import Load
+from speculant_verifier.load import Load
 
 _PREFIX = "speculant_verifier_"
 _DEEPEST = 32

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
-from speculant_graph.types import Draft, Proposal, RuleName, SessionOptions, TokenId
+from speculant_graph.types import Draft, Proposal, RuleName, TokenId
 from speculant_verifier.chat import Message
 from speculant_verifier.text import Prompt
 
@@ -90,19 +90,6 @@ def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> Generation
         name = ".".join(map(str, first["loc"])) or "the settings"
         reason = first["msg"].removeprefix("Value error, ")
         raise GenerationRequestError(f"{name}: {reason[0].lower()}{reason[1:]}") from None
-
-
-def session_options(speculation: pb.SpeculationOptions, tenant: str) -> SessionOptions | None:
-    """Return what the request's session with the drafter wants beside the server's settings; None for nothing.
-
-    Args:
-        speculation: of the request.
-        tenant: whose text it is; empty leaves it to the server's settings.
-    """
-    learn = speculation.learn if speculation.HasField("learn") else None
-    if not tenant and not speculation.graph and learn is None:
-        return None
-    return SessionOptions(tenant or None, speculation.graph or None, learn)
 
 
 def prompt_of(request: pb.GenerateRequest, read_chat: Callable[[Sequence[Message]], list[TokenId]]) -> Prompt:

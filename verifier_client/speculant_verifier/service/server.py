@@ -20,7 +20,7 @@ from speculant_graph.serving.credentials import server_credentials
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http import HttpServer, create_app
-from speculant_verifier.service.load import Load
+from speculant_verifier.load import Load
 from speculant_verifier.service.metrics import render_metrics
 from speculant_verifier.service.service import SERVICE_NAME, VerifierService
 
@@ -98,6 +98,7 @@ class VerifierServer:
                 self._config,
                 lambda: self._gate.policy,
                 self._defaults,
+                load=self._load,
                 read_problem=lambda: _DRAINING if self._load.is_draining else "",
                 render_metrics=lambda: render_metrics(self._decoder, self._load),
             )

@@ -20,14 +20,13 @@ from speculant_graph.errors import (
     TokenizerMismatchError,
 )
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
-from speculant_graph.serving.access import Principal
 from speculant_graph.serving.calls import Call, CallGate
-from speculant_graph.types import SessionOptions
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.load import Load
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.service.answers import generate_response, verify_response
-from speculant_verifier.service.load import Load
-from speculant_verifier.service.requests import draft_of, generation_config, prompt_of, session_options
+from speculant_verifier.service.requests import draft_of, generation_config, prompt_of
+from speculant_verifier.tenants import session_options
 
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
 _END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
@@ -78,7 +77,8 @@ class VerifierService:
             request.sampling, speculation.rule, self._defaults, decoder.target.end_token_ids, speculate=budget != 0
         )
         prompt = prompt_of(request, decoder.chat_prompt)
-        options = _options_for(call.principal, speculation)
+        learn = speculation.learn if speculation.HasField("learn") else None
+        options = session_options(call.principal, speculation.tenant, speculation.graph, learn)
         with self._load.admitted(config.n):
             events = decoder.astream([prompt], config, session=options, most_nodes=budget)
             async with aclosing(events):  # type: ignore[type-var]
@@ -162,15 +162,6 @@ def _parsed(kind: Any, payload: bytes) -> Any:
         return kind.FromString(payload)
     except DecodeError as error:
         raise DraftRequestError(f"the message is no {kind.DESCRIPTOR.name}; send one") from error
-
-
-def _options_for(principal: Principal, speculation: pb.SpeculationOptions) -> SessionOptions | None:
-    tenant = speculation.tenant
-    if "*" not in principal.tenants:
-        tenant = principal.require_tenant(tenant)
-    if speculation.graph and not principal.may_use_graph(speculation.graph):
-        raise GenerationRequestError("no graph of this name is there for this client; name one that is")
-    return session_options(speculation, tenant)
 
 
 def _require_success(event: StepEvent) -> None:

@@ -1,4 +1,4 @@
-"""How much is under way, and how much more is taken."""
+"""How much is under way over gRPC and HTTP together, and how much more is taken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Load:
             config: how many may wait.
             max_batch_size: sequences decoded together.
         """
-        self._most, self._most_samples = max_batch_size + config.max_waiting, config.max_samples
+        self._most = max_batch_size + config.max_waiting
+        self._most_samples = min(config.max_samples, self._most)
         self.num_sequences = 0
         """Under way."""
         self.num_refused = 0
@@ -31,7 +32,20 @@ class Load:
 
     @contextmanager
     def admitted(self, num_sequences: int) -> Iterator[None]:
-        """Hold room for the sequences of one request.
+        """Hold room for the sequences of one request, whichever way it came in.
+
+        Raises:
+            SpeculantError: as ``require_room`` does.
+        """
+        self.require_room(num_sequences)
+        self.num_sequences += num_sequences
+        try:
+            yield
+        finally:
+            self.num_sequences -= num_sequences
+
+    def require_room(self, num_sequences: int) -> None:
+        """Refuse a request of so many sequences, if it would not be taken now.
 
         Raises:
             GenerationRequestError: they are more than any request may have.
@@ -49,8 +63,3 @@ class Load:
             raise DraftLimitError(
                 f"{self.num_sequences} sequences are under way; try again in {_RETRY_S:g} s", _RETRY_S
             )
-        self.num_sequences += num_sequences
-        try:
-            yield
-        finally:
-            self.num_sequences -= num_sequences
