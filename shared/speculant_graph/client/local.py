@@ -33,6 +33,7 @@ _TAIL_TOKENS = 16
 class _Taken:
     """What the drafter has of a sequence."""
 
+    options: SessionOptions | None = None
     num_tokens: int = 0
     tail: tuple[TokenId, ...] = ()
     """The last of them, by which another text shows."""
@@ -96,7 +97,7 @@ class LocalDrafter:
             raise ConfigError(f"there is no graph '{wanted.graph}' in this process; name none, or use a sidecar")
         learn = wanted.learn is not False
         self._drafter.open(session_id, tenant=wanted.tenant or "", learn=learn, cost=self._cost)
-        self._taken[session_id] = _Taken()
+        self._taken[session_id] = _Taken(options)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
@@ -126,7 +127,7 @@ class LocalDrafter:
         taken = self._taken.get(step.session_id)
         if taken is None or not taken.begins(step.token_ids):  # never opened, or not the sequence it was
             self.finish(step.session_id)
-            self.open(step.session_id)
+            self.open(step.session_id, None if taken is None else taken.options)
             taken = self._taken[step.session_id]
         self._recycle(step, taken)
         if taken.num_tokens < len(step.token_ids):
