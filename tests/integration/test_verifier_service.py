@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 
 import grpc
+import httpx2
 import pytest
 
 from speculant_graph.client import LocalDrafter
@@ -241,34 +243,6 @@ def test_keys_are_asked_for(target, tmp_path):
     play(target, tmp_path, scenario, access_file=access)
 
 
-def test_nothing_is_served_until_the_model_is_there(target, tmp_path):
-    config = ServiceConfig(listen=f"unix://{tmp_path}/v.sock", http="")
-
-    async def everything():
-        begun, go = asyncio.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def make():
-            loop.call_soon_threadsafe(begun.set)
-            asyncio.run_coroutine_threadsafe(go.wait(), loop).result(60)
-            return decoder_of(target)
-
-        server = VerifierServer(config, GenerationConfig(max_tokens=5), make, 4)
-        starting = asyncio.create_task(server.start())
-        await begun.wait()
-        async with grpc.aio.insecure_channel(server.addresses[0]) as channel:
-            stub = VerifierServiceStub(channel)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await collected(stub.Generate(request()))
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            go.set()
-            await starting
-            assert (await collected(stub.Generate(request())))[0]
-        await server.stop()
-
-    asyncio.run(asyncio.wait_for(everything(), 120))
-
-
 async def verified(stub, prompt, text, width, **first):
     """Play a client that drafts what comes, wrongly now and then; return what was emitted."""
     call, emitted, step = stub.Verify(), [], 0
@@ -338,3 +312,36 @@ def test_a_wrong_step_ends_its_stream_and_frees_its_place(target, tmp_path, mess
             await asyncio.sleep(0.01)
 
     play(target, tmp_path, scenario, idle_timeout_s=0.3 if code == "UNAVAILABLE" else 60.0)
+
+
+def test_while_the_model_is_loaded_everybody_is_told_so(target, tmp_path):
+    may_load = threading.Event()
+
+    def make():
+        assert may_load.wait(60)
+        return decoder_of(target)
+
+    async def everything():
+        config = ServiceConfig(listen=f"unix://{tmp_path}/v.sock", http="127.0.0.1:0")
+        server = VerifierServer(config, GenerationConfig(max_tokens=4), make, 4)
+        starting = asyncio.create_task(server.start())
+        while not server.http_address:
+            await asyncio.sleep(0.01)
+        base = f"http://{server.http_address}"
+        async with httpx2.AsyncClient(base_url=base) as http, grpc.aio.insecure_channel(server.addresses[0]) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collected(VerifierServiceStub(channel).Generate(request()))
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            answer = await http.post("/v1/completions", json={"model": "m", "prompt": "x"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+            assert answer.headers["retry-after"]
+            health = await http.get("/healthz")
+            assert (health.status_code, health.text) == (503, "the model is being loaded\n")
+            assert "speculant_verifier_open_sequences 0.0" in (await http.get("/metrics")).text
+            may_load.set()
+            await starting
+            assert (await http.get("/healthz")).text == "ok\n"
+            assert (await collected(VerifierServiceStub(channel).Generate(request())))[1]
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(everything(), 120))

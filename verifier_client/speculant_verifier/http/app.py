@@ -33,7 +33,8 @@ from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from speculant_verifier.http.shapes import ChatShape, CompletionShape
 from speculant_verifier.load import Load
 
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of what Prometheus reads."""
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "A field is wrong, unknown or not supported."},
     401: {"model": ErrorAnswer, "description": "The key is missing or unknown."},
@@ -139,7 +140,7 @@ def create_app(
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return what is counted, for Prometheus."""
-        return Response(render_metrics(), media_type=_METRICS_TYPE, headers={"cache-control": "no-store"})
+        return Response(render_metrics(), media_type=METRICS_TYPE, headers={"cache-control": "no-store"})
 
     return Gate(app, config, (lambda: policy) if isinstance(policy, AccessPolicy) else policy, read_problem)
 

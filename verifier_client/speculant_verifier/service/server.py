@@ -19,12 +19,13 @@ from speculant_graph.serving.calls import CallGate
 from speculant_graph.serving.credentials import server_credentials
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http import HttpServer, create_app
+from speculant_verifier.http import METRICS_TYPE, HttpServer, create_app
+from speculant_verifier.http.errors import unavailable
 from speculant_verifier.load import Load
 from speculant_verifier.service.metrics import render_metrics
 from speculant_verifier.service.service import SERVICE_NAME, VerifierService
 
-_LOADING, _DRAINING = "the model is being loaded; try again in a while", "the verifier is shutting down; ask another"
+_LOADING, _DRAINING = "the model is being loaded", "the verifier is shutting down"
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -141,13 +142,17 @@ class VerifierServer:
         )
 
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer that the model is being loaded, until it is there."""
-        app = self._app or PlainTextResponse(_LOADING, HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "5"})
-        await app(scope, receive, send)
+        """Answer; until the model is there, that it is being loaded."""
+        app = self._app
+        if app is None and scope["path"] == "/metrics":
+            app = PlainTextResponse(render_metrics(None, self._load), media_type=METRICS_TYPE)
+        elif app is None and scope["path"].startswith("/v1/"):
+            app = unavailable(_LOADING).response()
+        await (app or PlainTextResponse(f"{_LOADING}\n", HTTPStatus.SERVICE_UNAVAILABLE))(scope, receive, send)
 
     def _read_decoder(self) -> SpeculativeDecoder:
         if self._decoder is None:
-            raise DrafterUnavailableError(_LOADING)
+            raise DrafterUnavailableError(f"{_LOADING}; try again in a while")
         return self._decoder
 
     async def _tell_health(self, status: int) -> None:
