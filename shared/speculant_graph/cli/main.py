@@ -31,6 +31,7 @@ COMMANDS = {
     "verifier": ("speculant_verifier.service.command", "http", "serve a model over gRPC and an OpenAI-compatible API"),
     "admin": ("speculant_graph.cli.admin", "drafter", "look after running sidecars"),
     "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
+    "chat": ("speculant_verifier.talk.command", "verifier", "talk with a model in the terminal"),
     "config": ("speculant_graph.cli.config", "build", "show all settings and where each comes from"),
     "bench": ("speculant_graph.cli.bench", "bench", "measure it against the obvious alternatives"),
     "demo": ("speculant_verifier.demo.command", "all", "run it all here and compare with plain decoding"),
