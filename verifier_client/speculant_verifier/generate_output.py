@@ -161,4 +161,9 @@ def ending(reasons: Sequence[str], num_samples: int, missing: str) -> str:
     """
     all_reasons = [*reasons, *[missing] * (num_samples - len(reasons))] if missing else list(reasons)
     counts = ", ".join(f"{all_reasons.count(reason)} {reason}" for reason in sorted(set(all_reasons)))
-    return f", {len(all_reasons)} results ({counts})" if len(all_reasons) > 1 else f", ended by {all_reasons[0]}"
+    return f", {len(all_reasons)} results ({counts})" if len(all_reasons) > 1 else f", {ended(all_reasons[0])}"
+
+
+def ended(reason: str) -> str:
+    """Return why a sample ended, in words."""
+    return reason if reason == "interrupted" else f"ended by {reason}"

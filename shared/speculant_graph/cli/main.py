@@ -32,6 +32,7 @@ COMMANDS = {
     "admin": ("speculant_graph.cli.admin", "drafter", "look after running sidecars"),
     "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
     "chat": ("speculant_verifier.talk.command", "verifier", "talk with a model in the terminal"),
+    "doctor": ("speculant_graph.cli.doctor", "drafter", "check this installation and what it is to work with"),
     "config": ("speculant_graph.cli.config", "build", "show all settings and where each comes from"),
     "bench": ("speculant_graph.cli.bench", "bench", "measure it against the obvious alternatives"),
     "demo": ("speculant_verifier.demo.command", "all", "run it all here and compare with plain decoding"),

@@ -30,7 +30,7 @@ class ChatSettings(CommandSettings):
     """Talk with a model: here, with the flags of 'generate', or with a server by --url.
 
     A line is a message, typed or from a pipe; /help lists commands. Ctrl-C stops an answer, Ctrl-D ends. Answers go to
-    standard output, all else to standard error. The exit status is 1 if a message of a pipe had no answer.
+    standard output, all else to standard error. The exit status is 1 if a line of a pipe failed.
     """
 
     url: str = ""
@@ -57,7 +57,7 @@ class ChatSettings(CommandSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Talk until there are no more messages; return 1 if one of a pipe had no answer.
+    """Talk until there are no more messages; return 1 if a line of a pipe failed.
 
     Raises:
         ConfigError: settings are wrong, or the model can't be loaded.

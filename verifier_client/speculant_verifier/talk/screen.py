@@ -10,6 +10,7 @@ from rich.console import Console
 
 from speculant_graph.cli.terminal import printable
 from speculant_verifier.console import DIM_STYLE, write
+from speculant_verifier.generate_output import ended
 from speculant_verifier.run_statistics import RunStatistics
 from speculant_verifier.talk.partner import Piece
 
@@ -82,7 +83,7 @@ class TextScreen:
             self.note(f"speculant: chat: {turn.error}")
             return
         line = turn.statistics.line() if turn.statistics.tokens else f"{turn.statistics.elapsed_s:.1f} s"
-        why = "" if turn.finish_reason == "stop" else f", ended by {turn.finish_reason}"
+        why = "" if turn.finish_reason == "stop" else f", {ended(turn.finish_reason)}"
         self._notes.print(printable(line + why), style=DIM_STYLE, markup=False)
 
     def note(self, text: str) -> None:
