@@ -34,6 +34,7 @@ COMMANDS = {
     "chat": ("speculant_verifier.talk.command", "verifier", "talk with a model in the terminal"),
     "doctor": ("speculant_graph.cli.doctor", "drafter", "check this installation and what it is to work with"),
     "config": ("speculant_graph.cli.config", "build", "show all settings and where each comes from"),
+    "completion": ("speculant_graph.cli.completion", "build", "print a script that completes commands in a shell"),
     "bench": ("speculant_graph.cli.bench", "bench", "measure it against the obvious alternatives"),
     "demo": ("speculant_verifier.demo.command", "all", "run it all here and compare with plain decoding"),
 }
