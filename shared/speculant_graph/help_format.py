@@ -37,12 +37,8 @@ class HelpFormatter(RawDescriptionHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
-        return "\n\n".join(
-            textwrap.fill(
-                " ".join(part.split()), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-            )
-            for part in paragraphs
-        )
+        options: dict[str, Any] = {"initial_indent": indent, "subsequent_indent": indent, "break_on_hyphens": False}
+        return "\n\n".join(textwrap.fill(" ".join(part.split()), width, **options) for part in paragraphs)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)

@@ -21,6 +21,7 @@ from speculant_graph.settings import CommandSettings, load_settings
 MODEL_CHECKS = "speculant_verifier.checks"
 """Module of the verifier that looks at torch and the model: named as text, as in ``main``."""
 
+_MEND_SETTINGS = "correct it; speculant config show prints what holds"
 _COLORS: dict[Status, str] = {"ok": "32", "warn": "33", "fail": "1;31", "skip": "2"}
 
 
@@ -35,6 +36,8 @@ class DoctorSettings(CommandSettings):
     """Check this graph file."""
     verify: bool = False
     """Read all of the graph file, and load the model."""
+    admin_address: str = ""
+    """List the graphs of the drafter whose admin service is at this address."""
     verifier_address: str = ""
     """Check the verifier that serves gRPC at this address; --verifier for short."""
     url: str = ""
@@ -99,7 +102,7 @@ def _load(arguments: Sequence[str]) -> tuple[DoctorSettings, ConfigError | None]
 
 
 def _check(settings: DoctorSettings, problem: ConfigError | None) -> Iterator[Finding]:
-    from speculant_graph.cli.checks.drafter import check_drafters
+    from speculant_graph.cli.checks.drafter import check_drafters, check_graphs
     from speculant_graph.cli.checks.files import check_graph, check_settings
     from speculant_graph.cli.checks.libraries import check_libraries
     from speculant_graph.cli.checks.machine import check_kernels, check_machine
@@ -109,17 +112,28 @@ def _check(settings: DoctorSettings, problem: ConfigError | None) -> Iterator[Fi
     api_key = settings.api_key.get_secret_value() if settings.api_key else ""
     yield from check_libraries()
     yield from check_machine()
-    yield from guarded("kernels", check_kernels)
+    yield from guarded("kernels", "install the package again", check_kernels)
     if problem is not None:
-        yield failed("settings", problem)
+        yield failed("settings", _MEND_SETTINGS, problem)
     else:
-        yield from guarded("settings", lambda: check_settings(settings.config))
+        yield from guarded("settings", _MEND_SETTINGS, lambda: check_settings(settings.config))
     yield from _check_model(settings, identities)
-    yield from guarded("graph", lambda: check_graph(settings.graph_path, verify=settings.verify, identities=identities))
-    yield from guarded("drafter", lambda: check_drafters(settings.client, settings.draft, identities))
+    yield from guarded(
+        "graph",
+        "check the path",
+        lambda: check_graph(settings.graph_path, verify=settings.verify, identities=identities),
+    )
+    yield from guarded(
+        "drafter", "check --address", lambda: check_drafters(settings.client, settings.draft, identities)
+    )
+    yield from guarded(
+        "drafter graphs", "check --admin-address", lambda: check_graphs(settings.admin_address, settings.client)
+    )
     yield from compare_tokenizers(identities)
-    yield from guarded("verifier", lambda: check_verifier(settings.verifier_address, settings.client))
-    yield from guarded("http", lambda: check_url(settings.url, api_key))
+    yield from guarded(
+        "verifier", "check --verifier", lambda: check_verifier(settings.verifier_address, settings.client)
+    )
+    yield from guarded("http", "check --url", lambda: check_url(settings.url, api_key))
 
 
 def _check_model(settings: DoctorSettings, identities: Identities) -> Iterator[Finding]:
@@ -134,12 +148,14 @@ def _check_model(settings: DoctorSettings, identities: Identities) -> Iterator[F
         else:
             yield Finding("model", "skip", missing)
         return
-    yield from guarded("torch", checks.check_torch)
+    yield from guarded("torch", "install torch again", checks.check_torch)
     if not is_named:
         yield Finding("model", "skip", "not named; --model NAME or FOLDER")
         return
     yield from guarded(
-        "model", lambda: checks.check_model(settings.verifier, load=settings.verify, identities=identities)
+        "model",
+        "check the name or the folder, and that it is complete",
+        lambda: checks.check_model(settings.verifier, load=settings.verify, identities=identities),
     )
 
 

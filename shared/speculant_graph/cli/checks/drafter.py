@@ -7,6 +7,7 @@ import random
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ NUM_DRAFTS = 200
 """Drafts of a measurement."""
 _PROMPT_TOKENS = 64
 _PATIENCE_S = 5.0
-_SERVICE = "speculant_graph.rpc.v1.DrafterService"
 
 
 def check_drafters(config: ClientConfig, draft: DraftConfig, identities: Identities) -> Iterator[Finding]:
@@ -41,19 +41,57 @@ def check_drafters(config: ClientConfig, draft: DraftConfig, identities: Identit
     from speculant_graph.rpc.channel import Endpoint, split_addresses
 
     for address in split_addresses(config.address):
-        endpoint = Endpoint.of(address, config)
-        reachable = True
-        for finding in check_socket("drafter socket", address):
-            reachable = reachable and finding.status != "fail"
-            yield finding
-        if not reachable:
-            continue
-        for finding in guarded(f"drafter {address}", lambda: check_health(endpoint, "drafter", _SERVICE)):  # noqa: B023
-            reachable = reachable and finding.status != "fail"
-            yield finding
-        if reachable:
-            one = config.model_copy(update={"address": address})
-            yield from guarded(f"drafts {address}", lambda: _check_drafts(endpoint, one, draft, identities))  # noqa: B023
+        one = config.model_copy(update={"address": address})
+        yield from guarded(
+            "drafter", "see its log", partial(_check_one, Endpoint.of(address, config), one, draft, identities)
+        )
+
+
+def _check_one(
+    endpoint: Endpoint, config: ClientConfig, draft: DraftConfig, identities: Identities
+) -> Iterator[Finding]:
+    for finding in (*check_socket("drafter socket", endpoint.address), *check_health(endpoint, "drafter")):
+        yield finding
+        if finding.status == "fail":
+            return
+    yield from guarded(
+        "drafts", "see the log of the drafter", lambda: _check_drafts(endpoint, config, draft, identities)
+    )
+
+
+def check_graphs(address: str, config: ClientConfig) -> Iterator[Finding]:
+    """List the graphs of a sidecar.
+
+    Args:
+        address: its admin address; empty: not looked at.
+        config: encryption and credentials.
+
+    Raises:
+        ConfigError: the address or a credential is wrong.
+        SpeculantError: it does not answer, or does not let this client.
+    """
+    if not address:
+        yield Finding("drafter graphs", "skip", "not named; --admin-address, where server.admin_listen is")
+        return
+    import grpc
+
+    from speculant_graph.rpc.channel import Endpoint
+    from speculant_graph.rpc.status import from_status
+    from speculant_graph.rpc.v1 import drafter_pb2 as pb
+    from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterAdminServiceStub
+
+    endpoint = Endpoint.of(address, config)
+    with endpoint.connect() as channel:
+        stub = DrafterAdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            graphs = stub.ListGraphs(pb.ListGraphsRequest(), timeout=_PATIENCE_S, metadata=endpoint.metadata).graphs
+        except grpc.RpcError as error:
+            raise from_status(error.code(), error.details()) from error
+    for graph in graphs:
+        detail = (
+            f"{graph.name}: generation {graph.generation}, {graph.corpus_tokens:,} tokens, orders 1-{graph.max_order}"
+        )
+        yield Finding("drafter graphs", "ok", f"{detail}, {graph.open_sessions} sessions")
 
 
 def check_socket(check: str, address: str) -> Iterator[Finding]:
@@ -94,13 +132,12 @@ def _is_open(folder: Path) -> bool:
     return all(each.stat().st_mode & stat.S_IXOTH for each in (folder, *folder.parents))
 
 
-def check_health(endpoint: Endpoint, check: str, service: str) -> Iterator[Finding]:
-    """Ask a server whether it serves, and what.
+def check_health(endpoint: Endpoint, check: str) -> Iterator[Finding]:
+    """Ask a server whether it serves.
 
     Args:
         endpoint: where it is.
         check: the check's name.
-        service: what its names of graphs begin with.
     """
     try:
         from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -117,7 +154,6 @@ def check_health(endpoint: Endpoint, check: str, service: str) -> Iterator[Findi
             answer = stub.Check(
                 health_pb2.HealthCheckRequest(), timeout=_PATIENCE_S, metadata=endpoint.metadata, wait_for_ready=False
             )
-            names = _served_names(stub, health_pb2, endpoint, service)
         except grpc.RpcError as error:
             remedy = "start it, and see its log; check address and certificates"
             yield Finding(check, "fail", f"{endpoint.address}: {from_status(error.code(), error.details())}", remedy)
@@ -126,24 +162,7 @@ def check_health(endpoint: Endpoint, check: str, service: str) -> Iterator[Findi
         remedy = "wait until it has loaded, or see its log"
         yield Finding(check, "fail", f"{endpoint.address} answers, and does not serve", remedy)
         return
-    graphs = f"; graphs: {', '.join(names)}" if names else ""
-    yield Finding(check, "ok", f"{endpoint.address} serves{graphs}")
-
-
-def _served_names(stub: Any, health_pb2: Any, endpoint: Endpoint, service: str) -> list[str]:
-    import grpc
-
-    try:
-        listed = stub.List(health_pb2.HealthListRequest(), timeout=_PATIENCE_S, metadata=endpoint.metadata)
-    except (AttributeError, grpc.RpcError):  # of an older library, here or there
-        return []
-    serving = health_pb2.HealthCheckResponse.SERVING
-    prefix = f"{service}/"
-    return sorted(
-        name.removeprefix(prefix)
-        for name, answer in listed.statuses.items()
-        if name.startswith(prefix) and answer.status == serving
-    )
+    yield Finding(check, "ok", f"{endpoint.address} serves")
 
 
 def _check_drafts(
@@ -175,6 +194,8 @@ def _check_drafts(
         yield Finding("drafter version", "warn", detail, "install the same release on both sides")
     fingerprint = Fingerprint(opened.tokenizer_name, opened.tokenizer_sha256.hex(), opened.vocabulary_size)
     identities.add(f"the drafter at {endpoint.address}", fingerprint)
+    detail = f"{config.graph or 'the default'}: generation {opened.graph_generation}, orders 1-{opened.max_order}"
+    yield Finding("drafter graph", "ok", f"{detail}, tokenizer {opened.tokenizer_name} ({fingerprint.sha256[:12]})")
     yield from _measure(config, draft, opened.vocabulary_size)
 
 

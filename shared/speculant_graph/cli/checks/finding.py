@@ -39,23 +39,30 @@ class Identities:
         self.found.append((owner, fingerprint))
 
 
-def guarded(check: str, findings: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def guarded(check: str, remedy: str, findings: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """Yield findings; an error becomes the last one.
 
     Args:
         check: what an error is about.
+        remedy: what to do about errors that do not say it themselves.
         findings: looks.
     """
     try:
         yield from findings()
     except (SpeculantError, OSError) as error:
-        yield failed(check, error)
+        yield failed(check, remedy, error)
 
 
-def failed(check: str, error: Exception) -> Finding:
-    """Return an error as a finding: what its message says to do, behind the last semicolon, is the remedy."""
-    what, _, remedy = str(error).replace("\n", " ").rpartition("; ")
-    return Finding(check, "fail", what, remedy) if what else Finding(check, "fail", remedy)
+def failed(check: str, remedy: str, error: Exception) -> Finding:
+    """Return an error as a finding: what its message says to do, behind the last semicolon, is the remedy.
+
+    Args:
+        check: what it is about.
+        remedy: what to do if it does not say so.
+        error: the error.
+    """
+    what, _, rest = str(error).replace("\n", " ").rpartition("; ")
+    return Finding(check, "fail", what, rest) if what else Finding(check, "fail", rest, remedy)
 
 
 def compare_tokenizers(identities: Identities) -> Iterator[Finding]:

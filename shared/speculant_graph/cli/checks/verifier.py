@@ -39,7 +39,7 @@ def check_verifier(address: str, config: ClientConfig) -> Iterator[Finding]:
     findings = list(check_socket("verifier socket", address))
     yield from findings
     if all(finding.status != "fail" for finding in findings):
-        yield from check_health(endpoint, "verifier", "speculant_graph.rpc.v1.VerifierService")
+        yield from check_health(endpoint, "verifier")
 
 
 def check_url(url: str, api_key: str) -> Iterator[Finding]:
