@@ -8,6 +8,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ def check_drafters(config: ClientConfig, draft: DraftConfig, identities: Identit
 def _check_one(
     endpoint: Endpoint, config: ClientConfig, draft: DraftConfig, identities: Identities
 ) -> Iterator[Finding]:
-    for finding in (*check_socket("drafter socket", endpoint.address), *check_health(endpoint, "drafter")):
+    for finding in chain(check_socket("drafter socket", endpoint.address), check_health(endpoint, "drafter")):
         yield finding
         if finding.status == "fail":
             return
