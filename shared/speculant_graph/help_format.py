@@ -43,6 +43,15 @@ class HelpFormatter(RawDescriptionHelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
+    def _format_action_invocation(self, action: Action) -> str:
+        """Name the value once, behind all names of a flag."""
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = ", ".join(action.option_strings)
+        if action.nargs == 0:
+            return names
+        return f"{names} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
+
     def _get_help_string(self, action: Action) -> str:
         help_text = re.sub(r" \(default: (\(none\)|None|False|\{\}|\(\)|\[\])?\)$", "", action.help or "")
         help_text = re.sub(r"frozenset\(\{(.*)\}\)", lambda match: _names(match[1]), help_text)

@@ -54,5 +54,5 @@ def _help() -> str:
     return (
         "usage: speculant bench BENCH [options]\n\nMeasure this project on this machine.\n\nbenches:\n"
         + "\n".join(lines)
-        + "\n\n'speculant bench BENCH --help' lists a bench's options; with --json the last line is one JSON object.\n"
+        + "\n\n'speculant bench BENCH --help' lists a bench's options; with --json the last line is a JSON object.\n"
     )

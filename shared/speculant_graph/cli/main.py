@@ -130,12 +130,12 @@ def _reader_left() -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10} {what}" for name, (_, _, what) in COMMANDS.items()]
+    lines = [f"  {name:<11} {what}" for name, (_, _, what) in COMMANDS.items()]
     return (
         "usage: speculant COMMAND [options]\n\nSpeculative decoding from an n-gram graph of your own text.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. An option like "
-        "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4) or stand in "
-        "speculant.toml ([graph] max_order = 4).\n"
+        "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4), or stand in "
+        "speculant.toml below [graph]\n(max_order = 4).\n"
     )
 
 
