@@ -21,7 +21,7 @@ from speculant_verifier.model.loading import device_named, load_tokenizer
 
 def check_torch() -> Iterator[Finding]:
     """Say which torch this is and which GPUs it sees."""
-    yield Finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    yield Finding("torch", "ok", f"{torch.__version__}, threads: {torch.get_num_threads()}")
     if not torch.cuda.is_available():
         yield Finding("gpu", "ok", "none: the model runs on the processor")
         return

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
-from typing import cast
 
 from speculant_graph.errors import SpeculantError
 from speculant_verifier.run_statistics import RunStatistics, total
@@ -100,10 +99,11 @@ class Conversation:
         reasoning: list[str] = []
         reason, error, interruption = "", "", None
         try:
-            for piece in self._pieces(asked):
-                content.append(piece.content)
-                reasoning.append(piece.reasoning)
-                self._screen.show(piece)
+            with closing(self._answer(asked)) as pieces:
+                for piece in pieces:
+                    content.append(piece.content)
+                    reasoning.append(piece.reasoning)
+                    self._screen.show(piece)
             reason = self._partner.finish_reason
         except KeyboardInterrupt as interrupt:
             reason, interruption = "interrupted", interrupt
@@ -119,11 +119,9 @@ class Conversation:
         if interruption is not None and not self._reader.is_typed:
             raise interruption
 
-    def _pieces(self, asked: Messages) -> Iterator[Piece]:
+    def _answer(self, asked: Messages) -> Generator[Piece, None, None]:
         head = [{"role": "system", "content": self._system}] if self._system else []
-        answer = self._partner.answer([*head, *asked], self._attempt)
-        with cast("closing[Iterator[Piece]]", closing(answer)) as pieces:  # type: ignore[type-var]
-            yield from pieces
+        return self._partner.answer([*head, *asked], self._attempt)
 
     # --- commands
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import PurePath
 from typing import cast
@@ -32,7 +32,7 @@ class LocalPartner:
         self._meter = RunMeter(decoder)
         self._finish_reason = ""
 
-    def answer(self, messages: Messages, attempt: int) -> Iterator[Piece]:
+    def answer(self, messages: Messages, attempt: int) -> Generator[Piece, None, None]:
         """Yield an answer as it comes; see :class:`~speculant_verifier.talk.partner.Partner`.
 
         Raises:
@@ -43,8 +43,8 @@ class LocalPartner:
         target = self._decoder.target
         splitter = ChannelSplitter(self._harmony, target.decode) if self._harmony else None
         config = self._config.model_copy(update={"seed": (self._config.seed + attempt) % (1 << 63), "n": 1})
-        stream = cast("closing[Iterator[StepEvent]]", closing(self._decoder.stream([prompt], config)))  # type: ignore[type-var]
-        with stream as events:
+        stream = cast("Generator[StepEvent, None, None]", self._decoder.stream([prompt], config))
+        with closing(stream) as events:
             for event in events:
                 self._meter.note(event)
                 is_last = event.result is not None

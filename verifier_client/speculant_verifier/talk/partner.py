@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,8 +28,8 @@ class Partner(Protocol):
     name: str
     """Of the model, for people."""
 
-    def answer(self, messages: Messages, attempt: int) -> Iterator[Piece]:
-        """Yield an answer as it comes; leaving the iterator ends it.
+    def answer(self, messages: Messages, attempt: int) -> Generator[Piece, None, None]:
+        """Yield an answer as it comes; closing the generator ends it.
 
         Args:
             messages: the conversation.

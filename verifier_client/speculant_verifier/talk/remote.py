@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from http.client import HTTPException, HTTPResponse
 from ipaddress import ip_address
 from typing import Any
@@ -59,7 +59,7 @@ class RemotePartner:
         self.name = model or models[0]
         self._statistics, self._finish_reason = RunStatistics(), ""
 
-    def answer(self, messages: Messages, attempt: int) -> Iterator[Piece]:
+    def answer(self, messages: Messages, attempt: int) -> Generator[Piece, None, None]:
         """Yield an answer as it comes; see :class:`~speculant_verifier.talk.partner.Partner`.
 
         Raises:
