@@ -77,8 +77,9 @@ protos-check: $(STAMP) $(PROTO_VENV)/.installed ## lint the wire, prove that its
 train: $(STAMP) ## train the demo model again (about an hour on two cores)
 	$(BIN)/python -m speculant_verifier.demo.train
 
-pictures: $(STAMP) ## take the pictures of docs/explorer.md again, where there is Chromium
+pictures: $(STAMP) ## take the pictures of docs/explorer.md and docs/terminal.md again, where there is Chromium
 	PYTHONPATH=tests $(BIN)/python -m support.explorer_pictures
+	PYTHONPATH=tests $(BIN)/python -m support.terminal_picture
 
 constraints: $(STAMP) ## write what is installed to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' | grep -E '^[A-Za-z0-9._-]+==' > constraints.txt

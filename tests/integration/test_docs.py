@@ -48,6 +48,7 @@ PAGES = (
     "docs/explorer.md",
     "docs/http.md",
     "docs/sidecar.md",
+    "docs/terminal.md",
     "docs/verifier.md",
 )
 CLIENTS, SIDECAR = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("clients", "sidecar"))
@@ -74,7 +75,7 @@ def test_settings_that_are_named_exist(name: str) -> None:
     for kind, setting in named:
         known = SECTIONS[kind.lower()].model_fields
         assert setting.lower().replace("-", "_") in known, f"{name}: {kind}.{setting}"
-    assert named or name in ("ARCHITECTURE.md", "deploy/README.md")
+    assert named or name in ("ARCHITECTURE.md", "deploy/README.md", "docs/terminal.md")
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -41,7 +41,7 @@ class ShowSettings(CommandSettings):
     """Print one JSON object instead."""
 
 
-class _AllSettings(CommandSettings):
+class AllSettings(CommandSettings):
     """Every section there is."""
 
     graph: GraphConfig = GraphConfig()
@@ -85,9 +85,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _collect(path: Path | None) -> dict[str, dict[str, _Shown]]:
-    settings = load_settings(_AllSettings, "config show", [] if path is None else [f"--config={path}"])
+    settings = load_settings(AllSettings, "config show", [] if path is None else [f"--config={path}"])
     in_file = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
-    in_environment = EnvSettingsSource(_AllSettings)()
+    in_environment = EnvSettingsSource(AllSettings)()
     shown: dict[str, dict[str, _Shown]] = {}
     for section in SECTIONS:
         config: Config = getattr(settings, section)

@@ -19,10 +19,12 @@ from loguru import logger
 
 from speculant_graph.errors import DraftLimitError
 from speculant_graph.rpc.convert.stream import duration_of
+from speculant_graph.rpc.metadata import VERSION_KEY
 from speculant_graph.rpc.status import status_number, to_status
 from speculant_graph.serving.access import AccessPolicy, Principal
 from speculant_graph.serving.credentials import certificate_names
 from speculant_graph.serving.request_ids import REQUEST_ID_KEY, bound_to_messages, request_id_of
+from speculant_graph.version import VERSION
 
 _BUSY_S = 0.1
 _STATUS_DETAILS = "grpc-status-details-bin"
@@ -107,7 +109,9 @@ class CallGate:
             with bound_to_messages(request_id, method=name):
                 try:
                     self._require_room()
-                    yield Call(self._principal(context, metadata), context)
+                    principal = self._principal(context, metadata)
+                    context.set_trailing_metadata(((REQUEST_ID_KEY, request_id), (VERSION_KEY, VERSION)))
+                    yield Call(principal, context)
                 except Exception as error:
                     log_failure(name, error)
                     raise

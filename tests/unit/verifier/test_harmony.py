@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from speculant_graph.types import TokenId
-from speculant_verifier.http.harmony import ChannelSplitter, HarmonyTokens
+from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
 from speculant_verifier.http.logprobs import Offsets, TokenTexts
 from speculant_verifier.stream import TextStream
 from support.harmony import HARMONY_NAMES, HARMONY_TEMPLATE, harmony_tokenizer

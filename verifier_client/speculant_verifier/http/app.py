@@ -22,11 +22,11 @@ from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.harmony import HarmonyTokens
 from speculant_verifier.http.answering import Decoding, GenerationResponse
 from speculant_verifier.http.answers import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
 from speculant_verifier.http.errors import ApiError, internal, no_such_model, of_validation
 from speculant_verifier.http.gate import PRINCIPAL, Gate
-from speculant_verifier.http.harmony import HarmonyTokens
 from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.preparing import Preparation
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest

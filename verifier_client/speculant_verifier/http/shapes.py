@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from speculant_graph.types import TokenId
+from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
 from speculant_verifier.http.answers import (
     Answer,
     AnswerMessage,
@@ -23,7 +24,6 @@ from speculant_verifier.http.answers import (
     Delta,
     FinishReason,
 )
-from speculant_verifier.http.harmony import ChannelSplitter, HarmonyTokens
 from speculant_verifier.http.logprobs import Offsets, TokenTexts
 from speculant_verifier.http.statistics import speculation_of, usage_of
 from speculant_verifier.model import TargetModel
