@@ -189,7 +189,7 @@ def test_a_client_that_leaves_frees_its_place(target, tmp_path):
 
 def test_more_than_may_wait_are_refused_with_a_delay(target, tmp_path):
     async def scenario(stub, server):
-        calls = [stub.Generate(request(max_tokens=100)) for _ in range(6)]
+        calls = [stub.Generate(request(max_tokens=300, ignore_end_tokens=True)) for _ in range(6)]
         for call in calls[:1]:
             await call.read()
         while server._load.num_sequences < 6:
