@@ -30,6 +30,7 @@ COMMANDS = {
     "drafter": ("speculant_drafter.cli", "drafter", "serve a graph as the drafter sidecar"),
     "verifier": ("speculant_verifier.service.command", "http", "serve a model over gRPC and an OpenAI-compatible API"),
     "admin": ("speculant_graph.cli.admin", "drafter", "look after running sidecars"),
+    "probe": ("speculant_graph.cli.probe", "drafter", "ask a running drafter or verifier whether it serves"),
     "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
     "config": ("speculant_graph.cli.config", "build", "show all settings and where each comes from"),
     "bench": ("speculant_graph.cli.bench", "bench", "measure it against the obvious alternatives"),

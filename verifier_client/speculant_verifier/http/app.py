@@ -25,7 +25,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.answering import Decoding, GenerationResponse
 from speculant_verifier.http.answers import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
 from speculant_verifier.http.errors import ApiError, internal, no_such_model, of_validation
-from speculant_verifier.http.gate import Gate
+from speculant_verifier.http.gate import CountRequest, Gate
 from speculant_verifier.http.harmony import HarmonyTokens
 from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.preparing import Preparation
@@ -62,6 +62,7 @@ def create_app(
     *,
     read_problem: Callable[[], str],
     render_metrics: Callable[[], bytes],
+    count_request: CountRequest = lambda endpoint, status: None,
 ) -> ASGIApp:
     """Return the OpenAI-compatible API as an ASGI application.
 
@@ -72,6 +73,7 @@ def create_app(
         defaults: settings that requests do not name.
         read_problem: why nothing is served, one line; empty if it is. Called in the event loop.
         render_metrics: text for Prometheus. Called in the event loop.
+        count_request: told of every request to the API that is over. Called in the event loop.
 
     Raises:
         ConfigError: the model was given without its tokenizer.
@@ -137,7 +139,8 @@ def create_app(
         """Return what is counted, for Prometheus."""
         return Response(render_metrics(), media_type=_METRICS_TYPE, headers={"cache-control": "no-store"})
 
-    return Gate(app, config, (lambda: policy) if isinstance(policy, AccessPolicy) else policy, read_problem)
+    read_policy = (lambda: policy) if isinstance(policy, AccessPolicy) else policy
+    return Gate(app, config, read_policy, read_problem, count_request)
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:
