@@ -1,7 +1,7 @@
 """Compile the kernels of the installed package into NUMBA_CACHE_DIR: run once, while an image is built.
 
 A sidecar is started on a small graph and asked for drafts by every strategy, as its clients would. Where the verifier
-is installed, text is generated, too.
+is installed, a graph is built from text and text is generated, too.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ def draft(address: str) -> None:
                 raise SystemExit(f"'{strategy}' drafted nothing: {client.statistics.last_failure}")
 
 
-def generate() -> None:
-    """Generate a little text with the demo's model."""
-    from speculant_graph import GenerationConfig, SpeculativeDecoder, VerifierConfig
+def build_and_generate(folder: str) -> None:
+    """Build a graph from text, and generate a little with the demo's model."""
+    from speculant_graph import GenerationConfig, GraphBuilder, SpeculativeDecoder, VerifierConfig
     from speculant_verifier.demo.run import MODEL_FOLDER
 
+    GraphBuilder(tokenizer_name=str(MODEL_FOLDER)).build([Path(__file__)], Path(folder) / "text.pkl")
     verifier = VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", measure_costs=False)
     with SpeculativeDecoder(verifier_config=verifier, draft_config=DraftConfig(strategy="tree")) as decoder:
         decoder.generate("def main():\n", GenerationConfig(max_tokens=40))
+        decoder.generate("def main():\n", GenerationConfig(max_tokens=10, temperature=1.0, top_p=0.9))
 
 
 async def main() -> None:
@@ -61,8 +63,8 @@ async def main() -> None:
         config = ServerConfig(listen=f"unix://{folder}/drafter.sock", graph=graph)
         async with DrafterServer(config, DraftConfig()) as server:
             await asyncio.to_thread(draft, server.addresses[0])
-    if importlib.util.find_spec("torch") is not None:
-        await asyncio.to_thread(generate)
+        if importlib.util.find_spec("torch") is not None:
+            await asyncio.to_thread(build_and_generate, folder)
 
 
 if __name__ == "__main__":
