@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import urllib.error
@@ -123,9 +124,9 @@ def test_what_is_not_there_is_found(samples, expression, legend, complaint):
 
 
 def test_every_metric_of_ours_is_documented(samples):
-    """The drafter's are listed in the documentation."""
-    text = (DEPLOY.parent / "docs" / "sidecar.md").read_text(encoding="utf-8")
-    for name in samples:
-        if name.startswith("speculant_drafter_"):
-            family = name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum")
-            assert f"`{family}`" in text, name
+    pages = DEPLOY.parent / "docs" / "sidecar.md", DEPLOY / "README.md"
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    told = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name in samples}
+    ours = {name for name in told if name.startswith("speculant_")}
+    named = set(re.findall(r"`(speculant_(?:drafter|verifier)_\w+)`", text))
+    assert ours == named
