@@ -24,6 +24,8 @@ from support.promql import Query
 from support.server import code_of, connected, step_of
 from support.sidecar import start_sidecar
 
+pytestmark = pytest.mark.slow
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD, RULES = DEPLOY / "grafana" / "speculant.json", DEPLOY / "prometheus" / "rules.yml"
 RECORDED = {rule["record"] for rule in promql.rules_of(RULES) if "record" in rule}
