@@ -48,10 +48,11 @@ def build_and_generate(folder: str) -> None:
     from speculant_graph import GenerationConfig, GraphBuilder, SpeculativeDecoder, VerifierConfig
     from speculant_verifier.demo.run import MODEL_FOLDER
 
-    GraphBuilder(tokenizer_name=str(MODEL_FOLDER)).build([Path(__file__)], Path(folder) / "text.pkl")
+    graph = Path(folder) / "text.pkl"
+    GraphBuilder(tokenizer_name=str(MODEL_FOLDER)).build([Path(asyncio.__file__).with_name("futures.py")], graph)
     verifier = VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", measure_costs=False)
-    with SpeculativeDecoder(verifier_config=verifier, draft_config=DraftConfig(strategy="tree")) as decoder:
-        decoder.generate("def main():\n", GenerationConfig(max_tokens=40))
+    with SpeculativeDecoder(graph, verifier, DraftConfig(strategy="tree", k=16)) as decoder:
+        decoder.generate("class Future:\n", GenerationConfig(max_tokens=60, speculation="on"))
         decoder.generate("def main():\n", GenerationConfig(max_tokens=10, temperature=1.0, top_p=0.9))
 
 
