@@ -16,7 +16,7 @@ import h11
 from loguru import logger
 
 from speculant_graph.errors import ConfigError
-from speculant_graph.rpc.channel import socket_path
+from speculant_graph.rpc.addresses import socket_path
 
 PLAIN_TEXT = "text/plain; charset=utf-8"
 _MAX_HEAD_BYTES = 8_192

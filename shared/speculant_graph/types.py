@@ -145,6 +145,10 @@ class DrafterStatistics:
     """Answers that came after their step had gone on without them."""
     failovers: int = 0
     """Sessions that moved to another replica because theirs was down."""
+    replicas: int = 0
+    """Sidecars that are known; 0 where drafts are made in this process."""
+    paused_replicas: int = 0
+    """How many of them are not asked now, as they failed: their breakers are open."""
     round_trip_s: tuple[float, ...] = field(default=(), repr=False)
     """Duration of the most recent answered steps, oldest first."""
     last_failure: str = ""

@@ -233,6 +233,16 @@ class SpeculativeDecoder:
         return self._engine.num_kv_tokens
 
     @property
+    def num_reserved_kv_tokens(self) -> int:
+        """Tokens that the running sequences may come to need: their number times the longest that any may become."""
+        return self._engine.num_reserved_kv_tokens
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Bound of these, at which requests wait: ``verifier.max_kv_tokens``, or what it stands for if it is 0."""
+        return self._engine.max_kv_tokens
+
+    @property
     def num_kv_bytes(self) -> int:
         """Memory of keys and values, that of free rows and slots included."""
         return self._engine.num_kv_bytes

@@ -86,7 +86,7 @@ class AsyncDrafterClient:
     @property
     def statistics(self) -> DrafterStatistics:
         """Counts since the drafter was made."""
-        return self._core.counts.snapshot()
+        return self._core.statistics()
 
     async def open(self, session_id: int, options: SessionOptions | None = None) -> None:
         """Begin a session; if the drafter does not answer, its first steps try again.

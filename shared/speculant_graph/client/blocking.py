@@ -115,7 +115,7 @@ class DrafterClient:
     def statistics(self) -> DrafterStatistics:
         """Counts since the drafter was made."""
         with self._lock:
-            return self._core.counts.snapshot()
+            return self._core.statistics()
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> None:
         """Begin a session; if the drafter does not answer, its first steps try again.

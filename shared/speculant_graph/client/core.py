@@ -37,7 +37,15 @@ from speculant_graph.rpc.messages import (
     StepOptions,
     StepRequest,
 )
-from speculant_graph.types import Draft, DrafterState, SequenceStep, SessionOptions, SiblingsName, StrategyName
+from speculant_graph.types import (
+    Draft,
+    DrafterState,
+    DrafterStatistics,
+    SequenceStep,
+    SessionOptions,
+    SiblingsName,
+    StrategyName,
+)
 
 _MAX_EXCHANGES_PER_STEP = 2
 _LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_sessions")
@@ -85,6 +93,11 @@ class ClientCore:
         )
         self.state: DrafterState = "ok"
         """Whether the last step was answered."""
+
+    def statistics(self) -> DrafterStatistics:
+        """Return the counts as they are now, and how many replicas are left alone."""
+        paused = sum(replica.breaker.is_open for replica in self._replicas)
+        return replace(self.counts.snapshot(), replicas=len(self._replicas), paused_replicas=paused)
 
     def take_actions(self) -> list[Action]:
         """Return what is to be done since the last call, in order."""

@@ -5,6 +5,8 @@ Methods take and return bytes. So parsing is ours, and gRPC never answers with t
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +64,8 @@ class CallGate:
         self.policy = policy
         self._max_concurrent = max_concurrent
         self._num_running = 0
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Calls that ended, by method and the name of their status; those that were not let in are among them."""
 
     def unary(self, name: str, method: UnaryMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Return the handler of a method with one request and one answer."""
@@ -105,6 +109,7 @@ class CallGate:
         request_id = request_id_of(metadata)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         self._num_running += 1
+        code = grpc.StatusCode.OK
         try:
             with bound_to_messages(request_id, method=name):
                 try:
@@ -113,10 +118,14 @@ class CallGate:
                     context.set_trailing_metadata(((REQUEST_ID_KEY, request_id), (VERSION_KEY, VERSION)))
                     yield Call(principal, context)
                 except Exception as error:
-                    log_failure(name, error)
+                    code = log_failure(name, error)
+                    raise
+                except asyncio.CancelledError:
+                    code = grpc.StatusCode.CANCELLED
                     raise
         finally:
             self._num_running -= 1
+            self.ended[name, code.name] += 1
 
     def _require_room(self) -> None:
         if self._num_running > self._max_concurrent:

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from speculant_graph.errors import ConfigError
-from speculant_graph.rpc.channel import grpc_target, socket_path
+from speculant_graph.rpc.addresses import grpc_target, socket_path
 
 _CONNECT_TIMEOUT_S = 1.0
 

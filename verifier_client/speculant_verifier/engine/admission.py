@@ -33,6 +33,15 @@ class Admission:
         most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
         self._max_tokens = self.cache.max_slots = config.max_kv_tokens or most
 
+    @property
+    def max_tokens(self) -> int:
+        """Bound of running sequences times the longest that any of them may become, in tokens."""
+        return self._max_tokens
+
+    def reserved_tokens(self, running: Sequence[ActiveSequence]) -> int:
+        """Return what of the bound is taken by those that run."""
+        return self._slots(len(running), [each.request for each in running]) if running else 0
+
     def check(self, request: Request) -> None:
         """Refuse a request that could never run.
 

@@ -100,6 +100,16 @@ class Engine:
         return sum(sequence.num_cached for sequence in self._running)
 
     @property
+    def num_reserved_kv_tokens(self) -> int:
+        """Tokens that the running sequences may come to need: their number times the longest that any may become."""
+        return self._admission.reserved_tokens(self._running)
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Bound of these; requests wait at it."""
+        return self._admission.max_tokens
+
+    @property
     def num_kv_bytes(self) -> int:
         """Memory of keys and values, that of free rows and slots included."""
         return self._admission.cache.num_bytes

@@ -26,7 +26,7 @@ from speculant_verifier.harmony import HarmonyTokens
 from speculant_verifier.http.answering import Decoding, GenerationResponse
 from speculant_verifier.http.answers import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
 from speculant_verifier.http.errors import ApiError, internal, no_such_model, of_validation
-from speculant_verifier.http.gate import PRINCIPAL, Gate
+from speculant_verifier.http.gate import PRINCIPAL, CountRequest, Gate
 from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.preparing import Preparation
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
@@ -66,6 +66,7 @@ def create_app(
     load: Load,
     read_problem: Callable[[], str],
     render_metrics: Callable[[], bytes],
+    count_request: CountRequest = lambda endpoint, status: None,
 ) -> ASGIApp:
     """Return the OpenAI-compatible API as an ASGI application.
 
@@ -77,6 +78,7 @@ def create_app(
         load: counts what is under way, here and elsewhere.
         read_problem: why nothing is served, one line; empty if it is. Called in the event loop.
         render_metrics: text for Prometheus. Called in the event loop.
+        count_request: told of every request to the API that is over. Called in the event loop.
 
     Raises:
         ConfigError: the model was given without its tokenizer.
@@ -142,7 +144,8 @@ def create_app(
         """Return what is counted, for Prometheus."""
         return Response(render_metrics(), media_type=METRICS_TYPE, headers={"cache-control": "no-store"})
 
-    return Gate(app, config, (lambda: policy) if isinstance(policy, AccessPolicy) else policy, read_problem)
+    read_policy = (lambda: policy) if isinstance(policy, AccessPolicy) else policy
+    return Gate(app, config, read_policy, read_problem, count_request)
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:

@@ -23,7 +23,13 @@ CERTIFICATE_NAMES = "certificate_names"
 PRINCIPAL = "speculant.principal"
 """Where a request's scope has who sends it."""
 
+CountRequest = Callable[[str, int], None]
+"""Told of every request that is over: the endpoint and the status that was answered."""
+
 _API = "/v1/"
+_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models"})
+_CLIENT_LEFT = 499
+"""What proxies write into their logs where a client left before there was a status."""
 _BODY_TIMEOUT_S = 60.0
 _MOST_DISCARDED = 16
 """So many times the allowed size of a body is read and thrown away, as most clients listen only when all is sent."""
@@ -38,6 +44,7 @@ class Gate:
         config: ServiceConfig,
         read_policy: Callable[[], AccessPolicy],
         read_problem: Callable[[], str],
+        count_request: CountRequest = lambda endpoint, status: None,
     ) -> None:
         """Stand before an application.
 
@@ -46,9 +53,11 @@ class Gate:
             config: most requests at a time, and the size of their bodies.
             read_policy: who may come in now.
             read_problem: why nobody may, one line; empty if all is well.
+            count_request: told of every request to the API that is over. Paths that are no endpoint are "other".
         """
         self._app, self._config = app, config
         self._read_policy, self._read_problem = read_policy, read_problem
+        self._count_request = count_request
         self._num_running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,12 +68,12 @@ class Gate:
             return
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         request_id = request_id_of(headers)
-        has_begun = False
+        status = 0
 
         async def send_with_id(message: Message) -> None:
-            nonlocal has_begun
+            nonlocal status
             if message["type"] == "http.response.start":
-                has_begun = True
+                status = status or message["status"]
                 id_header = (REQUEST_ID_KEY.encode(), request_id.encode())
                 message = {**message, "headers": [*message.get("headers", ()), id_header]}
             await send(message)
@@ -80,12 +89,16 @@ class Gate:
                     await self._app(scope, receive, send_with_id)
                 except Exception as error:
                     refusal = error if isinstance(error, ApiError) else internal()
-                    if not isinstance(error, ApiError | _ClientLeft):
+                    if isinstance(error, _ClientLeft):
+                        status = status or _CLIENT_LEFT
+                    elif not isinstance(error, ApiError):
                         logger.opt(exception=error).error("a request failed")
-                    if not has_begun:
+                    if not status:
                         await refusal.response()(scope, receive, send_with_id)
         finally:
             self._num_running -= 1
+            if scope["path"].startswith(_API):
+                self._count_request(_endpoint_of(scope["path"]), status or _CLIENT_LEFT)
 
     def _admit(self, scope: Scope, headers: dict[str, str]) -> None:
         names = scope.get("state", {}).get(CERTIFICATE_NAMES, ())
@@ -137,6 +150,12 @@ class Gate:
             return {"type": "http.request", "body": bytes(body), "more_body": False}
 
         return hand_on
+
+
+def _endpoint_of(path: str) -> str:
+    if path.startswith("/v1/models/"):
+        return "/v1/models"
+    return path if path in _ENDPOINTS else "other"
 
 
 class _ClientLeft(Exception):

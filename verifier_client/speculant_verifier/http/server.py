@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from speculant_graph.errors import ConfigError
-from speculant_graph.rpc.channel import socket_path
+from speculant_graph.rpc.addresses import socket_path
 from speculant_verifier.http.gate import CERTIFICATE_NAMES
 
 _POLL_S = 0.02

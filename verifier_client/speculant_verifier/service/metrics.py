@@ -5,7 +5,7 @@ No label has values that clients choose (tenants, graphs, request ids): every su
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -19,33 +19,44 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine.totals import NODE_BOUNDS, Histogram
 from speculant_verifier.load import Load
 
+RequestKey = tuple[str, str, str]
+"""Of requests that are over: "http" or "grpc", endpoint or method, and status."""
+
 _PREFIX = "speculant_verifier_"
 _DEEPEST = 32
 """Acceptance is told by depth up to this one; deeper nodes count as of it."""
 _STATES: tuple[DrafterState, ...] = ("ok", "unavailable", "off")
 
 
-def render_metrics(decoder: SpeculativeDecoder | None, load: Load) -> bytes:
+def render_metrics(decoder: SpeculativeDecoder | None, load: Load, requests: Mapping[RequestKey, int]) -> bytes:
     """Return counters, gauges and those of the process in Prometheus' text format.
 
     Args:
         decoder: what decodes; None while the model is being loaded.
         load: what is under way.
+        requests: how many are over, by what they were.
     """
     registry = CollectorRegistry()
-    registry.register(_VerifierCollector(decoder, load))
+    registry.register(_VerifierCollector(decoder, load, requests))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
 class _VerifierCollector(Collector):
-    def __init__(self, decoder: SpeculativeDecoder | None, load: Load) -> None:
-        self._decoder, self._load = decoder, load
+    def __init__(self, decoder: SpeculativeDecoder | None, load: Load, requests: Mapping[RequestKey, int]) -> None:
+        self._decoder, self._load, self._requests_by_status = decoder, load, requests
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily(_PREFIX + "build", "Version of speculant-graph.", {"version": VERSION})
+        requests = CounterMetricFamily(
+            _PREFIX + "requests",
+            "Requests that are over, by API (http, grpc), endpoint or method, and status.",
+            labels=["api", "endpoint", "code"],
+        )
+        for labels, number in sorted(self._requests_by_status.items()):
+            requests.add_metric(labels, number)
+        yield requests
         yield _counter("refused_requests", "Requests refused for want of room.", self._load.num_refused)
-        yield _gauge("open_sequences", "Sequences of requests that are decoded or wait.", self._load.num_sequences)
         if self._decoder is not None:
             yield from self._requests(self._decoder)
             yield from self._speculation(self._decoder)
@@ -53,10 +64,14 @@ class _VerifierCollector(Collector):
 
     def _requests(self, decoder: SpeculativeDecoder) -> Iterator[Metric]:
         totals = decoder.totals
+        yield _gauge("open_sequences", "Sequences of requests that are decoded or wait.", decoder.num_sequences)
         yield _gauge("running_sequences", "Sequences in the batch.", decoder.num_running)
         yield _gauge("waiting_sequences", "Sequences that wait for a place in the batch.", decoder.num_waiting)
         yield _gauge("batch_size", "Most sequences in the batch.", decoder.verifier_config.max_batch_size)
         yield _gauge("kv_tokens", "Tokens that keys and values are kept of.", decoder.num_kv_tokens)
+        reserved = "Tokens that the running sequences may come to need keys and values of."
+        yield _gauge("kv_reserved_tokens", reserved, decoder.num_reserved_kv_tokens)
+        yield _gauge("kv_limit_tokens", "Bound of these; requests wait at it.", decoder.max_kv_tokens)
         yield _gauge("kv_bytes", "Memory of keys and values, free rows included, in bytes.", decoder.num_kv_bytes)
         ended = CounterMetricFamily(_PREFIX + "sequences", "Sequences that ended, by reason.", labels=["reason"])
         for reason, number in totals.num_ended.items():
@@ -100,11 +115,15 @@ class _VerifierCollector(Collector):
         for each in _STATES:
             state.add_metric([each], int(drafter.state == each))
         yield state
+        yield _gauge("drafter_replicas", "Sidecars that are known; 0 without any.", statistics.replicas)
+        paused = "Sidecars that are not asked now, as they failed: their breakers are open."
+        yield _gauge("drafter_paused_replicas", paused, statistics.paused_replicas)
         for name, help_text, value in (
             ("drafter_steps", "Steps that drafts were asked for.", statistics.steps),
             ("drafter_failed_steps", "Steps without an answer in time, also those not sent.", statistics.failed_steps),
             ("drafter_skipped_steps", "Steps not sent as the drafter was known to be down.", statistics.skipped_steps),
             ("drafter_late_answers", "Answers that came after their step.", statistics.late_answers),
+            ("drafter_reopened_sessions", "Sessions that a sidecar had lost.", statistics.reopened_sessions),
             ("drafter_failovers", "Sessions that moved to another replica.", statistics.failovers),
             ("steps_without_drafter", "Sequences' steps without a draft, as none came.",
              decoder.totals.num_steps_without_drafter),

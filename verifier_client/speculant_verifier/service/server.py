@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Self
@@ -22,7 +23,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http import METRICS_TYPE, HttpServer, create_app
 from speculant_verifier.http.errors import unavailable
 from speculant_verifier.load import Load
-from speculant_verifier.service.metrics import render_metrics
+from speculant_verifier.service.metrics import RequestKey, render_metrics
 from speculant_verifier.service.service import SERVICE_NAME, VerifierService
 
 _LOADING, _DRAINING = "the model is being loaded", "the verifier is shutting down"
@@ -57,6 +58,7 @@ class VerifierServer:
         self._load = Load(config, max_batch_size)
         self._service = VerifierService(self._read_decoder, defaults, self._load, config.idle_timeout_s)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
+        self._http_requests: Counter[tuple[str, str]] = Counter()
         self._credentials = server_credentials(config)
         self._endpoints: list[GrpcEndpoint] = []
         self._decoder: SpeculativeDecoder | None = None
@@ -101,7 +103,8 @@ class VerifierServer:
                 self._defaults,
                 load=self._load,
                 read_problem=lambda: _DRAINING if self._load.is_draining else "",
-                render_metrics=lambda: render_metrics(self._decoder, self._load),
+                render_metrics=self._render_metrics,
+                count_request=self._count_http,
             )
         await self._tell_health(_SERVING)
         scheme = "http" if self._config.tls_certificate is None else "https"
@@ -131,6 +134,14 @@ class VerifierServer:
         except ConfigError as error:
             logger.error("the access file is not read again: {}", error)
 
+    def _count_http(self, endpoint: str, status: int) -> None:
+        self._http_requests[endpoint, str(status)] += 1
+
+    def _render_metrics(self) -> bytes:
+        requests: dict[RequestKey, int] = {("http", *key): number for key, number in self._http_requests.items()}
+        requests |= {("grpc", *key): number for key, number in self._gate.ended.items()}
+        return render_metrics(self._decoder, self._load, requests)
+
     def _http_server(self) -> HttpServer:
         config = self._config
         return HttpServer(
@@ -145,7 +156,7 @@ class VerifierServer:
         """Answer; until the model is there, that it is being loaded."""
         app = self._app
         if app is None and scope["path"] == "/metrics":
-            app = PlainTextResponse(render_metrics(None, self._load), media_type=METRICS_TYPE)
+            app = PlainTextResponse(self._render_metrics(), media_type=METRICS_TYPE)
         elif app is None and scope["path"].startswith("/v1/"):
             app = unavailable(_LOADING).response()
         await (app or PlainTextResponse(f"{_LOADING}\n", HTTPStatus.SERVICE_UNAVAILABLE))(scope, receive, send)

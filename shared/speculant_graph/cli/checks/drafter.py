@@ -39,7 +39,8 @@ def check_drafters(config: ClientConfig, draft: DraftConfig, identities: Identit
     if not config.address:
         yield Finding("drafter", "skip", "not named; --address unix:///path/to.sock or host:port")
         return
-    from speculant_graph.rpc.channel import Endpoint, split_addresses
+    from speculant_graph.rpc.addresses import split_addresses
+    from speculant_graph.rpc.channel import Endpoint
 
     for address in split_addresses(config.address):
         one = config.model_copy(update={"address": address})
@@ -102,7 +103,7 @@ def check_socket(check: str, address: str) -> Iterator[Finding]:
         check: the check's name.
         address: ``unix:///path``; nothing is said of others.
     """
-    from speculant_graph.rpc.channel import socket_path
+    from speculant_graph.rpc.addresses import socket_path
 
     path = socket_path(address)
     if path is None:
