@@ -1,0 +1,53 @@
+"""Who runs which block of the pages. What is not named here is run by ``test_follow.py``, or a test says that it is not.
+
+A page's blocks of ``bash`` and ``python`` are run in order, those with a file name behind the language are saved as that
+file. All other blocks need a line here.
+"""
+
+from __future__ import annotations
+
+ELSEWHERE = {
+    ("docs/verifier.md", "bash"): "tests/integration/test_verifier_docs.py",
+    ("docs/verifier.md", "python"): "tests/integration/test_verifier_docs.py",
+    ("docs/verifier.md", "jsonl"): "tests/integration/test_verifier_docs.py",
+    ("docs/verifier.md", "toml"): "tests/integration/test_verifier_docs.py",
+    ("docs/http.md", "bash"): "tests/integration/http/test_http_docs.py",
+    ("docs/http.md", "python"): "tests/integration/http/test_http_docs.py",
+    ("docs/http.md", "json"): "tests/integration/http/test_http_docs.py",
+    ("docs/explorer.md", "bash"): "tests/integration/test_explorer_docs.py",
+    ("docs/clients.md", "console"): "tests/integration/test_docs.py",
+}
+"""(page, language) -> the test that runs all blocks of that language on that page, in a manner of its own."""
+
+ELSEWHERE_BY_LINE = {
+    ("README.md", "make demo     # creates .venv, installs, runs the main job"): ".ci/run",
+    ("CONTRIBUTING.md", "make setup          # .venv with everything"): ".ci/run",
+    ("docs/clients.md", "import secrets"): "tests/integration/test_docs.py",
+    ("docs/sidecar.md", "[[clients]]"): "tests/integration/test_docs.py",
+    ("docs/gpt-oss.md", "python3 -m venv .venv"): "tests/documents/test_guides.py",
+}
+"""(page, first line of the block) -> what runs that block."""
+
+OUTPUT = {
+    ("README.md", "prompt tokens plain/s spec./s faster per step accepted RPC p50     p99 same"),
+    ("docs/clients.md", "client (beside the model)                                   sidecar"),
+    ("docs/clients.md", "context_lengths  6                              2           draft_lengths  3            2"),
+    ("docs/clients.md", "draft_tokens    14  316  267  288  344   16                      last token sent"),
+    ("docs/clients.md", "message DraftRequest {"),
+    ("docs/sidecar.md", "[server]"),
+    ("docs/sidecar.md", "19:29:25.138 DEBUG   order-17 Draft: INVALID_ARGUMENT: a session is twice in one step; "
+     "send one sequence for each"),
+    ("docs/sidecar.md",
+     "address          name   generation  corpus tokens  max order  vocabulary size  tokenizer name  file bytes  "
+     "open sessions"),
+    ("docs/sidecar.md", "bench faults"),
+}  # fmt: skip
+"""(page, first line) of blocks that show what was printed, or draw something; their fences name no language."""
+
+SLOW = {"docs/gpt-oss.md", "docs/operating.md", "docs/tuning.md", "docs/sizing.md", "docs/security.md"}
+"""Pages that start models or take longer than ten seconds."""
+
+EXPECTED: dict[str, list[str]] = {
+    "README.md": ["it drafts 8 tokens", "drafted tokens accepted", "acceptance"],
+}
+"""What a page's blocks print, as patterns, each found once or more."""
