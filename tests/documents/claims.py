@@ -25,6 +25,7 @@ ELSEWHERE_BY_LINE = {
     ("docs/clients.md", "import secrets"): "tests/integration/test_docs.py",
     ("docs/sidecar.md", "[[clients]]"): "tests/integration/test_docs.py",
     ("docs/gpt-oss.md", "python3 -m venv .venv"): "tests/documents/test_guides.py",
+    ("docs/security.md", "[server]"): "tests/documents/test_guides.py",
 }
 """(page, first line of the block) -> what runs that block."""
 
@@ -34,6 +35,7 @@ OUTPUT = {
     ("docs/clients.md", "context_lengths  6                              2           draft_lengths  3            2"),
     ("docs/clients.md", "draft_tokens    14  316  267  288  344   16                      last token sent"),
     ("docs/clients.md", "message DraftRequest {"),
+    ("docs/clients.md", '{"status": "SERVING"}'),
     ("docs/sidecar.md", "[server]"),
     ("docs/sidecar.md", "19:29:25.138 DEBUG   order-17 Draft: INVALID_ARGUMENT: a session is twice in one step; "
      "send one sequence for each"),
@@ -44,10 +46,18 @@ OUTPUT = {
 }  # fmt: skip
 """(page, first line) of blocks that show what was printed, or draw something; their fences name no language."""
 
-SLOW = {"docs/gpt-oss.md", "docs/operating.md", "docs/tuning.md", "docs/sizing.md", "docs/security.md"}
+SLOW = {"docs/clients.md", "docs/gpt-oss.md", "docs/operating.md", "docs/sizing.md", "docs/tuning.md"}
 """Pages that start models or take longer than ten seconds."""
 
 EXPECTED: dict[str, list[str]] = {
-    "README.md": ["it drafts 8 tokens", "drafted tokens accepted", "acceptance"],
+    "README.md": [r"it drafts 8 tokens", r"drafted tokens accepted", r"\[\]|\[\d"],
+    "docs/clients.md": [r'"status": ?"SERVING"', r'"corpusTokens"', r"20 tokens in \d+ steps", r"(?m)^2 \[.*\] \[\d"],
+    "docs/corpus.md": [r"tree +16 ", r"3 conversations, [1-9]\d+ tokens", r"orders 1-5", r"generation 2", r"(?i)parties"],
+    "docs/gpt-oss.md": [r"(?m)^ok$", r'"role": ?"assistant"', r"tokens a step", r"speculant_verifier_passes_total [1-9]"],
+    "docs/operating.md": [r'"completion_tokens": ?20', r'"object": ?"list"', r"invalid_api_key"],
+    "docs/sidecar.md": [r"max_sessions = 77", r"(?m)^[0-9a-f]{64}  -$", r"docs +1 "],
+    "docs/sizing.md": [r"bytes a token|bytes per", r"2000 tokens: 61472 bytes", r"RPC|echo", r"\d+ tokens: [1-9]\d* bytes"],
+    "docs/transformers.md": [r"(?m)^1 .+", r"\[\(\d+, \d+\)"],
+    "docs/tuning.md": [r"tree +32 ", r"×1\.00", r"speculant|transformers"],
 }
 """What a page's blocks print, as patterns, each found once or more."""
