@@ -52,7 +52,7 @@ SLOW = {"docs/clients.md", "docs/gpt-oss.md", "docs/operating.md", "docs/sizing.
 EXPECTED: dict[str, list[str]] = {
     "README.md": [r"it drafts 8 tokens", r"drafted tokens accepted", r"\[\]|\[\d"],
     "docs/clients.md": [r'"status": ?"SERVING"', r'"corpusTokens"', r"20 tokens in \d+ steps", r"(?m)^2 \[.*\] \[\d"],
-    "docs/corpus.md": [r"tree +16 ", r"3 conversations, [1-9]\d+ tokens", r"orders 1-5", r"generation 2", r"(?i)parties"],
+    "docs/corpus.md": [r"tree +16 ", r"3 conversations, [1-9]\d+ tokens", r"orders 1-5", r"graph +2 ", r"(?i)parties"],
     "docs/gpt-oss.md": [r"(?m)^ok$", r'"role": ?"assistant"', r"tokens a step", r"speculant_verifier_passes_total [1-9]"],
     "docs/operating.md": [r'"completion_tokens": ?20', r'"object": ?"list"', r"invalid_api_key"],
     "docs/sidecar.md": [r"max_sessions = 77", r"(?m)^[0-9a-f]{64}  -$", r"docs +1 "],

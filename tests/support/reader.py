@@ -6,6 +6,7 @@ the reader's own. Nothing else of a block is changed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 from speculant_graph.cli.main import main
@@ -29,6 +32,9 @@ CHAT = [{"role": "user", "content": "Who decides?"}, {"role": "assistant", "cont
 
 STAND_IN = "openai/gpt-oss-20b"
 """In the reader's folder this name is a folder: the demo's model, a tiny gpt-oss, stands in for the released one."""
+
+PATIENCE_S = 150.0
+"""Longest time for a block; the first one on a machine compiles."""
 
 _PORT = re.compile(r"\b(127\.0\.0\.1|localhost|0\.0\.0\.0):(\d{4,5})\b")
 _SOCKETS = re.compile(r"/(?:tmp|run)/speculant-(drafter|verifier)\b")
@@ -59,13 +65,15 @@ def make_folder(folder: Path, graph: Path | None) -> None:
     (folder / "openai").mkdir()
     (folder / STAND_IN).symlink_to(folder / "my-model")
     (folder / "my-text").mkdir()
-    for name in ("first.txt", "second.txt"):
-        (folder / "my-text" / name).write_text(TEXT * 20, encoding="utf-8")
+    for name, times in (("first.txt", 20), ("second.txt", 100)):
+        (folder / "my-text" / name).write_text(TEXT * times, encoding="utf-8")
     (folder / "my-notes").mkdir()
     (folder / "my-notes" / "notes.md").write_text("# Notes\n\n" + TEXT, encoding="utf-8")
     trace = {"prompt": TEXT, "output": TEXT * 3}
     (folder / "my-traces.jsonl").write_text((json.dumps(trace) + "\n") * 2, encoding="utf-8")
     (folder / "my-chats.jsonl").write_text((json.dumps({"messages": CHAT}) + "\n") * 3, encoding="utf-8")
+    for name in ("protos", "verifier_client"):  # pages for those who have a checkout
+        (folder / name).symlink_to(ROOT / name)
     if graph is not None:
         shutil.copy(graph, folder / "graph.pkl")
         return
@@ -80,6 +88,7 @@ class Reader:
         self.folder = folder
         self._notes = folder.with_name(folder.name + "-notes")  # the page's own files are alone in the folder
         self._notes.mkdir()
+        self._sockets = tempfile.TemporaryDirectory(prefix="s-")  # a socket's path has at most 107 bytes
         self._ports: dict[str, int] = {}
         self._shell: subprocess.Popen[str] | None = None
         self._interpreter: subprocess.Popen[str] | None = None
@@ -120,11 +129,12 @@ class Reader:
                     process.stdin.close()
                     process.wait(60)
                 except (BrokenPipeError, subprocess.TimeoutExpired):
-                    os.killpg(process.pid, signal.SIGKILL)
+                    _kill(process)
+        self._sockets.cleanup()
 
     def localised(self, text: str) -> str:
         """Return a block's text with free ports and a folder of this reader's for sockets."""
-        text = _SOCKETS.sub(lambda match: f"{self.folder}/run/{match[1]}", text)
+        text = _SOCKETS.sub(lambda match: f"{self._sockets.name}/{match[1]}", text)
         return _PORT.sub(lambda match: f"{match[1]}:{self._port(match[2])}", text)
 
     def _port(self, shown: str) -> int:
@@ -164,4 +174,14 @@ class Reader:
     @staticmethod
     def _is_done(process: subprocess.Popen[str]) -> bool:
         assert process.stdout is not None
-        return process.stdout.readline() == "done\n"
+        patience = threading.Timer(PATIENCE_S, _kill, [process])  # pages wait for servers, and those may not start
+        patience.start()
+        line = process.stdout.readline()
+        patience.cancel()
+        return line == "done\n"
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process of ours and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

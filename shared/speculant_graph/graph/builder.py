@@ -182,7 +182,19 @@ class GraphBuilder:
     ) -> NgramGraph:
         """Build a graph that :meth:`save` can write; until then it lies in the folder for temporary files.
 
-        Takes and raises the same as :meth:`build`.
+        Args:
+            paths: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
+            progress: told about every step.
+            calibrate: learns from the tokens how far contexts can be trusted, as in :meth:`build`.
+
+        Returns:
+            The graph.
+
+        Raises:
+            ConfigError: the tokenizer can't be loaded or the encoding does not exist.
+            CorpusError: a file can't be read, or there is no text.
+            GraphError: there are more tokens than a graph can hold.
+            GraphFileError: the folder for temporary files has no room.
         """
         with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
             # The file lives on, without a name, for as long as the graph is mapped.
