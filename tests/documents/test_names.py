@@ -1,4 +1,4 @@
-"""What pages name exists: links and anchors, files, settings, variables, flags, commands, metrics, modules and verbs."""
+"""What pages name exists: links and anchors, files, settings, flags, commands, metrics, modules, verbs."""
 
 from __future__ import annotations
 

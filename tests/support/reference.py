@@ -1,7 +1,8 @@
 """Builds the reference of the Python API from docstrings: 'make reference'.
 
-pdoc, because it needs nothing but the code: no configuration, no theme, no page for each module. It reads Google's style,
-follows the names that the package resolves late, and brings one dependency that the project does not have anyway.
+pdoc, because it needs nothing but the code: no configuration, no theme, no page for each module. It reads Google's
+style, follows the names that the package resolves late, and brings one dependency that the project does not have
+anyway.
 """
 
 from __future__ import annotations
