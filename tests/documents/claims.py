@@ -60,7 +60,7 @@ EXPECTED: dict[str, list[str]] = {
         r"speculant_verifier_passes_total [1-9]",
     ],
     "docs/operating.md": [r'"completion_tokens": ?20', r'"object": ?"list"', r"invalid_api_key"],
-    "docs/sidecar.md": [r"max_sessions = 77", r"(?m)^[0-9a-f]{64}  -$", r"docs +1 "],
+    "docs/sidecar.md": [r"max_sessions = 77", r"(?m)^[0-9a-f]{64}  -$", r"docs +2 "],
     "docs/sizing.md": [
         r"bytes a token|bytes per",
         r"2000 tokens: 61472 bytes",

@@ -271,7 +271,17 @@ def describe_tokens(
     revision: str = "",
     corpus_files: tuple[Any, ...] = (),
 ) -> GraphMetadata:
-    """Return the metadata of a token stream's graph, its sizes left open."""
+    """Return the metadata of a token stream's graph, its sizes left open.
+
+    Args:
+        token_ids: the stream, shape ``[num_tokens]``.
+        fingerprint: the tokenizer of the ids.
+        max_order: longest context.
+        num_documents: documents in the stream.
+        document_boundaries: whether no n-gram crosses from one document into the next.
+        revision: commit of the tokenizer, if it comes from a hub.
+        corpus_files: what was read, if it was read from files.
+    """
     num_separators = num_documents - 1 if document_boundaries and num_documents else 0
     return GraphMetadata(
         format_version=FORMAT_VERSION,
