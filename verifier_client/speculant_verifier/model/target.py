@@ -134,7 +134,7 @@ class TargetModel:
             num_rows: sequences.
             capacity: slots of each row to begin with.
             widest_pass: most tokens of a row in one pass.
-            max_slots: most slots of each row; None does not bound them.
+            max_slots: bound of rows times capacity that growing by itself keeps to; None for none.
         """
         return SlotCache(self.layout, num_rows, capacity, widest_pass=widest_pass, max_slots=max_slots)
 
