@@ -26,6 +26,7 @@ from speculant_drafter.server import DrafterServer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.rpc.status import STATUS_OF_ERROR
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.rpc.v1 import verifier_pb2
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.credentials import server_credentials
 from support.graphs import graph_of
@@ -65,11 +66,13 @@ def test_the_table_of_errors_has_every_status() -> None:
 
 
 def test_elements_of_the_wire_that_are_named_exist() -> None:
-    file = pb.DESCRIPTOR
-    methods = {method.name for service in file.services_by_name.values() for method in service.methods}
-    large = set(file.message_types_by_name) | set(file.services_by_name) | methods | FOREIGN
-    fields = {field.name for message in file.message_types_by_name.values() for field in message.fields}
-    values = {value for kind in file.enum_types_by_name.values() for value in kind.values_by_name}
+    files = (pb.DESCRIPTOR, verifier_pb2.DESCRIPTOR)
+    services = [service for file in files for service in file.services_by_name.values()]
+    messages = [message for file in files for message in file.message_types_by_name.values()]
+    large = {each.name for each in [*services, *messages]} | FOREIGN
+    large |= {method.name for service in services for method in service.methods}
+    fields = {field.name for message in messages for field in message.fields}
+    values = {value for file in files for kind in file.enum_types_by_name.values() for value in kind.values_by_name}
     for name in re.findall(r"`([A-Z][a-z]+[A-Za-z]*)`", CLIENTS):
         assert name in large, name
     for name in re.findall(r"`([a-z]+_[a-z0-9_]+)`", CLIENTS):
