@@ -24,6 +24,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import socket_path, split_addresses
 from speculant_graph.settings import load_settings
 from speculant_verifier.service.command import VerifierSettings
+from support.pages import all_blocks, read_page
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -363,3 +364,20 @@ def test_panels_do_not_overlap():
         assert apart or first["y"] + first["h"] <= second["y"] or second["y"] + second["h"] <= first["y"]
     for panel in panels:
         assert panel["type"] == "row" or (panel["description"] and panel["targets"])
+
+
+def test_commands_of_the_readme_name_what_is_there():
+    page = "deploy/README.md"
+    commands = [line.split(" # ")[0] for block in all_blocks(read_page(page)) for line in block.body.splitlines()]
+    text = "\n".join(commands)
+    files = re.findall(r"(?:-f|-k) (\S+)", text) + re.findall(r"cp (\S+)", text)
+    assert len(files) >= 6
+    for name in files:
+        folder = ROOT if name.startswith("deploy/") else DEPLOY  # compose is run in deploy/, all else in the checkout
+        assert list(folder.glob(name)), name
+    for argument in re.findall(r"--build-arg (\w+)=", text):
+        assert argument in {name.partition("=")[0] for kind, name in instructions(DOCKERFILES[1]) if kind == "ARG"}
+    for profile in re.findall(r"--profile (\w+)", text):
+        assert any(profile in service.get("profiles", []) for service in compose("compose.yaml").values())
+    for unit in re.search(r"systemctl enable --now (.+)", text)[1].split():
+        assert (DEPLOY / "systemd" / f"{unit}.service").is_file()

@@ -64,7 +64,20 @@ class AsyncDrafterClient:
         cost: CostCurve | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a client; see :class:`~speculant_graph.client.blocking.DrafterClient` for arguments and errors."""
+        """Make a client.
+
+        Args:
+            config: addresses, patience and credentials.
+            tokenizer: the verifier's; None leaves the comparison out.
+            draft: strategy and cap of q; the number of nodes comes with every step.
+            strict: raise if a session can't be opened, instead of going on without drafts.
+            wants_proposals: have the distributions q of sampling strategies sent.
+            cost: what verifying costs, for drafts that end where more would not pay; None: nothing.
+            clock: monotonic time in seconds.
+
+        Raises:
+            ConfigError: an address is malformed, credentials can't be used, or the sidecar does not serve the strategy.
+        """
         self._config, self._strict, self._clock = config, strict, clock
         self._deadline_s, self._open_deadline_s = config.deadline_ms / 1e3, config.open_deadline_ms / 1e3
         self._core = make_core(config, tokenizer=tokenizer, draft=draft, wants_proposals=wants_proposals, cost=cost)
