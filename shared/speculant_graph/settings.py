@@ -190,9 +190,12 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
             short[f"{section}.{name}"] = [name, "drafter"]
         elif name == "attention":
             short[f"{section}.{name}"] = [name, "attn"]
-    if "graph_path" in kind.model_fields:  # as the sidecar's flag is; a graph's name at a sidecar is the rarer wish
-        short.pop("client.graph", None)
-    for name, alias in (("output", "o"), ("json-output", "json"), ("graph-path", "graph")):
+    aliases = {"output": "o", "json-output": "json"}
+    if "graph" not in kind.model_fields:  # else it is a section
+        aliases["graph-path"] = "graph"  # as the sidecar's flag is; a graph's name at a sidecar is the rarer wish
+        if "graph_path" in kind.model_fields:
+            short.pop("client.graph", None)
+    for name, alias in aliases.items():
         if name.replace("-", "_") in kind.model_fields:
             short[name] = alias
     return short

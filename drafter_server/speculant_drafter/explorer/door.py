@@ -8,6 +8,7 @@ import ssl
 from speculant_drafter.http_server import HttpRequest
 from speculant_graph.config import ServerConfig
 from speculant_graph.errors import AccessError, ConfigError, UnauthenticatedError
+from speculant_graph.rpc.addresses import is_loopback
 from speculant_graph.serving.access import AccessPolicy, Principal
 
 
@@ -22,10 +23,10 @@ def is_open(config: ServerConfig) -> bool:
     host = _host(config.metrics_listen)
     if config.explorer == "auto":
         # In the clear nobody can show the certificate that gRPC asks clients for.
-        return _is_loopback(host) and config.tls_client_ca is None
+        return is_loopback(host) and config.tls_client_ca is None
     if not config.metrics_listen:
         raise ConfigError("server.explorer is on, but there is no HTTP; set server.metrics_listen to host:port")
-    if config.access_file is not None and config.tls_certificate is None and not _is_loopback(host):
+    if config.access_file is not None and config.tls_certificate is None and not is_loopback(host):
         raise ConfigError(
             f"server.explorer would take keys in the clear on {config.metrics_listen}; set server.tls_certificate and "
             "server.tls_key, or listen on 127.0.0.1"
@@ -96,7 +97,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

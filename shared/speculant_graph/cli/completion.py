@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Literal
 
 from pydantic_settings import CliPositionalArg
@@ -60,6 +61,8 @@ def completions() -> list[Completion]:
 def _completion(name: str, module: str, what: str) -> Completion:
     try:
         members = vars(importlib.import_module(module))
+        if find_spec(f"{module}_settings"):  # kept apart, as a usual call needs none
+            members = vars(importlib.import_module(f"{module}_settings"))
     except ImportError:
         return Completion(name, what, (), (), ())
     own = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import quote
 
@@ -59,3 +60,11 @@ def grpc_target(address: str) -> str:
     """
     path = socket_path(address)
     return address if path is None else _UNIX_PREFIX + quote(str(path))
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host name or address is this machine's own, whatever the network."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

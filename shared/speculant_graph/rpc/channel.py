@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ import grpc.aio
 
 from speculant_graph.config import ClientConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.rpc.addresses import grpc_target, socket_path
+from speculant_graph.rpc.addresses import grpc_target, is_loopback, socket_path
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest message a client takes or sends; the server's default as well."""
@@ -73,7 +72,11 @@ class Endpoint:
             grpc_target(address),
             tuple(options),
             _credentials(config) if is_encrypted else None,
-            _metadata(config, may_be_read=is_tcp and not is_encrypted and not _is_loopback(address), address=address),
+            _metadata(
+                config,
+                may_be_read=is_tcp and not is_encrypted and not is_loopback(address.rpartition(":")[0]),
+                address=address,
+            ),
         )
 
     def connect(self) -> grpc.Channel:
@@ -146,11 +149,3 @@ def _metadata(config: ClientConfig, *, may_be_read: bool, address: str) -> tuple
             "address"
         )
     return (("authorization", f"Bearer {token}"),)
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import grpc
+from loguru import logger
 
 from speculant_graph.config import EndpointConfig
 from speculant_graph.errors import ConfigError
+from speculant_graph.rpc.addresses import is_loopback
 
 _NAME_PROPERTIES = ("x509_common_name", "peer_dns")
 
@@ -54,6 +56,21 @@ def server_credentials(config: EndpointConfig) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials(
         [(key, certificate)], root_certificates=authorities, require_client_auth=authorities is not None
     )
+
+
+def warn_of_readable_keys(config: EndpointConfig, addresses: Iterable[str]) -> None:
+    """Warn of addresses where keys travel in the clear, unless they are this machine's own.
+
+    No more than that, as a proxy before the server may be the one who encrypts.
+    """
+    if config.access_file is None or config.tls_certificate is not None:
+        return
+    for address in addresses:
+        if not address.startswith("unix:") and not is_loopback(address.rpartition(":")[0]):
+            logger.warning(
+                "keys can be read by others on their way to {}; set {}.tls_certificate and .tls_key, or let a proxy "
+                "encrypt", address, config.section,
+            )  # fmt: skip
 
 
 def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from speculant_graph.config import EndpointConfig
 from speculant_graph.rpc.channel import message_limits
+from speculant_graph.serving.credentials import warn_of_readable_keys
 from speculant_graph.serving.listening import Listener
 
 _HANDSHAKE_TIMEOUT_MS = 5_000
@@ -37,6 +38,7 @@ class GrpcEndpoint:
             handlers: answer the service's methods.
             service_name: the service's, for reflection.
         """
+        self._config = config
         self._server = grpc.aio.server(
             options=[
                 # With SO_REUSEPORT a second server on the same port would silently take half of the connections.
@@ -62,6 +64,7 @@ class GrpcEndpoint:
             ConfigError: one is malformed or taken.
         """
         bound = self._listener.bind(addresses)
+        warn_of_readable_keys(self._config, bound)
         await self._server.start()
         return bound
 

@@ -56,6 +56,8 @@ class _VerifierCollector(Collector):
         for labels, number in sorted(self._requests_by_status.items()):
             requests.add_metric(labels, number)
         yield requests
+        num_open = 0 if self._decoder is None else self._decoder.num_sequences
+        yield _gauge("open_sequences", "Sequences of requests that are decoded or wait.", num_open)
         yield _counter("refused_requests", "Requests refused for want of room.", self._load.num_refused)
         if self._decoder is not None:
             yield from self._requests(self._decoder)
@@ -64,7 +66,6 @@ class _VerifierCollector(Collector):
 
     def _requests(self, decoder: SpeculativeDecoder) -> Iterator[Metric]:
         totals = decoder.totals
-        yield _gauge("open_sequences", "Sequences of requests that are decoded or wait.", decoder.num_sequences)
         yield _gauge("running_sequences", "Sequences in the batch.", decoder.num_running)
         yield _gauge("waiting_sequences", "Sequences that wait for a place in the batch.", decoder.num_waiting)
         yield _gauge("batch_size", "Most sequences in the batch.", decoder.verifier_config.max_batch_size)

@@ -17,7 +17,7 @@ from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.errors import ConfigError, DrafterUnavailableError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallGate
-from speculant_graph.serving.credentials import server_credentials
+from speculant_graph.serving.credentials import server_credentials, warn_of_readable_keys
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http import METRICS_TYPE, HttpServer, create_app
@@ -94,6 +94,7 @@ class VerifierServer:
             self.addresses = await endpoint.listen(self._config.listen)
         if self._http is not None:
             self.http_address = await self._http.start()
+            warn_of_readable_keys(self._config, [self.http_address])
         self._decoder = await asyncio.to_thread(self._make_decoder)
         if self._http is not None:
             self._app = create_app(

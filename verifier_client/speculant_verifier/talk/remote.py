@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Generator, Iterator
 from http.client import HTTPException, HTTPResponse
-from ipaddress import ip_address
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -14,6 +13,7 @@ from urllib.request import Request, urlopen
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import ConfigError, GenerationError
+from speculant_graph.rpc.addresses import is_loopback
 from speculant_verifier.run_statistics import RunStatistics
 from speculant_verifier.talk.partner import Messages, Piece
 
@@ -133,16 +133,9 @@ def _checked(url: str, api_key: str) -> str:
         raise ConfigError(f"{url!r} is no address of an API; write --url http://127.0.0.1:8000/v1")
     if api_key and (not api_key.isascii() or not api_key.isprintable() or " " in api_key):
         raise ConfigError("the API key must be visible ASCII characters without spaces; check SPECULANT_API_KEY")
-    if api_key and parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+    if api_key and parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ConfigError("the API key would travel unencrypted; use https, or an address of this machine")
     return url.rstrip("/")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _fields(config: GenerationConfig) -> dict[str, Any]:
