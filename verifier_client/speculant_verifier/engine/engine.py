@@ -74,7 +74,7 @@ class Engine:
         cache = self._admission.cache
         self._prefill = Prefill(target, cache, config.prefill_chunk, self.totals)
         promises = draft.strategy in CALIBRATED
-        self._speculation = Speculation(cost or target.typical_cost, promises=promises)
+        self._speculation = Speculation(cost or target.typical_cost, promises=promises, is_measured=cost is not None)
         self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals)
         self._verification = Verification(target, cache, config, self.totals)
 
@@ -286,7 +286,17 @@ class Engine:
             logger.warning("the drafter can't begin a session, going on without drafts: {!r}; mend it", error)
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
-        return self._verification.step(sequences, self._drafting.drafts(sequences), self._drafting)
+        totals = self.totals
+        draft_s, pass_s = totals.draft_s, totals.forward_s
+        drafts = self._drafting.drafts(sequences)
+        emissions = self._verification.step(sequences, drafts, self._drafting)
+        if totals.draft_s > draft_s:
+            width = 1 + max(map(len, drafts))
+            num_tokens = sum(len(emission.token_ids) for emission in emissions)
+            self._speculation.note_time(
+                len(sequences), width, num_tokens, totals.draft_s - draft_s, totals.forward_s - pass_s
+            )
+        return emissions
 
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         """Do a part of a step; where memory does not suffice, end the youngest sequence and try the rest.
