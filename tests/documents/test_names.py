@@ -28,7 +28,7 @@ KINDS = {
 }  # fmt: skip
 FILES = r"(?:py|pkl|nx|pem|key|md|proto|toml)"
 FOREIGN_FLAGS = {"--help", "--upgrade", "--no-sandbox", "--headless", "--screenshot", "--schema", "--unix-socket",
-                 "--protocol", "--group"}  # fmt: skip
+                 "--protocol", "--group", "--profile"}  # fmt: skip
 """Those of other programs, and what every command has."""
 EVERYWHERE = sorted({*pages(), "ARCHITECTURE.md", "CHANGELOG.md"})
 

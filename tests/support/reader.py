@@ -89,6 +89,11 @@ class Reader:
         self._notes = folder.with_name(folder.name + "-notes")  # the page's own files are alone in the folder
         self._notes.mkdir()
         self._sockets = tempfile.TemporaryDirectory(prefix="s-")  # a socket's path has at most 107 bytes
+        # Where servers listen that pages start without saying so.
+        self._listening = {
+            "SPECULANT_SERVER__LISTEN": f"unix://{self._sockets.name}/drafter/drafter.sock",
+            "SPECULANT_SERVICE__LISTEN": f"unix://{self._sockets.name}/verifier/verifier.sock",
+        }
         self._ports: dict[str, int] = {}
         self._shell: subprocess.Popen[str] | None = None
         self._interpreter: subprocess.Popen[str] | None = None
@@ -161,7 +166,8 @@ class Reader:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         with (self._notes / f"{name}.err").open("w", encoding="utf-8") as errors:
             return subprocess.Popen(
-                command, cwd=self.folder, env=os.environ | _ENVIRONMENT | {"PATH": path, "CHECKOUT": str(ROOT)},
+                command, cwd=self.folder,
+                env=os.environ | _ENVIRONMENT | self._listening | {"PATH": path, "CHECKOUT": str(ROOT)},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
             )  # fmt: skip
 
