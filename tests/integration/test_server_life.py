@@ -296,7 +296,7 @@ def test_failures_of_our_own_are_told_without_their_text(serve: Serve) -> None:
     server.server._service._steps._answer = fail  # type: ignore[method-assign]
     error = refusal(server.drafter.Draft, step_of(0, [1]))
     assert error.code() is grpc.StatusCode.INTERNAL
-    assert error.details() == "the drafter failed on this request; its log says why"
+    assert error.details() == "the server failed on this request; its log says why"
     (answer,) = server.drafter.StreamDraft(iter([pb.StreamDraftRequest(step_id=1, draft=step_of(0, [1]))]))
     assert (answer.error.code, answer.error.message) == (13, error.details())
     assert server.metrics()['failed_steps_total{code="INTERNAL"}'] == 2

@@ -138,8 +138,12 @@ BAD = {
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(content="x")])), "INVALID_ARGUMENT", "",
     ),
     "graph": (
-        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(graph="x")), "INTERNAL", "",
+        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(graph="x")), "INVALID_ARGUMENT",
+        "no graph 'x' in this process",
     ),
+    "bad words": (request(bad_words=["a"] * 129), "INVALID_ARGUMENT", "bad_words has 129 entries; send at most 128"),
+    "long stop text": (request(stop_strings=["a" * 1025]), "INVALID_ARGUMENT", "a text of stop_strings is too long"),
+    "length": (pb.GenerateRequest(prompt="a " * 9_000), "INVALID_ARGUMENT", "but the model"),
 }  # fmt: skip
 
 
@@ -345,3 +349,58 @@ def test_while_the_model_is_loaded_everybody_is_told_so(target, tmp_path):
         await server.stop()
 
     asyncio.run(asyncio.wait_for(everything(), 120))
+
+
+def test_answers_that_are_cut_off_are_told_so(target, tmp_path):
+    async def everything():
+        config = ServiceConfig(listen="", http="127.0.0.1:0", model_id="m", grace_s=0.3)
+        server = VerifierServer(config, GenerationConfig(), lambda: decoder_of(target), 4)
+        await server.start()
+        body = {"model": "m", "prompt": PROMPT, "max_tokens": 3_000, "ignore_eos": True}
+        async with httpx2.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as http:
+            whole = asyncio.create_task(http.post("/v1/completions", json=body))
+            async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+                lines = stream.aiter_lines()
+                await anext(lines)
+                stopping = asyncio.create_task(server.stop())
+                rest = [line async for line in lines if line]
+            await stopping
+            answer = await whole
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "unavailable"
+        assert answer.headers["x-request-id"]
+        assert '"error"' in rest[-2]
+        assert rest[-1] == "data: [DONE]"
+
+    asyncio.run(asyncio.wait_for(everything(), 120))
+
+
+def test_a_client_with_graphs_of_its_own_drafts_from_no_other(target, tmp_path):
+    access = tmp_path / "access.toml"
+    entries = [("ann", 'graphs = ["contracts"]'), ("bob", 'graphs = ["contracts", "code"]'), ("cid", "")]
+    access.write_text(
+        "".join(
+            f'[[clients]]\nname = "{name}"\ntoken_sha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n{more}\n'
+            for name, more in entries
+        ),
+        encoding="utf-8",
+    )
+    access.chmod(0o600)
+
+    async def scenario(stub, _):
+        async def said(name, graph=""):
+            wanted = request()
+            wanted.speculation.graph = graph
+            try:
+                await collected(stub.Generate(wanted, metadata=(("authorization", f"Bearer {name}"),)))
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name} {error.details()}"
+            return ""
+
+        assert "no graph 'contracts' in this process" in await said("ann")  # so it was asked for
+        assert "PERMISSION_DENIED no graph of this name" in await said("ann", "code")
+        assert "PERMISSION_DENIED the client has several graphs" in await said("bob")
+        assert "no graph 'code' in this process" in await said("bob", "code")
+        assert await said("cid") == ""
+
+    play(target, tmp_path, scenario, access_file=access)

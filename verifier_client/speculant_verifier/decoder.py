@@ -54,6 +54,7 @@ class SpeculativeDecoder:
         client_config: ClientConfig | None = None,
         drafter: Drafter | None = None,
         target: TargetModel | None = None,
+        must_fit: bool = True,
     ) -> None:
         """Load the model and find the drafter.
 
@@ -65,6 +66,8 @@ class SpeculativeDecoder:
             client_config: draft by the sidecar at its address instead.
             drafter: or by this drafter; the caller closes it.
             target: a model that is already loaded.
+            must_fit: whether it is an error if a sidecar's tokenizer is another one when it is first asked; else its
+                drafts are done without, as they are later on.
 
         Raises:
             ConfigError: more than one source of drafts, or the model can't be loaded.
@@ -102,7 +105,9 @@ class SpeculativeDecoder:
         else:  # the other strategies know nothing but a graph
             self.drafter = NullDrafter()
         cost = self.costs.relative_of_widths if self.costs is not None else None
-        self._engine = Engine(self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost)
+        self._engine = Engine(
+            self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost, must_fit=must_fit
+        )
         self._runner = Runner(self._engine)
 
     @property

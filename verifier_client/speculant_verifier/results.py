@@ -82,6 +82,11 @@ class GenerationResult:
     """Whether that was the request itself: its prompt or its settings."""
 
     @property
+    def is_clients_fault(self) -> bool:
+        """Whether an error is of the request's own making: it was refused, or its settings leave no token."""
+        return self.is_refused or not self.times.total_s or self.error.startswith("no token is left")
+
+    @property
     def num_drafted(self) -> int:
         """Nodes drafted and verified."""
         return sum(self.drafted_by_depth)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from speculant_graph.errors import GenerationRequestError
 from speculant_graph.serving.access import ALL, Principal
 from speculant_graph.types import SessionOptions
 
@@ -13,17 +12,15 @@ def session_options(principal: Principal, tenant: str, graph: str, learn: bool |
     Args:
         principal: who asks.
         tenant: whose text it is; empty leaves it to what the client may, or to the server's settings.
-        graph: name of the graph; empty leaves it to the server's settings.
+        graph: name of the graph; empty leaves it to what the client may, or to the server's settings.
         learn: whether later requests of the tenant profit; None leaves it to the server's settings.
 
     Raises:
-        AccessError: the tenant is not the client's.
-        GenerationRequestError: there is no such graph for this client.
+        AccessError: tenant or graph is not the client's, or it has several and names none.
     """
     if ALL not in principal.tenants:
         tenant = principal.require_tenant(tenant)
-    if graph and not principal.may_use_graph(graph):
-        raise GenerationRequestError("no graph of this name is there for this client; name one that is")
+    graph = principal.require_graph(graph)
     if not tenant and not graph and learn is None:
         return None
     return SessionOptions(tenant or None, graph or None, learn)

@@ -27,6 +27,7 @@ from speculant_graph.errors import (
     DraftRequestError,
     SpeculantError,
     TokenizerMismatchError,
+    UnknownGraphError,
 )
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import (
@@ -144,7 +145,11 @@ class ClientCore:
         if error is None:
             self.state = "ok"
             self._actions += replica.note_success()
-        elif not isinstance(error, TokenizerMismatchError) and error is not ENDED:
+        elif isinstance(error, TokenizerMismatchError):
+            self.state, self.counts.last_failure = "unavailable", str(error)
+        elif isinstance(error, UnknownGraphError):  # a wish of this session that says nothing of the drafter
+            self.counts.last_failure = str(error)
+        elif error is not ENDED:
             self.state, self.counts.last_failure = "unavailable", str(error)
             self._note_failure(replica, error, started_s, now_s, was_late=False)
             self._actions += replica.report_outage(str(error))
@@ -186,7 +191,7 @@ class ClientCore:
         for index, error in round_.failures.items():
             if error is not None:
                 self.counts.last_failure = str(error)
-                if index not in round_.answered:
+                if index not in round_.answered and not isinstance(error, UnknownGraphError):
                     late = error is self._too_late
                     self._note_failure(self._replicas[index], error, round_.started_s, now_s, was_late=late)
         if round_.failures:
@@ -194,7 +199,10 @@ class ClientCore:
             self.counts.skipped_steps += not round_.has_sent
         else:
             self.counts.round_trip_s.append(now_s - round_.started_s)
-        self.state = "ok" if round_.is_answered else "unavailable"
+        if round_.is_answered:
+            self.state = "ok"
+        elif any(self._is_outage(index, error, now_s) for index, error in round_.failures.items()):
+            self.state = "unavailable"
         self.counts.drafted_nodes += sum(map(len, round_.drafts))
         return round_.drafts
 
@@ -369,6 +377,12 @@ class ClientCore:
         return True
 
     # --- failures
+
+    def _is_outage(self, index: int, error: SpeculantError | None, now_s: float) -> bool:
+        """Say whether a failure says anything of the replica: not if it is of a session that was refused."""
+        replica = self._replicas[index]
+        rests = replica.breaker.is_open or now_s < replica.rests_until_s
+        return rests if error is None else not isinstance(error, UnknownGraphError)
 
     def _note_failure(
         self, replica: Replica, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool

@@ -26,7 +26,7 @@ from speculant_graph.errors import (
     UnservedRequestError,
 )
 
-INTERNAL_MESSAGE = "the drafter failed on this request; its log says why"
+INTERNAL_MESSAGE = "the server failed on this request; its log says why"
 """All that a client learns of an error that is not its own."""
 
 STATUS_OF_ERROR: dict[type[SpeculantError], grpc.StatusCode] = {

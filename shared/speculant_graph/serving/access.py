@@ -89,6 +89,21 @@ class Principal:
         (only,) = self.tenants
         return only
 
+    def require_graph(self, name: str) -> str:
+        """Return the graph that a request means: the one it names, or the only one the client has; "" for any.
+
+        Raises:
+            AccessError: it names one that is not the client's, or none where the client has several.
+        """
+        if name and not self.may_use_graph(name):
+            raise AccessError("no graph of this name is there for this client; name one that is")
+        if name or ALL in self.graphs:
+            return name
+        if len(self.graphs) > 1:
+            raise AccessError("the client has several graphs; name one of them")
+        (only,) = self.graphs
+        return only
+
     def owns_tenant(self, tenant: str) -> bool:
         """Say whether a tenant is its own."""
         return ALL in self.tenants or tenant in self.tenants

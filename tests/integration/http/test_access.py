@@ -145,8 +145,9 @@ def test_certificates_that_can_t_be_used(files: Files, tmp_path: Path) -> None:
 def test_tenants_draft_from_what_they_taught(tmp_path: Path) -> None:
     allowed = policy(
         tmp_path / "access.toml",
-        entry("ann", "key-of-ann") + '\ngraphs = ["contracts"]',
+        entry("ann", "key-of-ann"),
         entry("bob", "key-of-bob"),
+        entry("dan", "key-of-dan") + '\ngraphs = ["contracts"]',
         entry("cid", "key-of-cid") + '\ntenants = ["x", "y"]',
     )
     body = {"model": MODEL, "prompt": "Hello", "max_tokens": 60, "temperature": 1.0, "seed": 3, "ignore_eos": True}
@@ -166,7 +167,7 @@ def test_tenants_draft_from_what_they_taught(tmp_path: Path) -> None:
         for key, options, status, param in (
             ("key-of-ann", {"tenant": "bob"}, 403, "speculant.tenant"),
             ("key-of-cid", {}, 403, "speculant.tenant"),
-            ("key-of-ann", {"graph": "code"}, 400, "speculant.graph"),
+            ("key-of-dan", {"graph": "code"}, 403, "speculant.graph"),
             ("key-of-ann", {"tenant": ""}, 400, "speculant.tenant"),
         ):
             answer = api.post("completions", {**body, "speculant": options}, headers={"authorization": f"Bearer {key}"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -255,3 +256,33 @@ def test_requests_on_one_connection_follow_each_other(decoder: SpeculativeDecode
         with client.stream("POST", "/v1/completions", json=SHORT | {"stream": True}) as stream:
             assert stream.read().endswith(b"data: [DONE]\n\n")
         assert client.get("/healthz").status_code == 200
+
+
+def test_a_head_without_an_end_is_refused(api: Api) -> None:
+    host, _, port = api.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: ")
+        answer = b""
+        with contextlib.suppress(OSError):  # it is closed while more is sent
+            for _ in range(64):
+                connection.sendall(b"a" * 4_096)
+            while piece := connection.recv(4_096):
+                answer += piece
+        assert not answer or answer.startswith(b"HTTP/1.1 400")
+    large = {"x-large": "a" * 30_000}
+    assert api.get("/healthz", headers=large).status_code == 200
+
+
+def test_who_does_not_read_holds_no_place(narrow: SpeculativeDecoder) -> None:
+    with serving(narrow, max_waiting=0) as api:
+        with_small_buffers(api)
+        body = LONG | {"n": 2, "temperature": 1.0, "logprobs": 5, "stream": True}
+        with sent(api, body, receive_buffer=2_048) as connection:
+            read_all(connection, b"data: ")
+            wait_until(lambda: narrow.num_sequences == 0)  # all is decoded, and nearly nothing is read
+            wait_until(lambda: api.post("completions", SHORT | {"n": 2, "temperature": 1.0}).status_code == 200)
+
+
+def test_the_model_may_be_called_as_the_command_line_calls_it(api: Api) -> None:
+    for name in (MODEL, api.decoder.target.name):
+        assert api.post("completions", SHORT | {"model": name}).status_code == 200

@@ -8,7 +8,7 @@ import pytest
 from speculant_graph.client.packing import MAX_TOKENS_PER_MESSAGE, pack
 from speculant_graph.client.placement import preferred, score
 from speculant_graph.client.sessions import Session
-from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, SpeculantError
+from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, SpeculantError, UnknownGraphError
 from speculant_graph.rpc.messages import StepOptions
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, Feedback, SequenceStep, SessionOptions
@@ -358,3 +358,26 @@ def test_a_closed_core_drafts_no_more(network: Network) -> None:
     assert network.drafters[0].sessions == {}
     assert not network.draft([STEP])[0]
     assert isinstance(network.core.open(5, network.now_s, lambda: None), DrafterUnavailableError)
+
+
+def test_a_graph_that_is_not_there_says_nothing_of_the_drafter(network: Network) -> None:
+    network.draft([STEP])
+    other = SequenceStep(2, [4, 5], 4)
+    for _ in range(5):
+        opening = network.core.open(2, network.now_s, lambda: None, SessionOptions(graph="nowhere"))
+        network.work()
+        if network.openings:
+            network.settle_opening(0, UnknownGraphError("there is no such graph"))
+        if opening is not None and not isinstance(opening, SpeculantError):
+            assert isinstance(network.core.note_open(opening, network.now_s, network.now_s), UnknownGraphError)
+        running = network.begin([other])
+        network.work()
+        while network.openings:
+            network.settle_opening(0, UnknownGraphError("there is no such graph"))
+            network.work()
+        assert network.core.end(running, network.now_s)[0].token_ids == ()
+        assert network.core.state == "ok"
+        network.now_s += 1.0
+    assert [report for report in network.reports if report.level == "WARNING"] == []
+    assert not network.core._replicas[0].breaker.is_open
+    assert network.draft([STEP])[0].token_ids == drafted(STEP.token_ids, 4)

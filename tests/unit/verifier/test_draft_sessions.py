@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import GenerationError
-from speculant_graph.types import EMPTY_DRAFT, Draft
+from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterStatistics
 from speculant_verifier.engine import Engine, Request
 from speculant_verifier.engine.runner import Runner
+from support.drafters import chain
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
 NUM_TOKENS = 40
@@ -183,3 +185,71 @@ def test_closing_the_engine_ends_sessions(target):
             await session.verify(EMPTY_DRAFT)
 
     asyncio.run(everything())
+
+
+class SteppingDrafter:
+    """Drafts nothing, and holds every step up until it is let go on."""
+
+    state = "ok"
+
+    def __init__(self):
+        self.statistics = DrafterStatistics()
+        self.num_begun = 0
+        self._allowed = threading.Semaphore(0)
+
+    def open(self, session_id): ...
+
+    def draft(self, steps):
+        self.num_begun += 1
+        assert self._allowed.acquire(timeout=60)
+        return [EMPTY_DRAFT for _ in steps]
+
+    def finish(self, session_id): ...
+
+    def close(self): ...
+
+    def go_on(self, steps=1):
+        for _ in range(steps):
+            self._allowed.release()
+
+
+@pytest.mark.parametrize("fault", ["cancelled", "refused by the engine"])
+def test_what_becomes_of_one_call_is_no_business_of_the_others(target, fault, monkeypatch):
+    drafter = SteppingDrafter()
+    engine = Engine(target, drafter, VerifierConfig(max_batch_size=3), DraftConfig(k=4))
+    runner = Runner(engine)
+
+    async def read(request):
+        return [token async for emission in runner.astream([request]) for token in emission.token_ids]
+
+    async def play():
+        first = asyncio.create_task(read(Request(0, PROMPT, CONFIG)))
+        while not drafter.num_begun:  # a step is being done, so what comes now waits for its end
+            await asyncio.sleep(0.001)
+        if fault == "cancelled":
+            session = runner.session(Request(0, PROMPT, CONFIG))
+            task = asyncio.create_task(session.verify(chain([1, 2])))
+            await asyncio.sleep(0)
+            task.cancel()
+            session.close()
+        else:
+            add = engine.add
+
+            def fail_once(request):
+                monkeypatch.setattr(engine, "add", add)
+                raise RuntimeError("no memory for its settings")
+
+            monkeypatch.setattr(engine, "add", fail_once)
+            task = asyncio.create_task(read(Request(0, PROMPT, CONFIG)))
+            await asyncio.sleep(0)
+        last = asyncio.create_task(read(Request(0, PROMPT, CONFIG)))
+        await asyncio.sleep(0)
+        drafter.go_on(4 * NUM_TOKENS)
+        texts = await asyncio.gather(first, last)
+        with pytest.raises(asyncio.CancelledError if fault == "cancelled" else RuntimeError):
+            await task
+        return texts
+
+    texts = asyncio.run(asyncio.wait_for(play(), 60))
+    assert [tuple(text) for text in texts] == [plain(target)] * 2
+    runner.close()

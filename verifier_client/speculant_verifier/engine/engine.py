@@ -51,6 +51,7 @@ class Engine:
         draft: DraftConfig,
         *,
         cost: Cost | None = None,
+        must_fit: bool = True,
     ) -> None:
         """Set up without touching the model.
 
@@ -60,13 +61,15 @@ class Engine:
             config: batch, memory, records.
             draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
             cost: what passes cost; None: as on a typical machine.
+            must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
         """
         self._target, self._drafter, self._config = target, drafter, config
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
         self._failed: list[Emission] = []
         self._numbers = itertools.count()
-        self._has_emitted = False
+        self._has_emitted = self._has_warned = False
+        self._must_fit = must_fit
         self._is_full = False  # the first that waits does not fit beside those that run
         self.totals = EngineTotals()
         """Times and counts since the engine was made."""
@@ -273,12 +276,14 @@ class Engine:
                 self._drafter.open(sequence.session_id)
             else:
                 self._drafter.open(sequence.session_id, options)
-            sequence.has_session = True
+            sequence.has_session, self._has_warned = True, False
         except TokenizerMismatchError as error:
             self._drafter.finish(sequence.session_id)
-            if not self._has_emitted:
+            if self._must_fit and not self._has_emitted:
                 raise
-            logger.warning("the drafter has another tokenizer now, going on without drafts: {}", error)
+            if not self._has_warned:
+                logger.warning("the drafter has another tokenizer, going on without drafts: {}", error)
+            self._has_warned = True
         except SpeculantError as error:  # it was asked to be strict
             self._leave(sequence)
             self._failed.append(_failure(sequence, error))
@@ -290,7 +295,7 @@ class Engine:
         draft_s, pass_s = totals.draft_s, totals.forward_s
         drafts = self._drafting.drafts(sequences)
         emissions = self._verification.step(sequences, drafts, self._drafting)
-        if totals.draft_s > draft_s:
+        if totals.draft_s > draft_s and self._drafter.state == "ok":  # an outage says nothing of what drafts are worth
             width = 1 + max(map(len, drafts))
             num_tokens = sum(len(emission.token_ids) for emission in emissions)
             self._speculation.note_time(

@@ -192,19 +192,23 @@ class Runner:
         """Begin what has arrived and end what nobody wants; by whoever may touch the engine."""
         arriving, self._arriving = self._arriving, []
         for mailbox in arriving:
-            self._open.append(mailbox)
-            if mailbox.is_cancelled:
+            if mailbox.is_cancelled:  # it never began
                 continue
-            for request in mailbox.requests:
-                sequence = self._engine.add(request)
-                mailbox.sequences.append(sequence)
-                self._owners[id(sequence)] = mailbox
+            self._open.append(mailbox)
+            try:
+                for request in mailbox.requests:
+                    sequence = self._engine.add(request)
+                    mailbox.sequences.append(sequence)
+                    self._owners[id(sequence)] = mailbox
+            except Exception as error:  # whatever one call asks for is no business of the others
+                mailbox.is_cancelled = True
+                mailbox.put(error)
         for mailbox in self._open:
             offers, mailbox.offers = mailbox.offers, []
-            for draft, feedback_width in offers:
+            for draft, feedback_width in () if mailbox.is_cancelled else offers:
                 try:
                     self._engine.offer(mailbox.sequences[0], draft, feedback_width)
-                except GenerationError as error:
+                except Exception as error:
                     mailbox.put(error)
         cancelled = [each for each in self._open if each.is_cancelled]
         self._open = [each for each in self._open if not each.is_cancelled]

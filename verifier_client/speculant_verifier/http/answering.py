@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from typing import cast
 
 from fastapi.responses import Response
@@ -29,9 +29,11 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.errors import ApiError, internal, of_call, of_result, too_busy, unavailable
 from speculant_verifier.http.preparing import Prepared
 from speculant_verifier.http.shapes import Shape
-from speculant_verifier.load import Load
+from speculant_verifier.load import Load, read_ahead
 from speculant_verifier.results import StepEvent
 
+_READER_PATIENCE_S = 120.0
+"""Longest time without a byte being read."""
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -64,13 +66,16 @@ class Decoding:
         """
         with ExitStack() as held:
             with _refusals():
-                held.enter_context(self._load.admitted(prepared.job.num_choices))
+                give_back = held.enter_context(self._load.admitted(prepared.job.num_choices))
             stream = self._decoder.astream(prepared.job.prompts, prepared.config, session=prepared.session)
             try:
-                async with aclosing(cast(AsyncGenerator[StepEvent, None], stream)) as events:
+                async with aclosing(read_ahead(cast(AsyncGenerator[StepEvent, None], stream), give_back)) as events:
                     async for event in events:
                         if event.result is not None and event.result.finish_reason == "error":
-                            logger.warning("a request failed: {}", event.result.error)
+                            if event.result.is_clients_fault:  # its message may hold what a client wrote
+                                logger.debug("a request was refused: {}", event.result.error)
+                            else:
+                                logger.warning("a request failed: {}", event.result.error)
                             raise of_result(event.result, self._decoder.target.name, prepared.job.model)
                         yield event
             except GenerationError as error:
@@ -121,7 +126,8 @@ class GenerationResponse(Response):
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
-                await answering
+                with suppress(_ReaderSleepsError):  # the server closes what has no end
+                    await answering
         finally:
             for task in (answering, leaving):
                 task.cancel()
@@ -131,10 +137,10 @@ class GenerationResponse(Response):
         async with aclosing(self._decoding.events(self._prepared)) as events:
             async for event in events:
                 self._shape.add(event)
-        body = self._shape.whole().to_json().encode()
+        body = await asyncio.to_thread(lambda: self._shape.whole().to_json().encode())
         length = (b"content-length", str(len(body)).encode())
-        await send({"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
-        await send({"type": "http.response.body", "body": body})
+        await _sent(send, {"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
+        await _sent(send, {"type": "http.response.body", "body": body})
 
     async def _stream(self, send: Send) -> None:
         has_begun = False
@@ -142,17 +148,36 @@ class GenerationResponse(Response):
             async with aclosing(self._decoding.events(self._prepared)) as events:
                 async for event in events:
                     if not has_begun:
-                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                        await _sent(send, {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                         has_begun = True
                     for chunk in self._shape.chunks(event):
-                        await send(_event(chunk.to_json()))
+                        await _sent(send, _event(chunk.to_json()))
+        except _ReaderSleepsError:
+            raise
         except Exception as error:
             if not has_begun:
                 raise
             if not isinstance(error, ApiError):
                 logger.opt(exception=error).error("a stream failed")
-            await send(_event(json.dumps((error if isinstance(error, ApiError) else internal()).content)))
-        await send(_event("[DONE]", more_body=False))
+            await _sent(send, _event(json.dumps((error if isinstance(error, ApiError) else internal()).content)))
+        await _sent(send, _event("[DONE]", more_body=False))
+
+
+class _ReaderSleepsError(Exception):
+    """The client has not read for a long time."""
+
+
+async def _sent(send: Send, message: Message) -> None:
+    """Send, unless nothing is read for too long.
+
+    Raises:
+        _ReaderSleepsError: the connection is to be closed.
+    """
+    try:
+        async with asyncio.timeout(_READER_PATIENCE_S):
+            await send(message)
+    except TimeoutError:
+        raise _ReaderSleepsError from None
 
 
 def _event(data: str, *, more_body: bool = True) -> Message:

@@ -108,7 +108,7 @@ def of_result(result: GenerationResult, model_name: str, model_id: str) -> ApiEr
     message = result.error.replace(f"'{model_name}'", f"'{model_id}'")
     if result.error == OUT_OF_MEMORY:
         return ApiError(503, message, kind="server_error", code="out_of_memory")
-    if not result.times.total_s or result.error.startswith("no token is left"):
+    if result.is_clients_fault:
         param = "bad_words" if message.startswith("bad word") else None
         return ApiError(400, message, param=param)  # refused before its first step, or by its own settings
     return internal()

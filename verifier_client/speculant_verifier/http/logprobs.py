@@ -29,6 +29,7 @@ class TokenTexts:
         self._piece_of = backend.id_to_token
         self._whole = {number: added.content for number, added in backend.get_added_tokens_decoder().items()}
         self._alphabet = byte_alphabet() if isinstance(backend.decoder, decoders.ByteLevel) else None
+        self._known: dict[TokenId, tuple[str, list[int]]] = {}
 
     def bytes_of(self, token: TokenId) -> bytes:
         """Return the bytes that a token stands for."""
@@ -90,7 +91,10 @@ class TokenTexts:
         )
 
     def _entry(self, token: TokenId, logprob: float) -> dict[str, object]:
-        return {"token": self.text_of(token), "logprob": max(_LEAST, logprob), "bytes": list(self.bytes_of(token))}
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self.text_of(token), list(self.bytes_of(token))
+        return {"token": known[0], "logprob": max(_LEAST, logprob), "bytes": known[1]}
 
 
 class Offsets:

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError, UndefinedError
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
-from speculant_graph.errors import AccessError, GenerationError, GenerationRequestError
+from speculant_graph.errors import AccessError, GenerationError
 from speculant_graph.serving.access import Principal
 from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
@@ -142,7 +142,7 @@ class Preparation:
         return Prepared(job, config, session)
 
     def _require_model(self, name: str) -> None:
-        if name != self._model_id:
+        if name not in (self._model_id, self._decoder.target.name):  # as --model has it will do, too
             raise no_such_model()
 
     def _require_room_for(self, num_prompts: int, config: GenerationConfig) -> None:
@@ -161,9 +161,8 @@ def _session(request: ChatRequest | CompletionRequest, principal: Principal) -> 
     try:
         return session_options(principal, options.tenant or "", options.graph or "", options.learn)
     except AccessError as error:
-        raise ApiError(403, str(error), kind="permission_error", param="speculant.tenant") from error
-    except GenerationRequestError as error:
-        raise ApiError(400, str(error), param="speculant.graph") from error
+        param = "speculant.graph" if "graph" in str(error) else "speculant.tenant"
+        raise ApiError(403, str(error), kind="permission_error", param=param) from error
 
 
 def _template_refusal(error: GenerationError) -> str:

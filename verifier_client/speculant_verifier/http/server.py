@@ -19,6 +19,8 @@ from speculant_graph.rpc.addresses import socket_path
 from speculant_verifier.http.gate import CERTIFICATE_NAMES
 
 _POLL_S = 0.02
+_MOST_HEAD_BYTES = 1 << 16
+"""Of a request\'s first line and headers, which come before anybody knows who sends them."""
 _KEEP_ALIVE_S = 30
 _BACKLOG = 1_024
 
@@ -136,15 +138,33 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
-    """A connection that tells the application the names in its client's certificate."""
+    """A connection that tells the application the names in its client's certificate, and bounds heads of requests."""
 
     app_state: dict[str, Any]
+    _is_in_head = False
+    _num_head_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         encryption = transport.get_extra_info("ssl_object")
         if encryption is not None:
             self.app_state = {**self.app_state, CERTIFICATE_NAMES: _names(encryption.getpeercert() or {})}
+
+    def on_message_begin(self) -> None:
+        self._is_in_head, self._num_head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_in_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > _MOST_HEAD_BYTES:
+                self._is_in_head = False
+                self.send_400_response("The head of the request is too large.")
 
 
 def _names(certificate: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from functools import lru_cache
 
 import torch
 from transformers import (
@@ -56,7 +57,7 @@ def processors_of(
         processors.append(NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
     ends = torch.tensor(sorted(end_token_ids), device=device) if end_token_ids else None
     if config.bad_words:
-        words = bad_word_ids(config.bad_words, end_token_ids, vocabulary_size, tokenizer)
+        words = _known_words(tuple(config.bad_words), frozenset(end_token_ids), vocabulary_size, tokenizer)
         processors.append(NoBadWordsLogitsProcessor(words, ends))
     if config.min_tokens > 0 and ends is not None:
         processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, config.min_tokens, ends, device=str(device)))
@@ -94,7 +95,7 @@ def bad_word_ids(
     Raises:
         GenerationError: a text is empty, is nothing but an end token, or has tokens that the model does not know.
     """
-    sequences: list[list[TokenId]] = []
+    sequences: dict[tuple[TokenId, ...], None] = {}  # in order, each once
     for word in words:
         if not word:
             raise GenerationRequestError("a bad word is empty; leave it out, or give at least one character")
@@ -106,9 +107,11 @@ def bad_word_ids(
                 raise GenerationRequestError(
                     f"bad word {word!r} is an end token; to go on after it, set ignore_end_tokens or min_tokens"
                 )
-            if token_ids not in sequences:
-                sequences.append(token_ids)
-    return sequences
+            sequences[tuple(token_ids)] = None
+    return [list(each) for each in sequences]
+
+
+_known_words = lru_cache(maxsize=8)(bad_word_ids)  # the samples of a request have the same
 
 
 def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:

@@ -53,7 +53,9 @@ def run(arguments: Sequence[str]) -> int:
     quiet_transformers()
 
     def make_decoder() -> SpeculativeDecoder:
-        return SpeculativeDecoder(settings.graph_path, settings.verifier, settings.draft, client_config=settings.client)
+        return SpeculativeDecoder(
+            settings.graph_path, settings.verifier, settings.draft, client_config=settings.client, must_fit=False
+        )
 
     def make_server() -> VerifierServer:
         return VerifierServer(settings.service, settings.generation, make_decoder, settings.verifier.max_batch_size)

@@ -28,6 +28,8 @@ RULE_OF_NUMBER: dict[int, RuleName] = {
 """Names of rules by their numbers on the wire."""
 
 _SEED_BITS = 63
+_MOST_ENTRIES = {"logit_biases": 1024, "bad_words": 128, "stop_strings": 16, "stop_token_ids": 1024}
+_MOST_CHARACTERS = 1024
 _GIVEN_IF_PRESENT = ("max_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "seed")
 _GIVEN_IF_NOT_ZERO = ("min_tokens", "top_k", "no_repeat_ngram_size")
 
@@ -52,6 +54,12 @@ def generation_config(
     Raises:
         GenerationRequestError: a value is not allowed; the message names it.
     """
+    for name, most in _MOST_ENTRIES.items():
+        if len(getattr(sampling, name)) > most:
+            raise GenerationRequestError(f"{name} has {len(getattr(sampling, name))} entries; send at most {most}")
+    for name in ("bad_words", "stop_strings"):
+        if max(map(len, getattr(sampling, name)), default=0) > _MOST_CHARACTERS:
+            raise GenerationRequestError(f"a text of {name} is too long; send at most {_MOST_CHARACTERS} characters")
     wanted: dict[str, Any] = {name: getattr(sampling, name) for name in _GIVEN_IF_PRESENT if sampling.HasField(name)}
     wanted |= {name: value for name in _GIVEN_IF_NOT_ZERO if (value := getattr(sampling, name))}
     wanted.setdefault("seed", secrets.randbits(_SEED_BITS))
@@ -112,13 +120,21 @@ def prompt_of(request: pb.GenerateRequest, read_chat: Callable[[Sequence[Message
     raise GenerationRequestError("the request has no input; set prompt, prompt_tokens or chat")
 
 
-def draft_of(request: pb.VerifyRequest) -> Draft:
+def draft_of(request: pb.VerifyRequest, most_nodes: int) -> Draft:
     """Return the draft that a client brings.
 
+    Args:
+        request: has the draft.
+        most_nodes: that are verified at once.
+
     Raises:
-        GenerationRequestError: its arrays do not fit together.
+        GenerationRequestError: it is too large, or its arrays do not fit together.
     """
     size = len(request.draft_tokens)
+    if size > most_nodes:
+        raise GenerationRequestError(
+            f"the draft has {size} nodes, but at most {most_nodes} are verified at once; send fewer, or raise --draft.k"
+        )
     parents = tuple(request.draft_parents) if request.draft_parents else tuple(range(size))
     if len(parents) != size:
         raise GenerationRequestError(f"draft_parents has {len(parents)} entries for {size} draft_tokens; send as many")

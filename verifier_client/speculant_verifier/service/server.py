@@ -27,6 +27,7 @@ from speculant_verifier.service.metrics import RequestKey, render_metrics
 from speculant_verifier.service.service import SERVICE_NAME, VerifierService
 
 _LOADING, _DRAINING = "the model is being loaded", "the verifier is shutting down"
+_FAREWELL_S = 2.0
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -109,8 +110,8 @@ class VerifierServer:
             )
         await self._tell_health(_SERVING)
         scheme = "http" if self._config.tls_certificate is None else "https"
-        also = f", {scheme}://{self.http_address}/v1" if self.http_address else ""
-        logger.info("verifier ready on {}{}", ", ".join(self.addresses), also)
+        urls = [f"{scheme}://{self.http_address}/v1"] if self.http_address else []
+        logger.info("verifier ready on {}", ", ".join([*self.addresses, *urls]))
 
     async def stop(self) -> None:
         """Say that nothing is served, let texts that are under way be finished, and let go."""
@@ -121,10 +122,15 @@ class VerifierServer:
         if self._http is not None:
             draining.append(self._http.drain(self._config.grace_s))
         await asyncio.gather(*draining)
-        if self._http is not None:
-            await self._http.close()
+        if self._load.num_sequences:
+            logger.warning(
+                "{} sequences are cut off; raise service.grace_s for longer answers", self._load.num_sequences
+            )
         if self._decoder is not None:
             await asyncio.to_thread(self._decoder.close)
+        if self._http is not None:
+            await self._http.drain(_FAREWELL_S)  # who is cut off is told
+            await self._http.close()
         for endpoint in self._endpoints:
             endpoint.close()
 

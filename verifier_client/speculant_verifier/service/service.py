@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -22,8 +22,9 @@ from speculant_graph.errors import (
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.serving.calls import Call, CallGate
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.load import Load
-from speculant_verifier.results import GenerationResult, StepEvent
+from speculant_verifier.engine.sequence import OUT_OF_MEMORY
+from speculant_verifier.load import Load, read_ahead
+from speculant_verifier.results import StepEvent
 from speculant_verifier.service.answers import generate_response, verify_response
 from speculant_verifier.service.requests import draft_of, generation_config, prompt_of
 from speculant_verifier.tenants import session_options
@@ -31,6 +32,7 @@ from speculant_verifier.tenants import session_options
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
 _END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 _MOST_FEEDBACK = 64
+_READER_PATIENCE_S = 120.0
 
 
 class VerifierService:
@@ -76,15 +78,16 @@ class VerifierService:
         config = generation_config(
             request.sampling, speculation.rule, self._defaults, decoder.target.end_token_ids, speculate=budget != 0
         )
-        prompt = prompt_of(request, decoder.chat_prompt)
         learn = speculation.learn if speculation.HasField("learn") else None
         options = session_options(call.principal, speculation.tenant, speculation.graph, learn)
-        with self._load.admitted(config.n):
-            events = decoder.astream([prompt], config, session=options, most_nodes=budget)
-            async with aclosing(events):  # type: ignore[type-var]
+        with self._load.admitted(config.n) as give_back:
+            prompt = await asyncio.to_thread(_token_ids, request, decoder)
+            stream = decoder.astream([prompt], config, session=options, most_nodes=budget)
+            async with aclosing(read_ahead(cast(AsyncGenerator[StepEvent, None], stream), give_back)) as events:
                 async for event in events:
-                    _require_success(event)
-                    await call.context.write(generate_response(event, config.seed).SerializeToString())
+                    if event.result is not None and event.result.finish_reason == "error":
+                        raise _failure(event.result.error, decoder, is_clients_fault=event.result.is_clients_fault)
+                    await _written(call, generate_response(event, config.seed))
 
     async def verify(self, call: Call) -> None:
         """Verify the drafts of a client, one after another."""
@@ -115,14 +118,13 @@ class VerifierService:
                         raise GenerationRequestError(
                             f"feedback_width is {request.feedback_width}; ask for at most {_MOST_FEEDBACK}"
                         )
-                    emission = await session.verify(draft_of(request), request.feedback_width)
+                    emission = await session.verify(draft_of(request, decoder.draft_config.k), request.feedback_width)
                     if emission.finish_reason == "error":
                         sequence = emission.sequence
-                        raise (GenerationRequestError if sequence.is_refused else GenerationError)(sequence.error)
+                        raise _failure(sequence.error, decoder, is_clients_fault=sequence.is_refused)
                     elapsed_s = emission.sequence.forward_s - forward_s
                     forward_s = emission.sequence.forward_s
-                    response = verify_response(request.step_id, emission, elapsed_s)
-                    await call.context.write(response.SerializeToString())
+                    await _written(call, verify_response(request.step_id, emission, elapsed_s))
                     if emission.finish_reason is not None:
                         return
                     payload = await self._next_request(call.context)
@@ -164,7 +166,24 @@ def _parsed(kind: Any, payload: bytes) -> Any:
         raise DraftRequestError(f"the message is no {kind.DESCRIPTOR.name}; send one") from error
 
 
-def _require_success(event: StepEvent) -> None:
-    result: GenerationResult | None = event.result
-    if result is not None and result.finish_reason == "error":
-        raise (GenerationRequestError if result.is_refused else GenerationError)(result.error)
+def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list[int]:
+    """Return what is to be continued; in a thread, as a long text takes its time."""
+    prompt = prompt_of(request, decoder.chat_prompt)
+    return decoder.target.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+
+def _failure(error: str, decoder: SpeculativeDecoder, *, is_clients_fault: bool) -> Exception:
+    """Return why a request failed, without what only the server's own people may know."""
+    message = error.replace(f"'{decoder.target.name}'", "the model")
+    if is_clients_fault or error.startswith("no token is left"):
+        return GenerationRequestError(message)
+    return DrafterUnavailableError(message) if error == OUT_OF_MEMORY else GenerationError(message)
+
+
+async def _written(call: Call, response: Any) -> None:
+    """Send a message, unless the client does not read for a long time."""
+    try:
+        async with asyncio.timeout(_READER_PATIENCE_S):
+            await call.context.write(response.SerializeToString())
+    except TimeoutError:
+        raise DrafterUnavailableError(f"nothing was read for {_READER_PATIENCE_S:g} s; read as messages come") from None
