@@ -114,6 +114,34 @@ def test_lines_that_fail_are_told_and_the_rest_goes_on(model: Path, decoder, els
 
 
 @pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        (".", ". is there already"),
+        ("/", "/ is there already"),
+        ("~no-such-user/x", "can't write ~no-such-user/x"),
+        ("a\0b", "can't write a"),
+        ("n" * 300, "can't write nnn"),
+    ],
+)
+def test_names_that_no_file_can_have_do_not_end_the_chat(name: str, complaint: str, elsewhere: Path) -> None:
+    conversation, notes = silent(f"/save {name}", "/save good.jsonl")
+    assert conversation.run() == 0
+    assert complaint in notes.file.getvalue()
+    assert [each.name for each in elsewhere.iterdir()] == ["good.jsonl"]
+
+
+def test_saving_touches_no_other_file(elsewhere: Path) -> None:
+    (elsewhere / "a.part").write_text("mine", encoding="utf-8")
+    (elsewhere / "b.part").symlink_to(elsewhere / "a.part")
+    conversation, _ = silent("/save a", "/save b", "/save a")
+    assert conversation.run() == 0
+    assert (elsewhere / "a.part").read_text(encoding="utf-8") == "mine"
+    assert {each.name for each in elsewhere.iterdir()} == {"a", "b", "a.part", "b.part"}
+    assert json.loads((elsewhere / "a").read_text(encoding="utf-8")) == {"messages": []}
+    assert (elsewhere / "a").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         (["--model", str(MODEL_FOLDER)], 1, "no chat template"),
@@ -180,6 +208,18 @@ def text_console(*, terminal: bool) -> Console:
     return Console(file=io.StringIO(), force_terminal=terminal, color_system="standard" if terminal else None)
 
 
+class Mute:
+    """Answers nothing."""
+
+    name = "mute"
+
+
+def silent(*lines: str) -> tuple[Conversation, Console]:
+    """Return a conversation of commands alone, and where it writes notes."""
+    notes = text_console(terminal=False)
+    return Conversation(Mute(), Script(*lines), TextScreen(text_console(terminal=False), notes)), notes
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_only_the_final_channel_is_the_answer(channels, writes_answer, terminal: bool) -> None:
     answers, notes = text_console(terminal=terminal), text_console(terminal=False)
@@ -199,6 +239,9 @@ def test_only_the_final_channel_is_the_answer(channels, writes_answer, terminal:
 
 
 def test_the_same_from_a_server(channels, writes_answer, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody answers: this machine is reached past it
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
     with serving(channels, model_id="m", defaults=GenerationConfig(max_tokens=200)) as api:
         say(monkeypatch, "Who?", "And?")
         assert main(["chat", "--url", f"{api.url}/v1", "--json", "--seed", "3"]) == 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from speculant_graph.cli.checks.finding import Finding, guarded
 from speculant_graph.cli.checks.libraries import check_libraries
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig, GenerationConfig
@@ -134,7 +137,49 @@ def test_a_wrong_flag_is_one_line(capfd) -> None:
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("index", ['{"weight_map": {"a', "{}", "[]", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
+def test_a_damaged_list_of_weights_is_a_finding(capsys, elsewhere: Path, index: str) -> None:
+    shutil.copytree(MODEL_FOLDER, elsewhere / "model")
+    (elsewhere / "model" / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    found = examined(capsys, "--model", "model", status=1)
+    assert found["model"]["status"] == "fail"
+    assert "model.safetensors.index.json is damaged" in found["model"]["detail"]
+    assert found["http"]["status"] == "skip"
+
+
+@pytest.mark.parametrize("error", [ValueError("a; b"), KeyError("a"), TypeError("a"), AttributeError("a")])
+def test_what_nobody_foresaw_is_a_finding(error: Exception) -> None:
+    def look() -> Iterator[Finding]:
+        yield Finding("first", "ok", "")
+        raise error
+
+    first, last = guarded("second", "look there", look)
+    assert (first.check, last.check, last.status, last.remedy) == ("first", "second", "fail", "look there")
+    assert last.detail.startswith(type(error).__name__)
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999/v1", "ftp://127.0.0.1/v1", "nowhere"])
+def test_an_address_that_is_none_is_a_finding(capsys, url: str) -> None:
+    found = examined(capsys, "--url", url, status=1)["http"]
+    assert (found["status"], found["remedy"]) == ("fail", "write --url http://127.0.0.1:8000/v1")
+
+
+def test_a_key_does_not_travel_in_the_clear(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("SPECULANT_API_KEY", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as network:
+        # As a proxy it would see every request that leaves this machine.
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{network.getsockname()[1]}")
+        found = examined(capsys, "--url", "http://verifier.example/v1", status=1)["http"]
+        network.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            network.accept()
+    assert "would travel unencrypted" in found["detail"]
+
+
 def test_a_verifier_over_http(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody answers: this machine is reached past it
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
     target = tiny_gpt_oss()
     with (
         SpeculativeDecoder(target=target, draft_config=DraftConfig(k=0)) as decoder,

@@ -79,8 +79,11 @@ def _require_weights(folder: Path) -> None:
         return
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        missing = sorted(name for name in needed if not (folder / name).is_file())
+        try:
+            needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            missing = sorted(name for name in needed if not (folder / name).is_file())
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{index} is damaged; download the model again") from error
         if missing:
             raise ConfigError(f"{folder} lacks {len(missing)} files of weights, first {missing[0]}; download it again")
     elif not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from speculant_graph.errors import SpeculantError
@@ -151,18 +152,17 @@ class Conversation:
         if not name:
             self._complain("/save needs the name of a file")
             return
-        path = Path(name).expanduser()
         head = [{"role": "system", "content": self._system}] if self._system else []
         record = json.dumps({"messages": [*head, *self._messages]}) + "\n"
-        temporary = path.with_name(path.name + ".part")
         try:
+            path = Path(name).expanduser()
             if path.exists() and path not in self._saved:
                 self._complain(f"{name} is there already; choose another name")
                 return
-            temporary.write_text(record, encoding="utf-8")
-            os.replace(temporary, path)
-        except OSError as error:
-            self._complain(f"can't write {name} ({error.strerror or error}); choose another name")
+            _write(path, record)
+        except (OSError, ValueError, RuntimeError) as error:  # no such folder, no such name, no such user
+            reason = getattr(error, "strerror", None) or error
+            self._complain(f"can't write {name} ({reason}); choose another name")
             return
         self._saved.add(path)
         self._screen.note(f"{len(self._messages)} messages saved in {name}")
@@ -178,3 +178,16 @@ class Conversation:
     def _complain(self, text: str) -> None:
         self._screen.note(text)
         self._has_failed = True
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one go, for this user alone."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f"{path.name[:100]}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise

@@ -8,12 +8,11 @@ from collections.abc import Generator, Iterator
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import ConfigError, GenerationError
-from speculant_graph.rpc.addresses import is_loopback
+from speculant_graph.rpc.urls import checked_url, open_url
 from speculant_verifier.run_statistics import RunStatistics
 from speculant_verifier.talk.partner import Messages, Piece
 
@@ -45,7 +44,7 @@ class RemotePartner:
             ConfigError: the address is wrong, the key would travel readable for all, or a setting can't be sent.
             GenerationError: the server does not answer, or refuses.
         """
-        self._url, self._key = _checked(url, api_key), api_key
+        self._url, self._key = checked_url(url, api_key), api_key
         self._fields = _fields(config)
         with self._open("models", None, _LIST_PATIENCE_S) as answer:
             try:
@@ -111,7 +110,7 @@ class RemotePartner:
         if self._key:
             request.add_unredirected_header("Authorization", f"Bearer {self._key}")
         try:
-            answer: HTTPResponse = urlopen(request, timeout=patience_s)
+            answer = open_url(request, patience_s)
         except HTTPError as error:
             with error:
                 raise GenerationError(_refusal(error)) from error
@@ -121,21 +120,6 @@ class RemotePartner:
                 f"{self._url} does not answer ({reason}); check the address and the server"
             ) from error
         return answer
-
-
-def _checked(url: str, api_key: str) -> str:
-    try:
-        parts = urlsplit(url)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        is_good = False
-    if not is_good or not url.isascii() or any(character.isspace() for character in url):
-        raise ConfigError(f"{url!r} is no address of an API; write --url http://127.0.0.1:8000/v1")
-    if api_key and (not api_key.isascii() or not api_key.isprintable() or " " in api_key):
-        raise ConfigError("the API key must be visible ASCII characters without spaces; check SPECULANT_API_KEY")
-    if api_key and parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-        raise ConfigError("the API key would travel unencrypted; use https, or an address of this machine")
-    return url.rstrip("/")
 
 
 def _fields(config: GenerationConfig) -> dict[str, Any]:

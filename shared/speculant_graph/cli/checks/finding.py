@@ -51,6 +51,8 @@ def guarded(check: str, remedy: str, findings: Callable[[], Iterator[Finding]]) 
         yield from findings()
     except (SpeculantError, OSError) as error:
         yield failed(check, remedy, error)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a file or an answer of an unexpected form
+        yield Finding(check, "fail", f"{type(error).__name__}: {error}".replace("\n", " "), remedy)
 
 
 def failed(check: str, remedy: str, error: Exception) -> Finding:

@@ -8,12 +8,12 @@ from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from speculant_graph.cli.checks.drafter import check_health, check_socket
 from speculant_graph.cli.checks.finding import Finding
 from speculant_graph.config import ClientConfig
-from speculant_graph.errors import ConfigError
+from speculant_graph.rpc.urls import checked_url, open_url
 from speculant_graph.version import VERSION
 
 _PATIENCE_S = 10.0
@@ -50,14 +50,13 @@ def check_url(url: str, api_key: str) -> Iterator[Finding]:
         api_key: for servers that want one, else empty.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: the address is none, or the key would travel readable for all.
     """
     if not url:
         yield Finding("http", "skip", "not named; --url http://127.0.0.1:8000/v1")
         return
+    url = checked_url(url, api_key)
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is no address of an API; write --url http://127.0.0.1:8000/v1")
     root = f"{parts.scheme}://{parts.netloc}"
     status, said = _get(f"{root}/healthz")
     if status != 200:
@@ -66,7 +65,7 @@ def check_url(url: str, api_key: str) -> Iterator[Finding]:
         )
         return
     yield Finding("http", "ok", f"{root} serves")
-    status, said = _get(f"{url.rstrip('/')}/models", api_key)
+    status, said = _get(f"{url}/models", api_key)
     if status in (401, 403):
         yield Finding("http models", "fail", "it wants a key, or another", "set SPECULANT_API_KEY")
         return
@@ -99,7 +98,7 @@ def _get(url: str, api_key: str = "") -> tuple[int, str]:
     if api_key:
         request.add_unredirected_header("Authorization", f"Bearer {api_key}")
     try:
-        with urlopen(request, timeout=_PATIENCE_S) as answer:
+        with open_url(request, _PATIENCE_S) as answer:
             return answer.status, answer.read(_MOST_BYTES).decode(errors="replace")
     except HTTPError as error:
         with error:
