@@ -193,11 +193,10 @@ def test_a_client_that_leaves_frees_its_place(target, tmp_path):
 
 def test_more_than_may_wait_are_refused_with_a_delay(target, tmp_path):
     async def scenario(stub, server):
-        calls = [stub.Generate(request(max_tokens=300, ignore_end_tokens=True)) for _ in range(6)]
-        for call in calls[:1]:
-            await call.read()
+        long = request(max_tokens=300, ignore_end_tokens=True, temperature=2.0)
+        calls = [stub.Generate(long) for _ in range(6)]
         while server._load.num_sequences < 6:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.001)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collected(stub.Generate(request()))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
