@@ -8,7 +8,7 @@ PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
 PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults test-gpu bench-gpu check lint types layers protos protos-check fmt train constraints clean
+.PHONY: help setup demo test test-slow test-faults test-gpu bench-gpu check lint types layers protos protos-check fmt train pictures reference constraints clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,13 @@ protos-check: $(STAMP) $(PROTO_VENV)/.installed ## lint the wire, prove that its
 
 train: $(STAMP) ## train the demo model again (about an hour on two cores)
 	$(BIN)/python -m speculant_verifier.demo.train
+
+pictures: $(STAMP) ## take the pictures of docs/explorer.md and docs/terminal.md again, where there is Chromium
+	PYTHONPATH=tests $(BIN)/python -m support.explorer_pictures
+	PYTHONPATH=tests $(BIN)/python -m support.terminal_picture
+
+reference: $(STAMP) ## write the reference of the Python API to build/reference
+	PYTHONPATH=tests $(BIN)/python -m support.reference build/reference
 
 constraints: $(STAMP) ## write what is installed to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' | grep -E '^[A-Za-z0-9._-]+==' > constraints.txt

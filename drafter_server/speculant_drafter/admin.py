@@ -10,7 +10,6 @@ import grpc
 from google.protobuf.message import Message
 from loguru import logger
 
-from speculant_drafter.calls import Call, CallGate
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
 from speculant_drafter.service import parsed
@@ -19,6 +18,7 @@ from speculant_drafter.tracing import Tracer
 from speculant_graph.errors import DrafterUnavailableError, DraftRequestError, GraphFileError
 from speculant_graph.rpc.convert.stream import duration_of
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.serving.calls import Call, CallGate
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterAdminService"].full_name
 """Name of the service."""

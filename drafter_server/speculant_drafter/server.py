@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Self
 
-import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
 from loguru import logger
 
 from speculant_drafter import admin, service
-from speculant_drafter.access import AccessPolicy
 from speculant_drafter.admin import DrafterAdminService
-from speculant_drafter.calls import CallGate
 from speculant_drafter.counts import GraphState, ServerCounts, ServerState, SessionEnd
-from speculant_drafter.credentials import server_credentials
+from speculant_drafter.explorer.door import tls_context
+from speculant_drafter.explorer.explorer import Explorer
 from speculant_drafter.graphs import GraphRegistry
-from speculant_drafter.listening import Listener
 from speculant_drafter.metrics_endpoint import MetricsEndpoint
 from speculant_drafter.service import DrafterService
 from speculant_drafter.sessions import Session, SessionStore
@@ -29,12 +23,14 @@ from speculant_drafter.steps import StepAnswerer
 from speculant_drafter.tracing import open_tracer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
-from speculant_graph.rpc.channel import message_limits
+from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.serving.calls import CallGate
+from speculant_graph.serving.credentials import server_credentials
+from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
+from speculant_graph.serving.process import serve_until_stopped
 
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
-_HANDSHAKE_TIMEOUT_MS = 5_000
-_KEEPALIVE_MS = 30_000
 
 
 class DrafterServer:
@@ -67,9 +63,10 @@ class DrafterServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._known_names = {"", service.SERVICE_NAME, admin.SERVICE_NAME}
         self._known_names |= {_health_name(name) for name in self._graphs.configured_names}
-        self._metrics = MetricsEndpoint(self._counts, self._state, self._problem)
         self._credentials = server_credentials(config)
-        self._servers: list[tuple[grpc.aio.Server, Listener]] = []
+        self._explorer = Explorer(config, draft, self._graphs, lambda: self._gate.policy)
+        self._metrics = MetricsEndpoint(self._counts, self._state, self._problem, self._explorer)
+        self._endpoints: list[GrpcEndpoint] = []
         self._chores: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self.addresses: list[str] = []
@@ -78,6 +75,8 @@ class DrafterServer:
         """Where its admin service is."""
         self.metrics_address = ""
         """Where its metrics are."""
+        self.explorer_url = ""
+        """Where its explorer is; empty if it is off."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -99,14 +98,17 @@ class DrafterServer:
         """
         await self._tell_health()
         self.addresses = await self._listen(
-            self._config.listen, [self._service.handler(self._gate)], service.SERVICE_NAME
+            self._config.listen, self._service.handler(self._gate), service.SERVICE_NAME
         )
         if self._config.admin_listen:
             self.admin_addresses = await self._listen(
-                self._config.admin_listen, [self._admin.handler(self._admin_gate)], admin.SERVICE_NAME
+                self._config.admin_listen, self._admin.handler(self._admin_gate), admin.SERVICE_NAME
             )
         if self._config.metrics_listen:
-            self.metrics_address = await self._metrics.start(self._config.metrics_listen)
+            tls = tls_context(self._config)
+            self.metrics_address = await self._metrics.start(self._config.metrics_listen, tls)
+            if self._explorer.is_open:
+                self.explorer_url = f"{'http' if tls is None else 'https'}://{self.metrics_address}/explorer/"
         await asyncio.to_thread(self._steps.warm_up)
         await self._graphs.load_configured()
         await self._tell_health()
@@ -116,6 +118,7 @@ class DrafterServer:
         ]
         others = [("admin", address) for address in self.admin_addresses]
         others += [("metrics", self.metrics_address)] if self.metrics_address else []
+        others += [("explorer", self.explorer_url)] if self.explorer_url else []
         more = "".join(f"; {what} on {address}" for what, address in others)
         logger.info("drafter ready on {}{}", ", ".join(self.addresses), more)
 
@@ -127,12 +130,13 @@ class DrafterServer:
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
-        await asyncio.gather(*(server.stop(self._config.grace_s) for server, _ in self._servers))
+        await asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))
         self._sessions.end_all()
         await self._graphs.close()
         await self._metrics.close()
-        for _, listener in self._servers:
-            listener.close()
+        await self._explorer.close()
+        for endpoint in self._endpoints:
+            endpoint.close()
         await asyncio.to_thread(self._tracer.close)
 
     async def reload(self) -> None:
@@ -143,28 +147,10 @@ class DrafterServer:
             logger.error("the access file is not read again: {}", error)
         await self._graphs.reload_all()
 
-    async def _listen(self, addresses: str, handlers: list[Any], name: str) -> list[str]:
-        server = grpc.aio.server(
-            options=[
-                # With SO_REUSEPORT a second server on the same port would silently take half of the connections.
-                ("grpc.so_reuseport", 0),
-                # Who connects and says nothing is sent away.
-                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
-                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-                ("grpc.max_concurrent_streams", self._config.max_concurrent_rpcs),
-                *message_limits(self._config.max_message_bytes),
-            ],
-        )
-        server.add_generic_rpc_handlers(handlers)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        if self._config.reflection:
-            names = [name, health.SERVICE_NAME, reflection.SERVICE_NAME]
-            reflection.enable_server_reflection(names, server)
-        listener = Listener(server, self._credentials)
-        self._servers.append((server, listener))
-        bound = listener.bind(addresses)
-        await server.start()
-        return bound
+    async def _listen(self, addresses: str, handler: Any, name: str) -> list[str]:
+        endpoint = GrpcEndpoint(self._config, self._credentials, self._health, [handler], name)
+        self._endpoints.append(endpoint)
+        return await endpoint.listen(addresses)
 
     async def _tell_health(self) -> None:
         """Say of the service and of every graph whether it is served."""
@@ -234,48 +220,5 @@ def run_server(config: ServerConfig, draft: DraftConfig) -> int:
         ConfigError: a setting is wrong, or an address is taken.
         GraphError: a graph can't be loaded.
     """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(config, draft))
+    serve_until_stopped(lambda: DrafterServer(config, draft), "drafter")
     return 0
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None
-    return uvloop.new_event_loop
-
-
-async def _serve(config: ServerConfig, draft: DraftConfig) -> None:
-    loop = asyncio.get_running_loop()
-    stopping, reloading = asyncio.Event(), asyncio.Event()
-    for number, event in ((signal.SIGTERM, stopping), (signal.SIGINT, stopping), (signal.SIGHUP, reloading)):
-        loop.add_signal_handler(number, event.set)
-    server = DrafterServer(config, draft)
-    starting = asyncio.create_task(server.start())
-    waiting = asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-        reloader = asyncio.create_task(_reload_when_asked(server, reloading))
-        await waiting
-        reloader.cancel()
-        logger.info("drafter stopping")
-    finally:
-        starting.cancel()
-        waiting.cancel()
-        with suppress(asyncio.CancelledError, SpeculantError):
-            await starting
-        await server.stop()
-
-
-async def _reload_when_asked(server: DrafterServer, asked: asyncio.Event) -> None:
-    while True:
-        await asked.wait()
-        asked.clear()
-        try:
-            await server.reload()
-        except Exception:  # the next signal must still be heard
-            logger.exception("reading again failed")

@@ -9,7 +9,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from speculant_drafter.calls import Call, CallGate
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.sessions import SessionStore
@@ -24,6 +23,7 @@ from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import OpenAnswer
 from speculant_graph.rpc.status import to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.serving.calls import Call, CallGate
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
 """Name of the service, for health checks."""

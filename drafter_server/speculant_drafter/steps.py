@@ -9,8 +9,6 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from speculant_drafter.access import EVERYBODY, Principal
-from speculant_drafter.calls import log_failure
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
 from speculant_drafter.sessions import Session, SessionStore, take
@@ -22,6 +20,8 @@ from speculant_graph.rpc import convert
 from speculant_graph.rpc.kernels.step import ENTRY_BYTES, FIXED_BYTES, NODE_BYTES, SEQUENCE_BYTES
 from speculant_graph.rpc.messages import BatchAnswer, SequenceStatus, StepBatch
 from speculant_graph.rpc.status import to_status
+from speculant_graph.serving.access import EVERYBODY, Principal
+from speculant_graph.serving.calls import log_failure
 from speculant_graph.types import Draft, Feedback
 
 _OK = SequenceStatus.OK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from speculant_drafter.access import ALL, Principal
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import ServedGraph
 from speculant_drafter.sessions import SessionStore
@@ -12,6 +11,7 @@ from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.graph.layout import Int64Array, UInt32Array
 from speculant_graph.rpc.convert.requests import COUPLING_NUMBERS, STRATEGY_NUMBERS
 from speculant_graph.rpc.kernels import step
+from speculant_graph.serving.access import ALL, Principal
 
 _ANY_TENANT = -1
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         GenerationConfig,
         GraphConfig,
         ServerConfig,
+        ServiceConfig,
         VerifierConfig,
     )
     from speculant_graph.draft.cost import CostCurve
@@ -67,6 +68,7 @@ _HOMES = {
     "Proposal": "speculant_graph.types",
     "SequenceStep": "speculant_graph.types",
     "ServerConfig": "speculant_graph.config",
+    "ServiceConfig": "speculant_graph.config",
     "SessionDrafter": "speculant_graph.draft.session_drafter",
     "SpeculantError": "speculant_graph.errors",
     "SpeculativeDecoder": "speculant_verifier.decoder",
@@ -107,6 +109,7 @@ __all__ = [
     "Proposal",
     "SequenceStep",
     "ServerConfig",
+    "ServiceConfig",
     "SessionDrafter",
     "SpeculantError",
     "SpeculativeDecoder",

@@ -7,7 +7,7 @@ Flags, environment variables and TOML keys are made from these classes (:mod:`sp
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr
 
@@ -251,8 +251,35 @@ class ClientConfig(Config):
     """Bearer token, for sidecars that ask for one."""
 
 
-class ServerConfig(Config):
+class EndpointConfig(Config):
+    """What every server has: who may come in, and how much at a time."""
+
+    section: ClassVar[str]
+    """Where its settings are."""
+
+    access_file: Path | None = None
+    """TOML file that says which clients may come in, and which tenants and graphs are theirs; without it, whoever can
+    connect may use all."""
+    tls_certificate: Path | None = None
+    """Certificate chain (PEM) of this server; TCP addresses are then served encrypted only."""
+    tls_key: Path | None = None
+    """Its private key (PEM)."""
+    tls_client_ca: Path | None = None
+    """Certificates (PEM) of the authorities that clients' certificates must be of; without it clients need none."""
+    reflection: bool = True
+    """Let tools ask what services and messages there are."""
+    max_message_bytes: Annotated[int, Field(ge=1_024, le=1 << 28)] = 1 << 20
+    """Largest message taken or sent."""
+    max_concurrent_rpcs: Annotated[int, Field(ge=1, le=1 << 20)] = 1_024
+    """Most calls at a time; an open stream is one."""
+    grace_s: Annotated[float, Field(ge=0)] = 5.0
+    """Time for running calls to finish after SIGTERM."""
+
+
+class ServerConfig(EndpointConfig):
     """The drafter sidecar."""
+
+    section = "server"
 
     listen: str = "unix:///tmp/speculant-drafter/drafter.sock"
     """Address to serve on: 'unix:///path/to.sock' or 'host:port', several of them separated by commas. Of several
@@ -260,7 +287,13 @@ class ServerConfig(Config):
     admin_listen: str = ""
     """Address of the admin service, which must not be public; empty: not served."""
     metrics_listen: str = ""
-    """'host:port' of Prometheus metrics and /healthz over HTTP; empty: not served."""
+    """'host:port' of Prometheus metrics, /healthz and the explorer over HTTP; empty: not served."""
+    explorer: Literal["auto", "on", "off"] = "auto"
+    """Serve /explorer/, a page that shows what the graphs hold, at 'metrics_listen': 'on', 'off', or 'auto': if only
+    this machine can reach it. Where it is 'on' and 'tls_certificate' is set, that address is encrypted."""
+    explorer_tokenizer: Path | None = None
+    """Folder of the tokenizer with which the explorer shows text, for graphs whose own is not where it was when they
+    were built."""
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     """Processes that serve. They share the graph's memory; sessions and what is learned belong to one of them."""
     graph: Path = Path("graph.pkl")
@@ -273,22 +306,9 @@ class ServerConfig(Config):
     """Folder in which accepted text is kept for later sequences, also over restarts; without it, in memory."""
     save_interval_s: Annotated[float, Field(gt=0)] = 2.0
     """How often what was learned is brought to disk: a crash of the machine loses at most so much."""
-    access_file: Path | None = None
-    """TOML file that says which clients may use which tenants and graphs; without it, whoever can connect may use
-    all."""
-    tls_certificate: Path | None = None
-    """Certificate chain (PEM) of this server; TCP addresses are then served encrypted only."""
-    tls_key: Path | None = None
-    """Its private key (PEM)."""
-    tls_client_ca: Path | None = None
-    """Certificates (PEM) of the authorities that clients' certificates must be of; without it clients need none."""
-    reflection: bool = True
-    """Let tools ask what services and messages there are."""
     tracing: bool = False
     """Send a span per session and per administrative call to OpenTelemetry, which its own variables (OTEL_...) set
     up."""
-    max_message_bytes: Annotated[int, Field(ge=1_024, le=1 << 28)] = 1 << 20
-    """Largest message taken or sent."""
     max_sequences: Annotated[int, Field(ge=1, le=1 << 20)] = 256
     """Most sequences in one message."""
     max_tokens: Annotated[int, Field(ge=1, le=1 << 28)] = 262_144
@@ -297,8 +317,6 @@ class ServerConfig(Config):
     """Most nodes drafted for one sequence in one step."""
     max_step_nodes: Annotated[int, Field(ge=1, le=1 << 20)] = 8_192
     """Most nodes drafted in one step, for all its sequences; others wait for it meanwhile."""
-    max_concurrent_rpcs: Annotated[int, Field(ge=1, le=1 << 20)] = 1_024
-    """Most calls at a time; an open stream is one."""
     max_sessions: Annotated[int, Field(ge=1, le=1 << 28)] = 10_000
     """Most open sessions; beyond it the longest idle one is dropped, if it is idle at all."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
@@ -307,5 +325,23 @@ class ServerConfig(Config):
     """Sessions without a step for so long are dropped."""
     busy_s: Annotated[float, Field(ge=0)] = 1.0
     """A session that had a step within so many seconds is never dropped for another, which is refused instead."""
-    grace_s: Annotated[float, Field(ge=0)] = 5.0
-    """Time for running calls to finish after SIGTERM."""
+
+
+class ServiceConfig(EndpointConfig):
+    """The verifier as a service."""
+
+    section = "service"
+
+    listen: str = "unix:///tmp/speculant-verifier/verifier.sock"
+    """Address of the gRPC service: 'unix:///path/to.sock' or 'host:port', several of them separated by commas; empty:
+    not served."""
+    http: str = "127.0.0.1:8000"
+    """'host:port' of the OpenAI-compatible API over HTTP, with /healthz and /metrics; empty: not served."""
+    model_id: str = ""
+    """Name of the model in the HTTP API; empty: the last part of the model's name."""
+    max_waiting: Annotated[int, Field(ge=0)] = 256
+    """Most requests that wait for a place in the batch; more are refused until there is room."""
+    idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """A client that brings its own drafts and sends none for so long loses its place in the batch."""
+    max_samples: Annotated[int, Field(ge=1, le=1_024)] = 16
+    """Most samples of one request, all prompts together."""

@@ -16,6 +16,7 @@
     ├── AccessError            the sidecar does not let the client do what it asked for
     │   └── UnauthenticatedError    it does not know who the client is
     └── GenerationError        a prompt can't be continued; nothing was generated
+        └── GenerationRequestError   the prompt or its settings are wrong
 
 Messages are one line and end in what to do about it. Nothing here knows gRPC, torch or the command line.
 """
@@ -87,3 +88,7 @@ class UnauthenticatedError(AccessError):
 
 class GenerationError(SpeculantError):
     """A prompt can't be continued; nothing of the call was generated."""
+
+
+class GenerationRequestError(GenerationError):
+    """A prompt or its settings are wrong: the same request would fail again."""

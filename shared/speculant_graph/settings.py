@@ -13,9 +13,9 @@ import json
 import os
 import re
 import tomllib
-from argparse import Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin
@@ -31,8 +31,9 @@ from pydantic_settings import (
 )
 
 from speculant_graph.errors import ConfigError
+from speculant_graph.help_format import HelpFormatter
 
-SECTIONS = ("graph", "draft", "verifier", "generation", "client", "server")
+SECTIONS = ("graph", "draft", "verifier", "generation", "client", "server", "service")
 """Tables that a TOML file may have."""
 
 _SECRET_WORDS = ("token", "key", "password")
@@ -113,14 +114,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            flags = CliSettingsSource[Any](
-                settings_cls,
-                cli_prog_name=f"speculant {command}",
-                cli_parse_args=list(arguments),
-                cli_shortcuts=_shortcuts(kind),
-                parse_args_method=partial(_parse_verbatim, _typed_lists(kind)),
-                formatter_class=_Help,
-            )
+            flags = _flags(settings_cls, kind, command, list(arguments))
             toml = () if path is None else (TomlConfigSettingsSource(settings_cls, path),)
             return (flags, init_settings, env_settings, *toml)
 
@@ -133,21 +127,28 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
     return loaded
 
 
-class _Help(RawDescriptionHelpFormatter):
-    """Says nothing of the defaults of settings that have none, and shows sets as they are typed."""
+def make_parser(kind: type[CommandSettings], command: str) -> ArgumentParser:
+    """Return the parser of a command's flags, for those who describe them.
 
-    def _get_help_string(self, action: Action) -> str:
-        help_text = re.sub(r" \(default: (\(none\)|None)\)$", "", action.help or "")
-        return re.sub(r"frozenset\(\{(.*)\}\)", lambda match: _names(match[1]), help_text)
+    Args:
+        kind: the command's settings.
+        command: its name.
+    """
+    parser: ArgumentParser = _flags(kind, kind, command, None).root_parser
+    return parser
 
-    def _metavar_formatter(self, action: Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
-        format_metavar = super()._metavar_formatter(action, default_metavar)
-        return lambda size: tuple(re.sub(r"frozenset\[\{(.*)\}\]", r"\1", name) for name in format_metavar(size))
 
-
-def _names(members: str) -> str:
-    """Return the members of a set, written in Python, as a list whose order is the same in every process."""
-    return ",".join(sorted(member.strip("' ") for member in members.split(",")))
+def _flags(
+    settings_cls: type[BaseSettings], kind: type[CommandSettings], command: str, arguments: list[str] | None
+) -> CliSettingsSource[Any]:
+    return CliSettingsSource[Any](
+        settings_cls,
+        cli_prog_name=f"speculant {command}",
+        cli_parse_args=arguments,
+        cli_shortcuts=_shortcuts(kind),
+        parse_args_method=partial(_parse_verbatim, _typed_lists(kind)),
+        formatter_class=HelpFormatter,
+    )
 
 
 def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
@@ -185,9 +186,16 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
             short[f"{section}.{name}"] = [name, "tokenizer"]
         elif name == "model-name":
             short[f"{section}.{name}"] = [name, "model"]
+        elif (section, name) == ("client", "address"):
+            short[f"{section}.{name}"] = [name, "drafter"]
         elif name == "attention":
             short[f"{section}.{name}"] = [name, "attn"]
-    for name, alias in (("output", "o"), ("json-output", "json")):
+    aliases = {"output": "o", "json-output": "json"}
+    if "graph" not in kind.model_fields:  # else it is a section
+        aliases["graph-path"] = "graph"  # as the sidecar's flag is; a graph's name at a sidecar is the rarer wish
+        if "graph_path" in kind.model_fields:
+            short.pop("client.graph", None)
+    for name, alias in aliases.items():
         if name.replace("-", "_") in kind.model_fields:
             short[name] = alias
     return short

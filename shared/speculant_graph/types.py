@@ -145,10 +145,26 @@ class DrafterStatistics:
     """Answers that came after their step had gone on without them."""
     failovers: int = 0
     """Sessions that moved to another replica because theirs was down."""
+    replicas: int = 0
+    """Sidecars that are known; 0 where drafts are made in this process."""
+    paused_replicas: int = 0
+    """How many of them are not asked now, as they failed: their breakers are open."""
     round_trip_s: tuple[float, ...] = field(default=(), repr=False)
     """Duration of the most recent answered steps, oldest first."""
     last_failure: str = ""
     """The latest failure, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """What a sequence wants of a drafter that serves many; None leaves it to the drafter's own settings."""
+
+    tenant: str | None = None
+    """Whose text it is: it drafts from what this tenant's earlier sequences accepted, and teaches nobody else."""
+    graph: str | None = None
+    """Name of the graph to draft from."""
+    learn: bool | None = None
+    """Whether the tenant's later sequences profit from what it accepts."""
 
 
 class Drafter(Protocol):
@@ -165,8 +181,11 @@ class Drafter(Protocol):
     def statistics(self) -> DrafterStatistics:
         """Counts since the drafter was made."""
 
-    def open(self, session_id: int) -> None:
-        """Begin a session for a sequence. Raises only if asked to be strict or if the tokenizers differ."""
+    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
+        """Begin a session for a sequence. Raises only if asked to be strict or if the tokenizers differ.
+
+        The engine passes ``options`` only for requests that have some, so a drafter of one's own may do without.
+        """
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch of sequences, in order; one exchange for all of them."""

@@ -62,6 +62,8 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
     assert result.returncode == 0, result.stderr
     assert f"usage: speculant {command}" in result.stdout
     assert "frozenset" not in result.stdout
+    assert all(len(line) <= 100 for line in result.stdout.splitlines())
+    assert "(default: )" not in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def test_metrics_and_health_over_http(serve: Serve) -> None:
 def test_a_request_id_comes_back_and_stands_in_messages(serve: Serve) -> None:
     server = serve()
     lines: list[str] = []
-    logger.enable("speculant_drafter")
+    logger.enable("speculant_graph")
     sink = logger.add(lambda message: lines.append(json_line(message.record)), level="DEBUG", format="")
     try:
         with connected(server.address, ("x-request-id", "mine-1")) as wire:
@@ -281,7 +281,7 @@ def test_a_request_id_comes_back_and_stands_in_messages(serve: Serve) -> None:
             assert len(given) == 16
     finally:
         logger.remove(sink)
-        logger.disable("speculant_drafter")
+        logger.disable("speculant_graph")
     (line,) = [line for line in lines if "NOT_FOUND" in line]
     assert '"request_id": "mine-1"' in line
     assert '"method": "Draft"' in line
@@ -296,7 +296,7 @@ def test_failures_of_our_own_are_told_without_their_text(serve: Serve) -> None:
     server.server._service._steps._answer = fail  # type: ignore[method-assign]
     error = refusal(server.drafter.Draft, step_of(0, [1]))
     assert error.code() is grpc.StatusCode.INTERNAL
-    assert error.details() == "the drafter failed on this request; its log says why"
+    assert error.details() == "the server failed on this request; its log says why"
     (answer,) = server.drafter.StreamDraft(iter([pb.StreamDraftRequest(step_id=1, draft=step_of(0, [1]))]))
     assert (answer.error.code, answer.error.message) == (13, error.details())
     assert server.metrics()['failed_steps_total{code="INTERNAL"}'] == 2

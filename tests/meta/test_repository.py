@@ -92,6 +92,7 @@ def test_the_example_of_all_settings_is_true() -> None:
         "generation": config.GenerationConfig,
         "client": config.ClientConfig,
         "server": config.ServerConfig,
+        "service": config.ServiceConfig,
     }
     assert content.keys() == classes.keys() == set(SECTIONS)
     for section, kind in classes.items():

@@ -30,6 +30,7 @@ class Network:
     answers: list[tuple[int, int, bytes]] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
+    closed: list[tuple[int, str]] = field(default_factory=list)
     num_probings: int = 0
 
     def __post_init__(self) -> None:
@@ -39,7 +40,7 @@ class Network:
             ClientConfig(address="unix:///unused", failures_before_pause=3, probe_interval_ms=50.0),
             options=StepOptions("greedy"),
             strategy="greedy",
-            opening=OpenRequest(1),
+            opening=OpenRequest(1, tenant="ours", graph="usual", learn=True),
         )
         self._streams: dict[int, int] = {}
         self._sent: dict[tuple[int, int], int] = {}
@@ -58,7 +59,8 @@ class Network:
                     assert self._streams.pop(replica, stream) == stream
                 case OpenSession(opening):
                     self.openings.append(opening)
-                case CloseSession(replica, wire_id):
+                case CloseSession(replica, wire_id, tenant):
+                    self.closed.append((wire_id, tenant))
                     self.drafters[replica].close(wire_id)
                 case StartProbing():
                     self.num_probings += 1

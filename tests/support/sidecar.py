@@ -80,13 +80,12 @@ def launch(
 
     Args:
         graph_path: the default graph.
-        socket_path: where it listens.
+        socket_path: where it listens, unless the settings say otherwise; its log lies beside it.
         draft: fields of DraftConfig.
         log: level and format of its log.
         settings: fields of ServerConfig.
     """
-    address = f"unix://{socket_path}"
-    config = ServerConfig.model_validate({"listen": address, "graph": graph_path, **settings})
+    config = ServerConfig.model_validate({"listen": f"unix://{socket_path}", "graph": graph_path, **settings})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     arguments = [config.model_dump_json(), DraftConfig.model_validate(draft or {}).model_dump_json(), *log]
     log_path = socket_path.with_suffix(".log")
@@ -95,7 +94,7 @@ def launch(
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *arguments], env=environment, stderr=log_file, text=True
         )
-    return Sidecar(process, address, log_path)
+    return Sidecar(process, config.listen, log_path)
 
 
 def start_sidecar(graph_path: Path, socket_path: Path, **settings: Any) -> Sidecar:

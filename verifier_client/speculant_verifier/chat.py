@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from speculant_graph.errors import GenerationError
+from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import TokenId
 
 Message = Mapping[str, Any]
@@ -30,7 +30,9 @@ def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
         GenerationError: there is no template, or it can't make anything of the messages.
     """
     if not (options.get("chat_template") or tokenizer.chat_template):
-        raise GenerationError("the tokenizer has no chat template; give the prompt as text, or choose a chat model")
+        raise GenerationRequestError(
+            "the tokenizer has no chat template; give the prompt as text, or choose a chat model"
+        )
     _check(messages)
     try:
         token_ids: Any = tokenizer.apply_chat_template(
@@ -39,7 +41,7 @@ def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
         )
     except Exception as error:  # a template is a program of whoever made the tokenizer
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise GenerationError(
+        raise GenerationRequestError(
             f"the chat template refuses the messages: {reason}; change their roles, contents or the options"
         ) from error
     return [int(token) for token in token_ids]
@@ -47,10 +49,14 @@ def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
 
 def _check(messages: object) -> None:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise GenerationError('messages must be a list such as [{"role": "user", "content": "Hello"}]; give one')
+        raise GenerationRequestError('messages must be a list such as [{"role": "user", "content": "Hello"}]; give one')
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise GenerationError(f'message {number} has no role; give it as {{"role": "user", "content": "Hello"}}')
+            raise GenerationRequestError(
+                f'message {number} has no role; give it as {{"role": "user", "content": "Hello"}}'
+            )
         content = message.get("content")
         if not isinstance(content, str | list | tuple) and not (content is None and set(message) - {"role", "content"}):
-            raise GenerationError(f"the content of message {number} is neither text nor a list of parts; give text")
+            raise GenerationRequestError(
+                f"the content of message {number} is neither text nor a list of parts; give text"
+            )

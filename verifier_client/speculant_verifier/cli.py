@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic_settings import CliPositionalArg
 
+from speculant_graph.cli.interrupts import heeding_interrupts
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
@@ -19,14 +19,15 @@ from speculant_graph.settings import CommandSettings, load_settings
 if TYPE_CHECKING:
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.generate_input import PromptLine
-    from speculant_verifier.results import GenerationResult, StepEvent
+    from speculant_verifier.results import StepEvent
     from speculant_verifier.text import Prompt
 
 
 class GenerateSettings(CommandSettings):
     """Continue prompts with a model, sooner with drafts. The text goes to standard output as it is made.
 
-    Statistics go to standard error. The exit status is 1 if a prompt could not be continued.
+    A line of statistics goes to standard error, also after Ctrl-C. The exit status is 1 if a prompt could not be
+    continued.
     """
 
     prompt: CliPositionalArg[list[str]] = []  # noqa: RUF012 - every instance gets its own copy
@@ -43,6 +44,8 @@ class GenerateSettings(CommandSettings):
     json_output: bool = False
     """Print one JSON object a line for every result, with text, token ids, statistics and any error, and with
     log-probabilities where they are asked for, instead of the text."""
+    color: Literal["auto", "never", "always"] = "auto"
+    """Colour accepted drafts and the model's own tokens: 'auto' does on a terminal, unless NO_COLOR is set."""
     verifier: VerifierConfig = VerifierConfig()
     """The model."""
     draft: DraftConfig = DraftConfig()
@@ -61,54 +64,72 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.generate_input import prompts_for, read_prompts
 
     lines = read_prompts(settings.prompt, settings.prompts, settings.generation)
-    from speculant_verifier.console import quiet_transformers
-    from speculant_verifier.decoder import SpeculativeDecoder
+    from speculant_verifier.console import quiet_transformers, waiting_for
 
-    quiet_transformers()
     log_to_stderr("INFO")
-    with SpeculativeDecoder(
-        settings.graph_path, settings.verifier, settings.draft, client_config=settings.client
-    ) as decoder:
-        if decoder.drafter.state == "off" and settings.draft.k:
-            sys.stderr.write(
-                f"plain decoding: strategy {settings.draft.strategy} needs --graph-path or --address; "
-                "--strategy tree drafts from the sequence itself, too\n"
+    with heeding_interrupts():
+        with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color, "INFO"):
+            from speculant_verifier.decoder import SpeculativeDecoder
+
+            quiet_transformers()
+            decoder = SpeculativeDecoder(
+                settings.graph_path, settings.verifier, settings.draft, client_config=settings.client
             )
-        prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
-        return _generate(decoder, prompts, lines, as_json=settings.json_output)
+        with decoder:
+            if decoder.drafter.state == "off" and settings.draft.k:
+                sys.stderr.write(
+                    f"plain decoding: strategy {settings.draft.strategy} needs --graph-path or --address; "
+                    "--strategy tree drafts from the sequence itself, too\n"
+                )
+            prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
+            return _generate(decoder, prompts, lines, settings)
 
 
-def _generate(decoder: SpeculativeDecoder, prompts: list[Prompt], lines: Sequence[PromptLine], *, as_json: bool) -> int:
-    from rich.console import Console
-
-    from speculant_verifier.generate_output import InOrder, TextPrinter, json_line, statistics_line
+def _generate(
+    decoder: SpeculativeDecoder, prompts: list[Prompt], lines: Sequence[PromptLine], settings: GenerateSettings
+) -> int:
+    from speculant_verifier.console import legend, make_console
+    from speculant_verifier.generate_output import InOrder, JsonPrinter, TextPrinter, ending
+    from speculant_verifier.run_statistics import RunMeter
 
     num_samples = [line.config.n for line in lines]
-    printer = TextPrinter(Console(highlight=False, soft_wrap=True), num_samples)
-    results: list[GenerationResult] = []
+    console, notes = make_console(settings.color), make_console(settings.color, stderr=True)
+    meter = RunMeter(decoder)
+    printer = (
+        JsonPrinter(sys.stdout, decoder.target.decode, meter.statistics)
+        if settings.json_output
+        else TextPrinter(console, num_samples)
+    )
+    reasons: list[str] = []
 
     def show(events: Iterator[StepEvent]) -> None:
         for event in events:
-            if not as_json:
-                printer.print(event)
+            printer.print(event)
             if event.result is None:
                 continue
-            results.append(event.result)
-            if as_json:
-                sys.stdout.write(json_line(event, event.result, decoder.target.decode) + "\n")
-                sys.stdout.flush()
+            reasons.append(event.result.finish_reason)
             if event.result.error:
                 place = lines[event.prompt_index].place
                 message = f"{place}: {event.result.error}" if place else event.result.error
                 sys.stderr.write(f"speculant: generate: {printable(message)}\n")
 
+    def conclude(missing: str = "") -> None:
+        if not settings.json_output and any(reason != "error" for reason in (*reasons, missing or "error")):
+            notes.print(meter.statistics().line() + ending(reasons, sum(num_samples), missing), style="dim")
+
+    if not settings.json_output and console.color_system and notes.is_terminal and decoder.drafter.state != "off":
+        notes.print(legend())
     order = InOrder(num_samples)
-    started_s = time.perf_counter()
     try:
         for event in decoder.stream(prompts, [line.config for line in lines]):
+            meter.note(event)
             show(order.push(event))
-    finally:
+    except BrokenPipeError:
+        raise  # nobody reads what is left
+    except BaseException:
         show(order.rest())  # what was decoded before an interruption is not lost
-    if not as_json and any(not result.error for result in results):
-        sys.stderr.write(statistics_line(results, time.perf_counter() - started_s) + "\n")
-    return 1 if any(result.error for result in results) else 0
+        printer.stop()
+        conclude("interrupted")
+        raise
+    conclude()
+    return 1 if "error" in reasons else 0

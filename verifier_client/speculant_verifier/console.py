@@ -2,26 +2,121 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.text import Text
-from transformers.utils import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
 
-from speculant_verifier.results import StepEvent
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.style import Style
+from rich.text import Text
+
+from speculant_graph.log import log_to_stderr
+
+if TYPE_CHECKING:
+    from speculant_verifier.results import StepEvent
 
 ACCEPTED_STYLE = "green"
 OWN_STYLE = "bold yellow"
+DIM_STYLE = "dim"
+
+ColorChoice = Literal["auto", "never", "always"]
+"""Whether output is coloured: 'auto' where it goes to a terminal and NO_COLOR is not set."""
+
+LogLevel = Literal["INFO", "WARNING"]
+
+_PATIENCE_S = 2.0
+"""Waiting for longer than this is worth a word."""
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_COLOR_SYSTEMS = {
+    "standard": ColorSystem.STANDARD,
+    "256": ColorSystem.EIGHT_BIT,
+    "truecolor": ColorSystem.TRUECOLOR,
+    "windows": ColorSystem.WINDOWS,
+}
+
+
+def make_console(color: ColorChoice, *, stderr: bool = False) -> Console:
+    """Return a console that breaks no lines.
+
+    Args:
+        color: whether to colour.
+        stderr: write to standard error instead of standard output.
+    """
+    if color == "always":
+        return Console(
+            stderr=stderr, highlight=False, soft_wrap=True, force_terminal=True, no_color=False, color_system="standard"
+        )
+    is_plain = color == "never" or bool(os.environ.get("NO_COLOR"))
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, color_system=None if is_plain else "auto")
+
+
+def write(console: Console, text: str, style: str = "") -> None:
+    """Write text as it is, tabs included; where there is no terminal, the very characters.
+
+    On a terminal what would steer it is shown as escapes: a model may write anything.
+    """
+    if not console.is_terminal:
+        console.file.write(text)
+        return
+    shown = _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r", ""))
+    if not shown:
+        return
+    system = _COLOR_SYSTEMS.get(console.color_system or "")
+    console.file.write(Style.parse(style).render(shown, color_system=system) if style else shown)
 
 
 def print_event(console: Console, event: StepEvent) -> None:
     """Print what a step emitted, without a line end; where there are no colours, the very characters."""
-    if not console.is_terminal:
-        console.file.write(event.text)
+    write(console, event.accepted_text, ACCEPTED_STYLE)
+    write(console, event.text[len(event.accepted_text) :], OWN_STYLE)
+
+
+def legend() -> Text:
+    """Return what the colours mean."""
+    return Text.assemble(("accepted from the draft", ACCEPTED_STYLE), "  ", ("the model's own", OWN_STYLE))
+
+
+@contextmanager
+def waiting_for(what: str, color: ColorChoice, level: LogLevel) -> Iterator[None]:
+    """Show on a terminal what is waited for, if it takes longer than two seconds; on standard error.
+
+    Args:
+        what: for people, such as "loading my-model".
+        color: as in :func:`make_console`.
+        level: of messages, which are kept out of the line.
+    """
+    console = make_console(color, stderr=True)
+    if not console.is_interactive:
+        yield
         return
-    own = event.text[len(event.accepted_text) :]
-    console.print(Text.assemble((event.accepted_text, ACCEPTED_STYLE), (own, OWN_STYLE)), end="")
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    progress = Progress(*columns, console=console, transient=True)
+    progress.add_task(what, total=None)
+
+    def begin() -> None:
+        progress.start()
+        log_to_stderr(level)  # through standard error as it is now, which puts messages above the line
+
+    timer = threading.Timer(_PATIENCE_S, begin)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        progress.live.stop()
+        log_to_stderr(level)
 
 
 def quiet_transformers() -> None:
     """Keep progress bars and advice of transformers out of a program's output; errors still raise."""
+    from transformers.utils import logging
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -15,12 +15,13 @@ from typing import Any, Self, overload
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
-from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
+from speculant_graph.errors import ConfigError, GenerationRequestError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Drafter, Fingerprint, TokenId
+from speculant_graph.types import Drafter, Fingerprint, SessionOptions, TokenId
 from speculant_verifier.chat import Message, chat_tokens
 from speculant_verifier.engine import Engine
-from speculant_verifier.engine.runner import Runner
+from speculant_verifier.engine.runner import DraftSession, Runner
+from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.speculation import CostTable, load_or_measure
@@ -53,6 +54,7 @@ class SpeculativeDecoder:
         client_config: ClientConfig | None = None,
         drafter: Drafter | None = None,
         target: TargetModel | None = None,
+        must_fit: bool = True,
     ) -> None:
         """Load the model and find the drafter.
 
@@ -64,6 +66,8 @@ class SpeculativeDecoder:
             client_config: draft by the sidecar at its address instead.
             drafter: or by this drafter; the caller closes it.
             target: a model that is already loaded.
+            must_fit: whether it is an error if a sidecar's tokenizer is another one when it is first asked; else its
+                drafts are done without, as they are later on.
 
         Raises:
             ConfigError: more than one source of drafts, or the model can't be loaded.
@@ -101,13 +105,20 @@ class SpeculativeDecoder:
         else:  # the other strategies know nothing but a graph
             self.drafter = NullDrafter()
         cost = self.costs.relative_of_widths if self.costs is not None else None
-        self._engine = Engine(self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost)
+        self._engine = Engine(
+            self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost, must_fit=must_fit
+        )
         self._runner = Runner(self._engine)
 
     @property
     def target_cache_statistics(self) -> TargetCacheStatistics:
         """What the speculative cache (``VerifierConfig.target_cache``) found and kept."""
         return self._engine.target_cache_statistics
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are being decoded or wait for a place, for all callers together."""
+        return self._runner.num_sequences
 
     def _measured_costs(self) -> CostTable | None:
         if not (self.verifier_config.measure_costs and self.draft_config.k):
@@ -187,12 +198,69 @@ class SpeculativeDecoder:
         self,
         prompt: str | Prompts,
         generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        *,
+        session: SessionOptions | None = None,
+        most_nodes: int | None = None,
     ) -> AsyncIterator[StepEvent]:
-        """Do :meth:`stream` in an event loop."""
-        batch = self._batch(prompt, generation_config)
+        """Do :meth:`stream` in an event loop.
+
+        Args:
+            prompt: as in :meth:`generate`.
+            generation_config: as in :meth:`generate`.
+            session: what these sequences want of the drafter beside its own settings.
+            most_nodes: most nodes drafted for each of them at a step, if fewer than ``draft_config.k``.
+        """
+        batch = self._batch(prompt, generation_config, session, most_nodes)
         async with aclosing(self._runner.astream(batch.requests)) as emissions:
             async for emission in emissions:
                 yield batch.event(emission)
+
+    def draft_session(self, prompt: Prompt, generation_config: GenerationConfig | None = None) -> DraftSession:
+        """Begin a sequence whose drafts the caller brings, for a task of an event loop.
+
+        Every call of its ``verify`` is one step; while none is made, the sequence waits and keeps its place in the
+        batch. Close it when it has not ended by itself.
+
+        Args:
+            prompt: text or token ids.
+            generation_config: its settings.
+        """
+        return self._runner.session(self._batch([prompt], generation_config).requests[0])
+
+    @property
+    def totals(self) -> EngineTotals:
+        """What was decoded since the decoder was made; it goes on counting."""
+        return self._engine.totals
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that keys and values are kept of."""
+        return self._engine.num_kv_tokens
+
+    @property
+    def num_reserved_kv_tokens(self) -> int:
+        """Tokens that the running sequences may come to need: their number times the longest that any may become."""
+        return self._engine.num_reserved_kv_tokens
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Bound of these, at which requests wait: ``verifier.max_kv_tokens``, or what it stands for if it is 0."""
+        return self._engine.max_kv_tokens
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Memory of keys and values, that of free rows and slots included."""
+        return self._engine.num_kv_bytes
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return self._engine.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a place in the batch."""
+        return self._engine.num_waiting
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> list[TokenId]:
         """Return the token ids of a conversation by the model's own chat template, ready to be continued.
@@ -225,23 +293,32 @@ class SpeculativeDecoder:
         """Close."""
         self.close()
 
-    def _batch(self, prompt: str | Prompts, config: GenerationConfig | Sequence[GenerationConfig] | None) -> Batch:
+    def _batch(
+        self,
+        prompt: str | Prompts,
+        config: GenerationConfig | Sequence[GenerationConfig] | None,
+        session: SessionOptions | None = None,
+        most_nodes: int | None = None,
+    ) -> Batch:
         prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
         if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
-            raise GenerationError(
+            raise GenerationRequestError(
                 "a prompt is a text, and several are a list of texts or lists of token ids; give these"
             )
         one = GenerationConfig() if config is None else config
         configs: Sequence[GenerationConfig] = one if isinstance(one, Sequence) else [one] * len(prompts)
         if not all(isinstance(each, GenerationConfig) for each in configs):
-            raise GenerationError("settings are a GenerationConfig, or a list of one for each prompt; give these")
+            raise GenerationRequestError(
+                "settings are a GenerationConfig, or a list of one for each prompt; give these"
+            )
         if len(configs) != len(prompts):
-            raise GenerationError(
+            raise GenerationRequestError(
                 f"there are {len(configs)} settings for {len(prompts)} prompts; give one for all, or one for each"
             )
         if isinstance(prompt, str) and configs[0].n > 1:
-            raise GenerationError("there would be several results for one text; give the prompt in a list")
-        return Batch(self.target, prompts, configs, is_single=isinstance(prompt, str))
+            raise GenerationRequestError("there would be several results for one text; give the prompt in a list")
+        is_single = isinstance(prompt, str)
+        return Batch(self.target, prompts, configs, is_single=is_single, session=session, most_nodes=most_nodes)
 
 
 def _check_tokenizers(graph: Fingerprint, model: Fingerprint) -> None:

@@ -1,16 +1,18 @@
-"""What ``speculant generate`` shows: text as it comes, objects for machines, and a line of statistics."""
+"""What ``speculant generate`` shows: text as it comes, and objects for machines."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
 
 from rich.console import Console
 
 from speculant_graph.types import TokenId
 from speculant_verifier.console import print_event
 from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprobs
+from speculant_verifier.run_statistics import RunStatistics
 
 _Key = tuple[int, int]
 
@@ -62,6 +64,13 @@ class TextPrinter:
             self._console.file.write("\n")
         self._console.file.flush()
 
+    def stop(self) -> None:
+        """End the line of a sample that was interrupted."""
+        if self._is_unfinished:
+            self._is_unfinished = False
+            self._console.file.write("\n")
+            self._console.file.flush()
+
     def _begin(self, key: _Key) -> None:
         if self._is_unfinished:  # it was interrupted
             self._console.file.write("\n")
@@ -71,17 +80,50 @@ class TextPrinter:
             self._console.print(f"--- prompt {key[0] + 1}{sample}", style="dim", markup=False)
 
 
-def json_line(event: StepEvent, result: GenerationResult, decode: Callable[[Sequence[TokenId]], str]) -> str:
-    """Return a result as one line of JSON.
+class JsonPrinter:
+    """Prints an object a line for every sample that has ended, or was stopped."""
 
-    Args:
-        event: the last one of the sample.
-        result: its result.
-        decode: turns token ids into text.
-    """
-    report: dict[str, object] = {
-        "prompt_index": event.prompt_index,
-        "sample": event.sample,
+    def __init__(
+        self, output: TextIO, decode: Callable[[Sequence[TokenId]], str], measure: Callable[[], RunStatistics]
+    ) -> None:
+        """Take where objects go, what turns token ids into text, and what says how the run is going."""
+        self._output, self._decode, self._measure = output, decode, measure
+        self._unfinished: dict[_Key, list[StepEvent]] = {}
+
+    def print(self, event: StepEvent) -> None:
+        """Take one event."""
+        key = event.prompt_index, event.sample
+        if event.result is None:
+            self._unfinished.setdefault(key, []).append(event)
+            return
+        self._unfinished.pop(key, None)
+        self._write(key, _fields(event.result) | self._logprobs(event.result.logprobs))
+
+    def stop(self) -> None:
+        """Print what of unfinished samples there is."""
+        for key, events in self._unfinished.items():
+            fields: dict[str, object] = {
+                "text": "".join(event.text for event in events),
+                "token_ids": [token for event in events for token in event.token_ids],
+                "finish_reason": "interrupted",
+                "error": None,
+            }
+            self._write(key, fields | self._logprobs([at for event in events for at in event.logprobs]))
+        self._unfinished.clear()
+
+    def _write(self, key: _Key, fields: dict[str, object]) -> None:
+        run = self._measure()
+        drafter = {"state": run.drafter, "draft_us_p50": run.draft_us(0.5), "draft_us_p99": run.draft_us(0.99)}
+        report = {"prompt_index": key[0], "sample": key[1], **fields, "drafter": drafter}
+        self._output.write(json.dumps(report) + "\n")
+        self._output.flush()
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, object]:
+        return {"logprobs": [_logprobs(each, self._decode) for each in logprobs]} if logprobs else {}
+
+
+def _fields(result: GenerationResult) -> dict[str, object]:
+    return {
         "text": result.text,
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason,
@@ -99,9 +141,6 @@ def json_line(event: StepEvent, result: GenerationResult, decode: Callable[[Sequ
         "accepted_by_depth": list(result.accepted_by_depth),
         "times": {name: round(value, 6) for name, value in dataclasses.asdict(result.times).items()},
     }
-    if result.logprobs:
-        report["logprobs"] = [_logprobs(each, decode) for each in result.logprobs]
-    return json.dumps(report)
 
 
 def _logprobs(at: TokenLogprobs, decode: Callable[[Sequence[TokenId]], str]) -> dict[str, object]:
@@ -112,24 +151,19 @@ def _logprobs(at: TokenLogprobs, decode: Callable[[Sequence[TokenId]], str]) -> 
     return entry(at.token_id, at.logprob) | {"top": top}
 
 
-def statistics_line(results: Sequence[GenerationResult], elapsed_s: float) -> str:
-    """Return what became of all results.
+def ending(reasons: Sequence[str], num_samples: int, missing: str) -> str:
+    """Say how the samples of a run ended.
 
     Args:
-        results: at least one.
-        elapsed_s: the time they took together.
+        reasons: of those that did.
+        num_samples: how many there are.
+        missing: what became of the others; empty if there are none.
     """
-    tokens = sum(len(result.token_ids) for result in results)
-    steps = sum(result.num_steps for result in results)
-    drafted = sum(result.num_drafted for result in results)
-    accepted = sum(result.num_accepted for result in results)
-    alone = sum(result.num_steps_without_drafter for result in results)
-    reasons = sorted({result.finish_reason for result in results})
-    counted = ", ".join(f"{sum(each.finish_reason == reason for each in results)} {reason}" for reason in reasons)
-    several = f"{len(results)} results ({counted}), " if len(results) > 1 else ""
-    end = f", ended by {results[0].finish_reason}" if len(results) == 1 else ""
-    return (
-        f"{several}{tokens} tokens, {tokens / elapsed_s if elapsed_s else 0.0:.1f} tokens/s, "
-        f"{tokens / steps if steps else 0.0:.2f} per step, {accepted} of {drafted} drafted accepted "
-        f"({accepted / drafted if drafted else 0.0:.0%}), {alone} of {steps} steps without the drafter{end}"
-    )
+    all_reasons = [*reasons, *[missing] * (num_samples - len(reasons))] if missing else list(reasons)
+    counts = ", ".join(f"{all_reasons.count(reason)} {reason}" for reason in sorted(set(all_reasons)))
+    return f", {len(all_reasons)} results ({counts})" if len(all_reasons) > 1 else f", {ended(all_reasons[0])}"
+
+
+def ended(reason: str) -> str:
+    """Return why a sample ended, in words."""
+    return reason if reason == "interrupted" else f"ended by {reason}"

@@ -78,6 +78,13 @@ class GenerationResult:
     """Which sample of its prompt it is, from 0."""
     error: str = ""
     """What went wrong, if the finish reason is ``error``."""
+    is_refused: bool = False
+    """Whether that was the request itself: its prompt or its settings."""
+
+    @property
+    def is_clients_fault(self) -> bool:
+        """Whether an error is of the request's own making: it was refused, or its settings leave no token."""
+        return self.is_refused or not self.times.total_s or self.error.startswith("no token is left")
 
     @property
     def num_drafted(self) -> int:

@@ -6,8 +6,8 @@ import operator
 from collections.abc import Callable, Sequence
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.errors import GenerationError
-from speculant_graph.types import TokenId
+from speculant_graph.errors import GenerationError, GenerationRequestError
+from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.engine import ActiveSequence, Emission, Request
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
@@ -32,6 +32,8 @@ class Batch:
         configs: Sequence[GenerationConfig],
         *,
         is_single: bool,
+        session: SessionOptions | None = None,
+        most_nodes: int | None = None,
     ) -> None:
         """Turn prompts into requests.
 
@@ -40,7 +42,8 @@ class Batch:
             prompts: what to continue.
             configs: the settings of each.
             is_single: whether the caller gave one prompt and wants one result.
-
+            session: what the requests want of the drafter beside its own settings.
+            most_nodes: most nodes drafted for each at a step, if fewer than the engine's.
         """
         self._target = target
         self._is_single = is_single
@@ -63,7 +66,15 @@ class Batch:
                 self._endings.append(ending)
                 settings = config.model_copy(update={"seed": (config.seed + sample) % (1 << 63), "n": 1})
                 self.requests.append(
-                    Request(len(self.requests), token_ids, settings, stop_check=ending, refusal=refusal)
+                    Request(
+                        len(self.requests),
+                        token_ids,
+                        settings,
+                        stop_check=ending,
+                        refusal=refusal,
+                        session=session,
+                        most_nodes=most_nodes,
+                    )
                 )
 
     def note(self, emission: Emission) -> None:
@@ -117,7 +128,7 @@ class Batch:
             GenerationError: it is neither text nor token ids.
         """
         if not isinstance(prompt, str):
-            wrong = GenerationError("a prompt is neither a text nor a list of token ids; give one of them")
+            wrong = GenerationRequestError("a prompt is neither a text nor a list of token ids; give one of them")
             if isinstance(prompt, bytes | bytearray):
                 raise wrong
             try:
@@ -130,7 +141,7 @@ class Batch:
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
-            raise GenerationError(f"a prompt is not valid text ({error.reason}); give UTF-8") from error
+            raise GenerationRequestError(f"a prompt is not valid text ({error.reason}); give UTF-8") from error
         return tuple(self._target.encode(prompt))
 
     def _result(self, emission: Emission) -> GenerationResult:
@@ -152,6 +163,7 @@ class Batch:
             num_from_target_cache=sequence.num_from_target_cache,
             sample=self._sources[sequence.index][1],
             error=sequence.error,
+            is_refused=sequence.is_refused,
         )
 
 
@@ -177,4 +189,4 @@ def _visible(sequence: ActiveSequence, token_ids: Sequence[TokenId]) -> Sequence
 
 def _raise_error_of(result: GenerationResult) -> None:
     if result.finish_reason == "error":
-        raise GenerationError(result.error)
+        raise (GenerationRequestError if result.is_refused else GenerationError)(result.error)

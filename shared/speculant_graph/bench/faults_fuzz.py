@@ -25,7 +25,7 @@ from speculant_graph.bench.faults_server import FaultyServer, Stage, running_dra
 from speculant_graph.client import DrafterClient
 from speculant_graph.config import ClientConfig
 from speculant_graph.errors import SpeculantError
-from speculant_graph.rpc.channel import grpc_target
+from speculant_graph.rpc.addresses import grpc_target
 from speculant_graph.rpc.status import status_of_number
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 

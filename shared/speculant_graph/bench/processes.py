@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from speculant_graph.config import ClientConfig
 from speculant_graph.errors import SpeculantError
-from speculant_graph.rpc.channel import connect_channel, socket_path
+from speculant_graph.rpc.addresses import socket_path
+from speculant_graph.rpc.channel import connect_channel
 
 HOST = "localhost"
 """Name of the loopback interface."""

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from speculant_graph.rpc.channel import grpc_target, socket_path
+from speculant_graph.rpc.addresses import grpc_target, socket_path
 
 METHOD = "/speculant_graph.bench.Echo/Stream"
 """The stream of the gRPC echo."""

@@ -52,7 +52,8 @@ def run(arguments: Sequence[str]) -> int:
     """
     settings = load_settings(AdminSettings, "admin", arguments)
     _require_names(settings)
-    from speculant_graph.rpc.channel import Endpoint, split_addresses
+    from speculant_graph.rpc.addresses import split_addresses
+    from speculant_graph.rpc.channel import Endpoint
 
     if not settings.address:
         raise ConfigError("name the sidecar's admin address by --address, such as unix:///run/speculant/admin.sock")

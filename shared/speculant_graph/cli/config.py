@@ -22,6 +22,7 @@ from speculant_graph.config import (
     GenerationConfig,
     GraphConfig,
     ServerConfig,
+    ServiceConfig,
     VerifierConfig,
 )
 from speculant_graph.errors import ConfigError
@@ -34,13 +35,13 @@ _DEFAULT = "default"
 class ShowSettings(CommandSettings):
     """Show all settings as environment and configuration file make them, as TOML that could be saved."""
 
-    section: Literal["graph", "draft", "verifier", "generation", "client", "server"] | None = None
+    section: Literal["graph", "draft", "verifier", "generation", "client", "server", "service"] | None = None
     """Only this section."""
     json_output: bool = False
     """Print one JSON object instead."""
 
 
-class _AllSettings(CommandSettings):
+class AllSettings(CommandSettings):
     """Every section there is."""
 
     graph: GraphConfig = GraphConfig()
@@ -49,6 +50,7 @@ class _AllSettings(CommandSettings):
     generation: GenerationConfig = GenerationConfig()
     client: ClientConfig = ClientConfig()
     server: ServerConfig = ServerConfig()
+    service: ServiceConfig = ServiceConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _collect(path: Path | None) -> dict[str, dict[str, _Shown]]:
-    settings = load_settings(_AllSettings, "config show", [] if path is None else [f"--config={path}"])
+    settings = load_settings(AllSettings, "config show", [] if path is None else [f"--config={path}"])
     in_file = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
-    in_environment = EnvSettingsSource(_AllSettings)()
+    in_environment = EnvSettingsSource(AllSettings)()
     shown: dict[str, dict[str, _Shown]] = {}
     for section in SECTIONS:
         config: Config = getattr(settings, section)

@@ -28,9 +28,18 @@ COMMANDS = {
     "view": ("speculant_graph.cli.view", "viz", "draw what may follow a text: a page or a picture"),
     "export": ("speculant_graph.cli.export", "build", "write a graph as GEXF or GraphML"),
     "drafter": ("speculant_drafter.cli", "drafter", "serve a graph as the drafter sidecar"),
+    "verifier": (
+        "speculant_verifier.service.command",
+        "service",
+        "serve a model over gRPC and OpenAI's HTTP API",
+    ),
     "admin": ("speculant_graph.cli.admin", "drafter", "look after running sidecars"),
+    "probe": ("speculant_graph.cli.probe", "drafter", "ask a running drafter or verifier whether it serves"),
     "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
+    "chat": ("speculant_verifier.talk.command", "verifier", "talk with a model in the terminal"),
+    "doctor": ("speculant_graph.cli.doctor", "drafter", "check this installation and what it is to work with"),
     "config": ("speculant_graph.cli.config", "build", "show all settings and where each comes from"),
+    "completion": ("speculant_graph.cli.completion", "build", "print a script that completes commands in a shell"),
     "bench": ("speculant_graph.cli.bench", "bench", "measure it against the obvious alternatives"),
     "demo": ("speculant_verifier.demo.command", "all", "run it all here and compare with plain decoding"),
 }
@@ -126,12 +135,12 @@ def _reader_left() -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10} {what}" for name, (_, _, what) in COMMANDS.items()]
+    lines = [f"  {name:<11} {what}" for name, (_, _, what) in COMMANDS.items()]
     return (
         "usage: speculant COMMAND [options]\n\nSpeculative decoding from an n-gram graph of your own text.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. An option like "
-        "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4) or stand in "
-        "speculant.toml ([graph] max_order = 4).\n"
+        "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4), or stand in "
+        "speculant.toml below [graph]\n(max_order = 4).\n"
     )
 
 

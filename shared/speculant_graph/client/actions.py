@@ -39,6 +39,7 @@ class CloseSession:
 
     replica: int
     wire_id: int
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,15 @@ from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import OpenAnswer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
-from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, Fingerprint, SequenceStep
+from speculant_graph.types import (
+    EMPTY_DRAFT,
+    Draft,
+    DrafterState,
+    DrafterStatistics,
+    Fingerprint,
+    SequenceStep,
+    SessionOptions,
+)
 
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 
@@ -56,7 +64,20 @@ class AsyncDrafterClient:
         cost: CostCurve | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a client; see :class:`~speculant_graph.client.blocking.DrafterClient` for arguments and errors."""
+        """Make a client.
+
+        Args:
+            config: addresses, patience and credentials.
+            tokenizer: the verifier's; None leaves the comparison out.
+            draft: strategy and cap of q; the number of nodes comes with every step.
+            strict: raise if a session can't be opened, instead of going on without drafts.
+            wants_proposals: have the distributions q of sampling strategies sent.
+            cost: what verifying costs, for drafts that end where more would not pay; None: nothing.
+            clock: monotonic time in seconds.
+
+        Raises:
+            ConfigError: an address is malformed, credentials can't be used, or the sidecar does not serve the strategy.
+        """
         self._config, self._strict, self._clock = config, strict, clock
         self._deadline_s, self._open_deadline_s = config.deadline_ms / 1e3, config.open_deadline_ms / 1e3
         self._core = make_core(config, tokenizer=tokenizer, draft=draft, wants_proposals=wants_proposals, cost=cost)
@@ -78,10 +99,14 @@ class AsyncDrafterClient:
     @property
     def statistics(self) -> DrafterStatistics:
         """Counts since the drafter was made."""
-        return self._core.counts.snapshot()
+        return self._core.statistics()
 
-    async def open(self, session_id: int) -> None:
+    async def open(self, session_id: int, options: SessionOptions | None = None) -> None:
         """Begin a session; if the drafter does not answer, its first steps try again.
+
+        Args:
+            session_id: the caller's id.
+            options: what this session wants beside the client's settings.
 
         Raises:
             TokenizerMismatchError: the drafter's graph is of another tokenizer.
@@ -89,7 +114,7 @@ class AsyncDrafterClient:
         """
         started_s = self._clock()
         opened = asyncio.get_running_loop().create_future()
-        opening = self._core.open(session_id, started_s, lambda: _resolve(opened))
+        opening = self._core.open(session_id, started_s, lambda: _resolve(opened), options)
         self._work()
         error: SpeculantError | None = None
         if isinstance(opening, Opening):
@@ -191,8 +216,8 @@ class AsyncDrafterClient:
                         self._hold(*self._streams.pop(replica)[1].close())
                 case OpenSession(opening):
                     self._keep(self._open_session(opening))
-                case CloseSession(replica, wire_id):
-                    self._keep(self._close_session(replica, wire_id))
+                case CloseSession(replica, wire_id, tenant):
+                    self._keep(self._close_session(replica, wire_id, tenant))
                 case StartProbing():
                     if self._prober is None or self._prober.done():
                         self._prober = asyncio.get_running_loop().create_task(self._probe())
@@ -245,9 +270,9 @@ class AsyncDrafterClient:
         self._core.opened(opening, outcome, self._clock())
         self._work()
 
-    async def _close_session(self, replica: int, wire_id: int) -> None:
+    async def _close_session(self, replica: int, wire_id: int, tenant: str) -> None:
         self._connect()
-        request = pb.CloseSessionRequest(session_id=wire_id, tenant=self._config.tenant)
+        request = pb.CloseSessionRequest(session_id=wire_id, tenant=tenant)
         try:
             await self._stubs[replica].CloseSession(
                 request, timeout=self._open_deadline_s, metadata=self._metadata[replica]

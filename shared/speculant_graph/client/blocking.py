@@ -37,7 +37,15 @@ from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import OpenAnswer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
-from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, Fingerprint, SequenceStep
+from speculant_graph.types import (
+    EMPTY_DRAFT,
+    Draft,
+    DrafterState,
+    DrafterStatistics,
+    Fingerprint,
+    SequenceStep,
+    SessionOptions,
+)
 
 _JOIN_TIMEOUT_S = 1.0
 _FORKED = "this client was made before the process forked; make one in every process"
@@ -107,10 +115,14 @@ class DrafterClient:
     def statistics(self) -> DrafterStatistics:
         """Counts since the drafter was made."""
         with self._lock:
-            return self._core.counts.snapshot()
+            return self._core.statistics()
 
-    def open(self, session_id: int) -> None:
+    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
         """Begin a session; if the drafter does not answer, its first steps try again.
+
+        Args:
+            session_id: the caller's id.
+            options: what this session wants beside the client's settings.
 
         Raises:
             TokenizerMismatchError: the drafter's graph is of another tokenizer.
@@ -123,7 +135,7 @@ class DrafterClient:
         started_s = self._clock()
         waiter = _closed_gate()
         with self._lock:
-            opening = self._core.open(session_id, started_s, waiter.release)
+            opening = self._core.open(session_id, started_s, waiter.release, options)
             work = self._take_work()
         _do(work)
         error: SpeculantError | None = None
@@ -231,8 +243,8 @@ class DrafterClient:
                         work.append(self._streams.pop(replica)[1].close)
                 case OpenSession(opening):
                     work.append(partial(self._start_opening, opening))
-                case CloseSession(replica, wire_id):
-                    work.append(partial(self._start_closing, replica, wire_id))
+                case CloseSession(replica, wire_id, tenant):
+                    work.append(partial(self._start_closing, replica, wire_id, tenant))
                 case StartProbing():
                     work.append(self._start_probing)
                 case Report(level, text):
@@ -279,8 +291,8 @@ class DrafterClient:
         self._keep(call)
         call.add_done_callback(note)
 
-    def _start_closing(self, replica: int, wire_id: int) -> None:
-        request = pb.CloseSessionRequest(session_id=wire_id, tenant=self._config.tenant)
+    def _start_closing(self, replica: int, wire_id: int, tenant: str) -> None:
+        request = pb.CloseSessionRequest(session_id=wire_id, tenant=tenant)
         try:
             call = self._stubs[replica].CloseSession.future(
                 request, timeout=self._open_deadline_s, metadata=self._metadata[replica]

@@ -12,6 +12,7 @@ from speculant_graph.client.replica import Replica, is_refusal
 from speculant_graph.client.sessions import Opening, Session
 from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, DraftRequestError, SpeculantError
 from speculant_graph.rpc.messages import OpenAnswer, OpenRequest
+from speculant_graph.types import SessionOptions
 
 ENDED = DraftRequestError("the session was ended, or moved, while its step ran")
 """Why a step gets no answer that somebody else no longer wanted."""
@@ -46,12 +47,14 @@ class SessionBook:
         self._request, self._wire_ids, self._pause_s = request, wire_ids, pause_s
         self._sessions: dict[int, Session] = {}
 
-    def session(self, session_id: int) -> Session:
-        """Return the session of a caller's id; one that is not known begins."""
+    def session(self, session_id: int, options: SessionOptions | None = None) -> Session:
+        """Return the session of a caller's id; one that is not known begins, with these options."""
         session = self._sessions.get(session_id)
         if session is None:
             wire_id = self._wire_ids()
-            session = self._sessions[session_id] = Session(wire_id, self._best(wire_id).index)
+            session = self._sessions[session_id] = Session(
+                wire_id, self._best(wire_id).index, options=options or SessionOptions()
+            )
         return session
 
     def home(self, session: Session) -> Replica:
@@ -86,7 +89,7 @@ class SessionBook:
     def begin_opening(self, session: Session) -> Opening:
         """Return the opening that is under way, or begin one."""
         if session.opening is None:
-            request = replace(self._request, session_id=session.wire_id)
+            request = self._opening_request(session)
             session.opening = Opening(session, session.replica, request)
             self._actions.append(OpenSession(session.opening))
         return session.opening
@@ -101,7 +104,7 @@ class SessionBook:
         error = outcome if isinstance(outcome, SpeculantError) else None
         if session.opening is not opening:
             if error is None:
-                self._close(replica, opening.request.session_id)
+                self._close(replica, opening.request.session_id, opening.request.tenant)
             opening.is_over, opening.error = True, ENDED
             return True
         if isinstance(outcome, OpenAnswer):
@@ -131,18 +134,28 @@ class SessionBook:
 
     def _open_afresh(self, opening: Opening) -> None:
         session = opening.session
-        self._close(self._replicas[opening.replica], session.wire_id)
+        self._close(self._replicas[opening.replica], session.wire_id, opening.request.tenant)
         session.wire_id = self._wire_ids()
-        opening.request = replace(self._request, session_id=session.wire_id)
+        opening.request = self._opening_request(session)
         opening.is_repeated = True
         self._actions.append(OpenSession(opening))
 
     def _give_up(self, session: Session) -> None:
         if session.is_open:
-            self._close(self._replicas[session.replica], session.wire_id)
+            self._close(self._replicas[session.replica], session.wire_id, self._opening_request(session).tenant)
         session.reset()
 
-    def _close(self, replica: Replica, wire_id: int) -> None:
+    def _opening_request(self, session: Session) -> OpenRequest:
+        wanted = session.options
+        return replace(
+            self._request,
+            session_id=session.wire_id,
+            tenant=self._request.tenant if wanted.tenant is None else wanted.tenant,
+            graph=self._request.graph if wanted.graph is None else wanted.graph,
+            learn=self._request.learn if wanted.learn is None else wanted.learn,
+        )
+
+    def _close(self, replica: Replica, wire_id: int, tenant: str) -> None:
         # A drafter that is down drops its sessions itself, in time.
         if not replica.breaker.is_open:
-            self._actions.append(CloseSession(replica.index, wire_id))
+            self._actions.append(CloseSession(replica.index, wire_id, tenant))

@@ -27,6 +27,7 @@ from speculant_graph.errors import (
     DraftRequestError,
     SpeculantError,
     TokenizerMismatchError,
+    UnknownGraphError,
 )
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import (
@@ -37,7 +38,15 @@ from speculant_graph.rpc.messages import (
     StepOptions,
     StepRequest,
 )
-from speculant_graph.types import Draft, DrafterState, SequenceStep, SiblingsName, StrategyName
+from speculant_graph.types import (
+    Draft,
+    DrafterState,
+    DrafterStatistics,
+    SequenceStep,
+    SessionOptions,
+    SiblingsName,
+    StrategyName,
+)
 
 _MAX_EXCHANGES_PER_STEP = 2
 _LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_sessions")
@@ -86,6 +95,11 @@ class ClientCore:
         self.state: DrafterState = "ok"
         """Whether the last step was answered."""
 
+    def statistics(self) -> DrafterStatistics:
+        """Return the counts as they are now, and how many replicas are left alone."""
+        paused = sum(replica.breaker.is_open for replica in self._replicas)
+        return replace(self.counts.snapshot(), replicas=len(self._replicas), paused_replicas=paused)
+
     def take_actions(self) -> list[Action]:
         """Return what is to be done since the last call, in order."""
         actions = self._actions.copy()
@@ -94,20 +108,27 @@ class ClientCore:
 
     # --- what the caller does
 
-    def open(self, session_id: int, now_s: float, listener: Callable[[], None]) -> Opening | SpeculantError | None:
+    def open(
+        self,
+        session_id: int,
+        now_s: float,
+        listener: Callable[[], None],
+        options: SessionOptions | None = None,
+    ) -> Opening | SpeculantError | None:
         """Begin a session; one that has begun goes on.
 
         Args:
             session_id: the caller's id.
             now_s: now.
             listener: called when the opening that is returned is over.
+            options: what a session that begins wants beside the client's settings.
 
         Returns:
             The opening to wait for, None if the session is open, or why it can't be opened now.
         """
         if self._is_closed:
             return DrafterUnavailableError("the client is closed; make another")
-        session = self._book.session(session_id)
+        session = self._book.session(session_id, options)
         replica = self._book.home(session)
         if session.is_open:
             return None
@@ -124,7 +145,11 @@ class ClientCore:
         if error is None:
             self.state = "ok"
             self._actions += replica.note_success()
-        elif not isinstance(error, TokenizerMismatchError) and error is not ENDED:
+        elif isinstance(error, TokenizerMismatchError):
+            self.state, self.counts.last_failure = "unavailable", str(error)
+        elif isinstance(error, UnknownGraphError):  # a wish of this session that says nothing of the drafter
+            self.counts.last_failure = str(error)
+        elif error is not ENDED:
             self.state, self.counts.last_failure = "unavailable", str(error)
             self._note_failure(replica, error, started_s, now_s, was_late=False)
             self._actions += replica.report_outage(str(error))
@@ -166,7 +191,7 @@ class ClientCore:
         for index, error in round_.failures.items():
             if error is not None:
                 self.counts.last_failure = str(error)
-                if index not in round_.answered:
+                if index not in round_.answered and not isinstance(error, UnknownGraphError):
                     late = error is self._too_late
                     self._note_failure(self._replicas[index], error, round_.started_s, now_s, was_late=late)
         if round_.failures:
@@ -174,7 +199,10 @@ class ClientCore:
             self.counts.skipped_steps += not round_.has_sent
         else:
             self.counts.round_trip_s.append(now_s - round_.started_s)
-        self.state = "ok" if round_.is_answered else "unavailable"
+        if round_.is_answered:
+            self.state = "ok"
+        elif any(self._is_outage(index, error, now_s) for index, error in round_.failures.items()):
+            self.state = "unavailable"
         self.counts.drafted_nodes += sum(map(len, round_.drafts))
         return round_.drafts
 
@@ -349,6 +377,12 @@ class ClientCore:
         return True
 
     # --- failures
+
+    def _is_outage(self, index: int, error: SpeculantError | None, now_s: float) -> bool:
+        """Say whether a failure says anything of the replica: not if it is of a session that was refused."""
+        replica = self._replicas[index]
+        rests = replica.breaker.is_open or now_s < replica.rests_until_s
+        return rests if error is None else not isinstance(error, UnknownGraphError)
 
     def _note_failure(
         self, replica: Replica, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool

@@ -14,9 +14,17 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
-from speculant_graph.errors import DraftRequestError
+from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, SequenceStep, TokenId
+from speculant_graph.types import (
+    EMPTY_DRAFT,
+    Draft,
+    DrafterState,
+    DrafterStatistics,
+    SequenceStep,
+    SessionOptions,
+    TokenId,
+)
 
 _TAIL_TOKENS = 16
 
@@ -25,6 +33,7 @@ _TAIL_TOKENS = 16
 class _Taken:
     """What the drafter has of a sequence."""
 
+    options: SessionOptions | None = None
     num_tokens: int = 0
     tail: tuple[TokenId, ...] = ()
     """The last of them, by which another text shows."""
@@ -75,12 +84,20 @@ class LocalDrafter:
         """Counts since the drafter was made."""
         return self._counts.snapshot()
 
-    def open(self, session_id: int) -> None:
-        """Begin a session for a sequence; one that has begun goes on."""
+    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
+        """Begin a session for a sequence; one that has begun goes on.
+
+        Raises:
+            ConfigError: the options name a graph, and here is but one.
+        """
         if session_id in self._taken:
             return
-        self._drafter.open(session_id, learn=True, cost=self._cost)
-        self._taken[session_id] = _Taken()
+        wanted = options or SessionOptions()
+        if wanted.graph:
+            raise ConfigError(f"there is no graph '{wanted.graph}' in this process; name none, or use a sidecar")
+        learn = wanted.learn is not False
+        self._drafter.open(session_id, tenant=wanted.tenant or "", learn=learn, cost=self._cost)
+        self._taken[session_id] = _Taken(options)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
@@ -110,7 +127,7 @@ class LocalDrafter:
         taken = self._taken.get(step.session_id)
         if taken is None or not taken.begins(step.token_ids):  # never opened, or not the sequence it was
             self.finish(step.session_id)
-            self.open(step.session_id)
+            self.open(step.session_id, None if taken is None else taken.options)
             taken = self._taken[step.session_id]
         self._recycle(step, taken)
         if taken.num_tokens < len(step.token_ids):
@@ -154,7 +171,7 @@ class NullDrafter:
         """All zero."""
         return DrafterStatistics()
 
-    def open(self, session_id: int) -> None:
+    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
         """Do nothing."""
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from speculant_graph.errors import SpeculantError
 from speculant_graph.rpc.messages import OpenRequest
-from speculant_graph.types import Feedback, SequenceStep, TokenId
+from speculant_graph.types import Feedback, SequenceStep, SessionOptions, TokenId
 
 if TYPE_CHECKING:
     from speculant_graph.client.rounds import Round
@@ -50,6 +50,8 @@ class Session:
     """Whether the replica has lost it, so that its opening is one more."""
     rests_until_s: float = 0.0
     """No opening before: the replica has refused one."""
+    options: SessionOptions = field(default_factory=SessionOptions)
+    """What it is opened with, beside what the client sets."""
 
     def reset(self) -> None:
         """Give up what the replica holds of it."""

@@ -15,7 +15,8 @@ from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import DraftLimitError, SpeculantError
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.channel import Endpoint, split_addresses
+from speculant_graph.rpc.addresses import split_addresses
+from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.convert.usual import warm_up
 from speculant_graph.rpc.messages import OpenRequest, StepOptions
 from speculant_graph.rpc.status import from_status

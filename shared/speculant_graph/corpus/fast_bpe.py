@@ -120,7 +120,7 @@ def _ranks(model: dict[str, Any]) -> dict[bytes, int] | None:
     ids = np.fromiter((vocabulary[left + right] for left, right in merges), np.int64, len(merges))
     if np.any(np.diff(ids) < 0):
         return None
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     tokens = {left + right for left, right in merges}.union(alphabet)
     if not vocabulary.keys() >= alphabet.keys() or not set("".join(tokens)) <= alphabet.keys():
         return None
@@ -143,7 +143,7 @@ def _come_out_of_their_bytes(tokens: Iterable[str], vocabulary: dict[str, int], 
     return True
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return the character that stands for each byte in byte-level vocabularies: visible Latin-1, then from U+0100."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(visible)]

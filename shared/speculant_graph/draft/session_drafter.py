@@ -232,6 +232,11 @@ class SessionDrafter:
     def agrees(self, session_id: int, position: int, token_ids: Int64Array) -> bool:
         """Return whether a sequence's tokens from ``position`` on are these, as far as both are known.
 
+        Args:
+            session_id: the sequence.
+            position: of the first token, from 0.
+            token_ids: what should stand there.
+
         Raises:
             DraftRequestError: there is no such sequence.
         """

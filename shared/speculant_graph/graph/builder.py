@@ -182,7 +182,19 @@ class GraphBuilder:
     ) -> NgramGraph:
         """Build a graph that :meth:`save` can write; until then it lies in the folder for temporary files.
 
-        Takes and raises the same as :meth:`build`.
+        Args:
+            paths: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
+            progress: told about every step.
+            calibrate: learns from the tokens how far contexts can be trusted, as in :meth:`build`.
+
+        Returns:
+            The graph.
+
+        Raises:
+            ConfigError: the tokenizer can't be loaded or the encoding does not exist.
+            CorpusError: a file can't be read, or there is no text.
+            GraphError: there are more tokens than a graph can hold.
+            GraphFileError: the folder for temporary files has no room.
         """
         with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
             # The file lives on, without a name, for as long as the graph is mapped.
@@ -259,7 +271,17 @@ def describe_tokens(
     revision: str = "",
     corpus_files: tuple[Any, ...] = (),
 ) -> GraphMetadata:
-    """Return the metadata of a token stream's graph, its sizes left open."""
+    """Return the metadata of a token stream's graph, its sizes left open.
+
+    Args:
+        token_ids: the stream, shape ``[num_tokens]``.
+        fingerprint: the tokenizer of the ids.
+        max_order: longest context.
+        num_documents: documents in the stream.
+        document_boundaries: whether no n-gram crosses from one document into the next.
+        revision: commit of the tokenizer, if it comes from a hub.
+        corpus_files: what was read, if it was read from files.
+    """
     num_separators = num_documents - 1 if document_boundaries and num_documents else 0
     return GraphMetadata(
         format_version=FORMAT_VERSION,

@@ -59,3 +59,17 @@ def embedded(function: Kernel) -> Kernel:
     handed, which for a bundle of arrays takes longer than most of these functions do.
     """
     return numba.njit(function, nogil=True, forceinline=True)  # type: ignore[no-any-return]
+
+
+def cache_of_kernels() -> tuple[Path | None, int]:
+    """Return the folder that machine code of look-ups is kept in, and how many kernels of this release are there.
+
+    None, 0 where no folder can be written. Kernels of other packages lie beside their own sources in the same way.
+    """
+    from speculant_graph.graph import lookup
+
+    caches = (getattr(value, "_cache", None) for value in vars(lookup).values())
+    folder = next((path for cache in caches if (path := getattr(cache, "cache_path", None))), None)
+    if folder is None:
+        return None, 0
+    return Path(folder), len(list(Path(folder).glob(f"*{_DIGEST}*.nbi")))

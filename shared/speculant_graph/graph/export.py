@@ -41,7 +41,8 @@ def to_networkx(graph: NgramGraph, decode: Decode | None = None, max_edges: int 
     view = NgramDiGraph(graph, decode)
     if view.number_of_edges() > max_edges:
         raise ConfigError(
-            f"the graph has {view.number_of_edges()} edges, more than max_edges={max_edges}; raise max_edges"
+            f"the graph has {view.number_of_edges()} edges, more than max_edges={max_edges}; "
+            "raise max_edges (--max-edges)"
         )
     return view.copy()
 

@@ -1,75 +1,22 @@
-"""Addresses of a drafter, and how a channel to it behaves: limits, reconnecting, encryption, credentials."""
+"""How a channel to a drafter behaves: limits, reconnecting, encryption, credentials."""
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
 
 import grpc
 import grpc.aio
 
 from speculant_graph.config import ClientConfig
 from speculant_graph.errors import ConfigError
+from speculant_graph.rpc.addresses import grpc_target, is_loopback, socket_path
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest message a client takes or sends; the server's default as well."""
 
-MAX_SOCKET_PATH_BYTES = 107
-"""Length limit of the path of a Unix socket on Linux."""
-
-_UNIX_PREFIX = "unix://"
 _NO_CONFIG = ClientConfig()
-
-
-def split_addresses(addresses: str) -> tuple[str, ...]:
-    """Return the addresses of a comma-separated list.
-
-    Raises:
-        ConfigError: there is none, one is malformed, or one is there twice.
-    """
-    found = [address.strip() for address in addresses.split(",")]
-    if not addresses.strip():
-        raise ConfigError("there is no address of a drafter; set client.address to unix:///path/to.sock or host:port")
-    for address in found:
-        socket_path(address)
-    if len(set(found)) < len(found):
-        raise ConfigError(f"an address is there twice in {addresses!r}; name every drafter once")
-    return tuple(found)
-
-
-def socket_path(address: str) -> Path | None:
-    """Return the path of a ``unix:///path`` address, or None for ``host:port``.
-
-    Raises:
-        ConfigError: it is neither, or the path is too long for a socket.
-    """
-    if address.startswith(_UNIX_PREFIX + "/"):
-        path = Path(address.removeprefix(_UNIX_PREFIX))
-        num_bytes = len(str(path).encode())
-        if num_bytes > MAX_SOCKET_PATH_BYTES:
-            raise ConfigError(
-                f"the socket path {path} has {num_bytes} bytes; choose one of at most {MAX_SOCKET_PATH_BYTES}"
-            )
-        return path
-    host, separator, port = address.rpartition(":")
-    # Brackets tell the port of an IPv6 address from its last group.
-    is_plain_host = "/" not in host and (":" not in host or (host.startswith("[") and host.endswith("]")))
-    if separator and host and is_plain_host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
-        return None
-    raise ConfigError(f"{address!r} is not an address; write unix:///path/to.sock or host:port")
-
-
-def grpc_target(address: str) -> str:
-    """Return ``address`` in the form that gRPC takes, for clients and servers alike.
-
-    Raises:
-        ConfigError: it is neither ``unix:///path`` nor ``host:port``.
-    """
-    path = socket_path(address)
-    return address if path is None else _UNIX_PREFIX + quote(str(path))
 
 
 def message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
@@ -125,7 +72,11 @@ class Endpoint:
             grpc_target(address),
             tuple(options),
             _credentials(config) if is_encrypted else None,
-            _metadata(config, may_be_read=is_tcp and not is_encrypted and not _is_loopback(address), address=address),
+            _metadata(
+                config,
+                may_be_read=is_tcp and not is_encrypted and not is_loopback(address.rpartition(":")[0]),
+                address=address,
+            ),
         )
 
     def connect(self) -> grpc.Channel:
@@ -198,11 +149,3 @@ def _metadata(config: ClientConfig, *, may_be_read: bool, address: str) -> tuple
             "address"
         )
     return (("authorization", f"Bearer {token}"),)
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -16,6 +16,7 @@ from speculant_graph.errors import (
     DraftLimitError,
     DraftRequestError,
     GenerationError,
+    GenerationRequestError,
     GraphError,
     GraphFileError,
     SpeculantError,
@@ -25,7 +26,7 @@ from speculant_graph.errors import (
     UnservedRequestError,
 )
 
-INTERNAL_MESSAGE = "the drafter failed on this request; its log says why"
+INTERNAL_MESSAGE = "the server failed on this request; its log says why"
 """All that a client learns of an error that is not its own."""
 
 STATUS_OF_ERROR: dict[type[SpeculantError], grpc.StatusCode] = {
@@ -43,6 +44,7 @@ STATUS_OF_ERROR: dict[type[SpeculantError], grpc.StatusCode] = {
     AccessError: grpc.StatusCode.PERMISSION_DENIED,
     UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     GenerationError: grpc.StatusCode.INTERNAL,
+    GenerationRequestError: grpc.StatusCode.INVALID_ARGUMENT,
 }
 """What a server answers; a subclass that is not listed takes its base's code."""
 

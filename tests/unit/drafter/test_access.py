@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_drafter.access import EVERYBODY, AccessPolicy, Principal
 from speculant_graph.errors import AccessError, ConfigError, UnauthenticatedError
 from speculant_graph.rpc.status import from_status, to_status
+from speculant_graph.serving.access import EVERYBODY, AccessPolicy, Principal
 
 
 def digest(token: str) -> str:
@@ -195,5 +195,5 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml': No such file or directory; check server\.access_file"):
+    with pytest.raises(ConfigError, match=r"none\.toml': No such file or directory; check the setting access_file"):
         AccessPolicy.load(tmp_path / "none.toml")

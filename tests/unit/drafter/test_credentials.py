@@ -13,9 +13,9 @@ import grpc.aio
 import pytest
 import trustme
 
-from speculant_drafter.credentials import certificate_names, server_credentials
 from speculant_graph.config import ServerConfig
 from speculant_graph.errors import ConfigError
+from speculant_graph.serving.credentials import certificate_names, server_credentials
 
 PATIENCE_S = 10.0
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from loguru import logger
 
-from speculant_drafter.request_ids import bound_to_messages, request_id_of
+from speculant_graph.serving.request_ids import bound_to_messages, request_id_of
 
 
 def test_a_sane_id_of_the_client_is_kept() -> None:

@@ -80,8 +80,10 @@ def test_whoever_is_not_let_in_is_in_the_log(tmp_path: Path) -> None:
     access_file.write_text(f'clients = [{{name = "one", token_sha256 = "{"0" * 64}"}}]', encoding="utf-8")
     access_file.chmod(0o600)
     lines: list[str] = []
-    logger.enable("speculant_drafter")
-    logger.add(lines.append, level="DEBUG", format="{extra[request_id]} {message}", filter="speculant_drafter.calls")
+    logger.enable("speculant_graph")
+    logger.add(
+        lines.append, level="DEBUG", format="{extra[request_id]} {message}", filter="speculant_graph.serving.calls"
+    )
 
     async def scenario(stub: DrafterServiceStub, _: DrafterAdminServiceStub) -> None:
         mine = (("x-request-id", "mine"),)

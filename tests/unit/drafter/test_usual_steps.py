@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_drafter.access import EVERYBODY, Principal
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.sessions import SessionStore
@@ -25,6 +24,7 @@ from speculant_graph.rpc import convert
 from speculant_graph.rpc.kernels.step import answer_step
 from speculant_graph.rpc.messages import SequenceRequest, StepOptions, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.serving.access import EVERYBODY, Principal
 from speculant_graph.types import Feedback
 from support.graphs import graph_of
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from speculant_graph.bench.replay_traces import read_workloads
-from speculant_graph.cli.bench import _heeding_interrupts, run
+from speculant_graph.cli.bench import run
+from speculant_graph.cli.interrupts import heeding_interrupts
 from speculant_graph.cli.main import main
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError, TokenizerMismatchError
@@ -270,7 +271,7 @@ def test_an_interrupt_that_a_callback_loses(capfd: pytest.CaptureFixture[str]) -
     callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
 
     def ended(after: Callable[[], object]) -> None:
-        with _heeding_interrupts():
+        with heeding_interrupts():
             callback()
             after()
 

@@ -15,7 +15,8 @@ from loguru import logger
 from speculant_graph.client import AsyncDrafterClient, DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.errors import AccessError, ConfigError, DrafterUnavailableError
-from speculant_graph.rpc.channel import Endpoint, connect_channel, split_addresses
+from speculant_graph.rpc.addresses import split_addresses
+from speculant_graph.rpc.channel import Endpoint, connect_channel
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import SequenceStep
 from support.dict_drafter import DictDrafter, drafted

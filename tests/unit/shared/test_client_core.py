@@ -8,10 +8,10 @@ import pytest
 from speculant_graph.client.packing import MAX_TOKENS_PER_MESSAGE, pack
 from speculant_graph.client.placement import preferred, score
 from speculant_graph.client.sessions import Session
-from speculant_graph.errors import DrafterUnavailableError, DraftLimitError
+from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, SpeculantError, UnknownGraphError
 from speculant_graph.rpc.messages import StepOptions
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import Draft, Feedback, SequenceStep
+from speculant_graph.types import Draft, Feedback, SequenceStep, SessionOptions
 from support.dict_drafter import drafted
 from support.network import UNAVAILABLE, Network
 
@@ -252,6 +252,53 @@ def test_a_session_that_ended_while_it_was_opened_is_closed(network: Network) ->
     assert network.drafters[0].sessions == {}
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (None, ("ours", "usual", True)),
+        (SessionOptions(), ("ours", "usual", True)),
+        (SessionOptions(tenant="a"), ("a", "usual", True)),
+        (SessionOptions(tenant="", graph="", learn=False), ("", "", False)),
+        (SessionOptions("b", "code", learn=True), ("b", "code", True)),
+    ],
+)
+def test_a_session_is_opened_as_it_wants_whenever_it_is_opened(
+    options: SessionOptions | None, expected: tuple[str, str, bool]
+) -> None:
+    network = Network(2)
+    opened: list[tuple[int, str, str, bool]] = []
+    settle = network.settle_opening
+
+    def note(number: int, error: SpeculantError | None = None) -> None:
+        request = network.openings[number].request
+        opened.append((network.openings[number].replica, request.tenant, request.graph, request.learn))
+        settle(number, error)
+
+    network.settle_opening = note  # type: ignore[method-assign]
+    network.core.open(1, network.now_s, lambda: None, options)
+    network.core.open(1, network.now_s, lambda: None, SessionOptions("late", "late", learn=False))  # it has begun
+    network.draft([STEP])
+    [home] = {each[0] for each in opened}
+    network.drafters[home].sessions.clear()  # it was lost
+    network.draft([STEP])
+    network.draft([SequenceStep(1, [7, 7], 4)])  # another text, and so another session
+    replica = network.core._replicas[home]
+    for _ in range(3):  # its replica goes
+        running = network.begin([SequenceStep(1, [7, 7, 7], 4)])
+        network.work(loses=True)
+        network.core.stream_ended(home, replica.stream, UNAVAILABLE, network.now_s)
+        network.core.end(running, network.now_s + 0.01)
+        network.now_s += 0.02
+    network.draft([SequenceStep(1, [7, 7, 7], 4)])
+    network.core.finish(1)
+    network.work()
+    assert {each[1:] for each in opened} == {expected}
+    assert {each[0] for each in opened} == {0, 1}
+    assert len(opened) >= 4
+    assert {tenant for _, tenant in network.closed} == {expected[0]}
+    assert len(network.closed) >= 2
+
+
 def test_sessions_move_when_their_replica_is_down_and_new_ones_prefer_it_again() -> None:
     network = Network(2)
     steps = [SequenceStep(key, [key, 5], 4) for key in range(40)]
@@ -311,3 +358,26 @@ def test_a_closed_core_drafts_no_more(network: Network) -> None:
     assert network.drafters[0].sessions == {}
     assert not network.draft([STEP])[0]
     assert isinstance(network.core.open(5, network.now_s, lambda: None), DrafterUnavailableError)
+
+
+def test_a_graph_that_is_not_there_says_nothing_of_the_drafter(network: Network) -> None:
+    network.draft([STEP])
+    other = SequenceStep(2, [4, 5], 4)
+    for _ in range(5):
+        opening = network.core.open(2, network.now_s, lambda: None, SessionOptions(graph="nowhere"))
+        network.work()
+        if network.openings:
+            network.settle_opening(0, UnknownGraphError("there is no such graph"))
+        if opening is not None and not isinstance(opening, SpeculantError):
+            assert isinstance(network.core.note_open(opening, network.now_s, network.now_s), UnknownGraphError)
+        running = network.begin([other])
+        network.work()
+        while network.openings:
+            network.settle_opening(0, UnknownGraphError("there is no such graph"))
+            network.work()
+        assert network.core.end(running, network.now_s)[0].token_ids == ()
+        assert network.core.state == "ok"
+        network.now_s += 1.0
+    assert [report for report in network.reports if report.level == "WARNING"] == []
+    assert not network.core._replicas[0].breaker.is_open
+    assert network.draft([STEP])[0].token_ids == drafted(STEP.token_ids, 4)

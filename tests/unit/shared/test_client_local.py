@@ -9,8 +9,9 @@ from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.reference import draft_chain
 from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.errors import ConfigError
 from speculant_graph.graph.oracle import OracleGraph
-from speculant_graph.types import Feedback, MixingName, SequenceStep
+from speculant_graph.types import Feedback, MixingName, SequenceStep, SessionOptions
 from support.graphs import graph_of
 
 TEXT = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2]
@@ -71,3 +72,35 @@ def test_another_text_under_an_old_id_is_another_sequence(drafter: LocalDrafter,
     used = LocalDrafter(None, DraftConfig(strategy="tree", max_learned_tokens=0))
     used.draft([SequenceStep(1, TEXT, 4)])
     assert used.draft([SequenceStep(1, other, 4)])[0].token_ids == fresh.draft([SequenceStep(1, other, 4)])[0].token_ids
+
+
+def taught(drafter: LocalDrafter, session_id: int, options: SessionOptions | None) -> None:
+    """Let a session accept a text behind its prompt."""
+    drafter.open(session_id, options)
+    for end in (4, len(TEXT), len(TEXT) + 4):
+        drafter.draft([SequenceStep(session_id, [*TEXT, 60, 61, 62, 63][:end], 4)])
+    drafter.finish(session_id)
+
+
+@pytest.mark.parametrize("another_text_first", [False, True])
+def test_sessions_learn_and_draft_as_their_options_say(*, another_text_first: bool) -> None:
+    def drafted(drafter: LocalDrafter, options: SessionOptions | None) -> tuple[int, ...]:
+        drafter.open(99, options)
+        if another_text_first:  # the session is begun again behind the scenes, for the same tenant
+            drafter.draft([SequenceStep(99, [5, 5, 5], 4)])
+        [draft] = drafter.draft([SequenceStep(99, [7, 1, 2, 60, 61], 4)])
+        drafter.finish(99)
+        return draft.token_ids
+
+    drafter = LocalDrafter(None, DraftConfig(strategy="adaptive"))
+    taught(drafter, 1, SessionOptions("a", learn=False))
+    assert drafted(drafter, SessionOptions("a", learn=False)) == ()
+    taught(drafter, 2, SessionOptions("a"))
+    assert drafted(drafter, SessionOptions("b", learn=False)) == ()
+    assert drafted(drafter, None) == ()
+    assert drafted(drafter, SessionOptions("a", learn=False))[:2] == (62, 63)
+
+
+def test_there_is_but_one_graph_here(drafter: LocalDrafter) -> None:
+    with pytest.raises(ConfigError, match="no graph 'code' in this process; name none, or use a sidecar"):
+        drafter.open(1, SessionOptions(graph="code"))

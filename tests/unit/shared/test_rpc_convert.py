@@ -24,7 +24,7 @@ from speculant_graph.errors import (
     UnservedRequestError,
 )
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.channel import MAX_SOCKET_PATH_BYTES, grpc_target, socket_path
+from speculant_graph.rpc.addresses import MAX_SOCKET_PATH_BYTES, grpc_target, socket_path
 from speculant_graph.rpc.convert.requests import STRATEGY_NUMBERS
 from speculant_graph.rpc.messages import (
     BatchAnswer,

@@ -134,3 +134,28 @@ def test_expectations_are_probabilities_and_never_rise_with_depth(drafts):
     assert ((expected >= 0) & (expected <= 1)).all()
     assert (np.diff(expected) <= 1e-12).all()
     assert 0 <= history.calibration <= 1
+
+
+@pytest.mark.parametrize("promises", [False, True])
+def test_slow_drafts_are_asked_for_rarely_if_times_are_known(promises):
+    def asked(draft_s, *, is_measured):
+        speculation = Speculation(curve("dense"), promises=promises, is_measured=is_measured)
+        histories = [speculation.new_history() for _ in range(4)]
+        count = 0
+        for _ in range(300):
+            budgets = speculation.budgets(histories, [4] * 4)
+            if not any(budgets):
+                continue
+            count += 1
+            for history in histories:
+                speculation.observe(history, range(1, 5), 2, 2.0)
+            speculation.note_time(4, 5, 12, draft_s, 0.010)
+        return count
+
+    assert asked(0.0005, is_measured=True) == asked(0.1, is_measured=False) == 300
+    assert asked(0.1, is_measured=True) < 80
+    # A row that wants drafts whatever they cost gets them.
+    speculation = Speculation(curve("dense"), promises=promises, is_measured=True)
+    for _ in range(40):
+        assert speculation.budgets([None, speculation.new_history()], [3, 3])[0] == 3
+        speculation.note_time(2, 4, 2, 1.0, 0.010)

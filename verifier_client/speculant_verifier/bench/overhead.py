@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from speculant_graph.bench.report import print_report
 from speculant_graph.config import DraftConfig, GenerationConfig
-from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, SequenceStep
+from speculant_graph.types import EMPTY_DRAFT, Draft, DrafterState, DrafterStatistics, SequenceStep, SessionOptions
 from speculant_verifier.bench.cases import Case
 from speculant_verifier.bench.own_decoding import OwnDecoding
 from speculant_verifier.bench.tally import PHASES, Tally
@@ -44,7 +44,7 @@ class HalfRightDrafter:
         """All zero."""
         return DrafterStatistics()
 
-    def open(self, session_id: int) -> None:
+    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
         """Do nothing."""
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:

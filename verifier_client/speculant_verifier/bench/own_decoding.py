@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.types import Draft, Drafter, DrafterState, DrafterStatistics, SequenceStep
+from speculant_graph.types import Draft, Drafter, DrafterState, DrafterStatistics, SequenceStep, SessionOptions
 from speculant_verifier.bench.cases import Case
 from speculant_verifier.bench.tally import PHASES, Decoded, DecodedRow
 from speculant_verifier.engine import Engine, Request
@@ -92,9 +92,9 @@ class WrongDrafter:
         """The drafter's."""
         return self._drafter.statistics
 
-    def open(self, session_id: int) -> None:
+    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
         """Begin a session."""
-        self._drafter.open(session_id)
+        self._drafter.open(session_id, options)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft what will be rejected."""

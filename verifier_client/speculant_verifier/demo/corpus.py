@@ -1,13 +1,17 @@
 """The demo's text: the Python standard library of the interpreter that runs.
 
-It is on every machine, so nothing is downloaded and no third-party text is committed. This module only
-names files; it knows neither the tokenizer nor the model.
+It is on every machine, so nothing is downloaded and no third-party text is committed. This module knows neither the
+tokenizer nor the model.
 """
 
 from __future__ import annotations
 
+import random
+import re
 import sysconfig
 from pathlib import Path
+
+_BEGINNING = re.compile(r"^ *(?:async )?def .*\n.*\n", re.MULTILINE)
 
 # Generated tables and vendored tools: megabytes of digits that no model of ours was asked to write.
 _SKIPPED_FOLDERS = frozenset(
@@ -51,3 +55,17 @@ def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
         elif name in TRAINING_MODULES or name.split("/")[0] in TRAINING_MODULES:
             training.append(path)
     return training, validation
+
+
+def beginnings(count: int, root: Path | None = None) -> list[str]:
+    """Return the first two lines of so many functions that the demo model was trained on.
+
+    They are always the same, no two are alike, and there are fewer if the library has fewer.
+    """
+    found = [
+        match.group()
+        for path in training_files(root)[0]
+        for match in _BEGINNING.finditer(path.read_text(encoding="utf-8", errors="replace"))
+    ]
+    unlike = list(dict.fromkeys(found))
+    return random.Random(0).sample(unlike, min(count, len(unlike)))

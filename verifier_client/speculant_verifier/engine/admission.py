@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from speculant_graph.config import VerifierConfig
-from speculant_graph.errors import GenerationError
+from speculant_graph.errors import GenerationRequestError
 from speculant_verifier.engine.sequence import ActiveSequence, Request
 from speculant_verifier.model import TargetModel
 
@@ -33,26 +33,35 @@ class Admission:
         most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
         self._max_tokens = self.cache.max_slots = config.max_kv_tokens or most
 
+    @property
+    def max_tokens(self) -> int:
+        """Bound of running sequences times the longest that any of them may become, in tokens."""
+        return self._max_tokens
+
+    def reserved_tokens(self, running: Sequence[ActiveSequence]) -> int:
+        """Return what of the bound is taken by those that run."""
+        return self._slots(len(running), [each.request for each in running]) if running else 0
+
     def check(self, request: Request) -> None:
         """Refuse a request that could never run.
 
         Raises:
-            GenerationError: it is empty or too long, or holds ids that the model does not have.
+            GenerationRequestError: it is empty or too long, or holds ids that the model does not have.
         """
         name, length, longest = self._target.name, len(request.prompt), self._target.max_length
         if not length:
-            raise GenerationError("the prompt is empty; give at least one token")
+            raise GenerationRequestError("the prompt is empty; give at least one token")
         if length >= longest:
-            raise GenerationError(
+            raise GenerationRequestError(
                 f"the prompt has {length} tokens, but '{name}' takes at most {longest - 1}; shorten it"
             )
         if not all(0 <= token < self._target.vocabulary_size for token in request.prompt):
-            raise GenerationError(
+            raise GenerationRequestError(
                 f"the prompt holds token ids outside 0..{self._target.vocabulary_size - 1}; "
                 "use the model's own tokenizer"
             )
         if self._slots(1, [request]) > self._max_tokens:
-            raise GenerationError(
+            raise GenerationRequestError(
                 f"prompt and output may take {self._slots(1, [request])} tokens, but there is memory for "
                 f"{self._max_tokens}; lower max_tokens, or raise --verifier.max-kv-tokens"
             )

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from loguru import logger
 
 from speculant_graph.config import DraftConfig, GenerationConfig
+from speculant_graph.errors import GenerationRequestError
 from speculant_graph.random_stream import STEP_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, RuleName, SequenceStep, SiblingsName
-from speculant_verifier.engine.sequence import ActiveSequence, EngineTotals
+from speculant_verifier.engine.sequence import ActiveSequence
+from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import WANTS_PROPOSALS
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
@@ -40,7 +42,28 @@ class Drafting:
 
     def wants(self, sequence: ActiveSequence) -> bool:
         """Whether a sequence is drafted for at all."""
-        return self._most_nodes > 0 and self._drafter.state != "off" and sequence.config.speculation != "off"
+        if sequence.request.brings_drafts:
+            return False
+        can_draft = self._drafter.state != "off" and sequence.config.speculation != "off"
+        return can_draft and self._most_nodes_of(sequence) > 0
+
+    def check(self, draft: Draft) -> None:
+        """Refuse a draft that a caller brings, if it can't be verified.
+
+        Raises:
+            GenerationRequestError: it is too large, no tree, or names tokens that the model does not have.
+        """
+        if len(draft) > self._most_nodes:
+            raise GenerationRequestError(
+                f"the draft has {len(draft)} nodes, but at most {self._most_nodes} are verified at once; send fewer, "
+                "or raise --draft.k"
+            )
+        is_usable = self._is_usable(draft, self._most_nodes)
+        if not is_usable or len(self._usable_nodes(draft, len(draft), looks_at_q=True)) < len(draft):
+            raise GenerationRequestError(
+                f"the draft is no tree of token ids 0..{self._target.vocabulary_size - 1} whose parents come before "
+                "their children, with a distribution for every node or for none; mend it"
+            )
 
     def drafts(self, sequences: Sequence[ActiveSequence]) -> list[Draft]:
         """Return drafts that could all be emitted; anything unusable becomes no draft."""
@@ -75,19 +98,26 @@ class Drafting:
         if answer is None or self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
+            self._totals.num_steps_without_drafter += len(asked)
+        for number, sequence in enumerate(sequences):
+            if sequence.offered is not None:
+                shallow[number] = nodes_within(sequence.offered.draft, self._most_depth(sequence))
+                drafts[number] = trimmed(sequence.offered.draft, shallow[number])
         can_trim = [sequence.config.rule not in WANTS_PROPOSALS for sequence in sequences]
         for number, nodes in enumerate(self._speculation.keep(histories, drafts, can_trim)):
             sequences[number].draft_nodes = [shallow[number][node] for node in nodes]
             drafts[number] = trimmed(drafts[number], nodes)
         elapsed_s = time.perf_counter() - started_s
         self._totals.draft_s += elapsed_s
+        if asked:
+            self._totals.draft_times.observe(elapsed_s)
         for sequence in sequences:
             sequence.draft_s += elapsed_s
         return drafts
 
     def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
-        """Note what became of a draft."""
-        if len(draft):
+        """Note what became of a draft; those that callers bring say nothing of the drafter's."""
+        if len(draft) and not sequence.request.brings_drafts:
             self._speculation.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
 
     def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
@@ -106,9 +136,16 @@ class Drafting:
 
     def _limit(self, sequence: ActiveSequence) -> int:
         """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
+        if sequence.offered is not None:
+            return len(sequence.offered.draft)
         most_depth = self._most_depth(sequence) if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
-        return self._most_nodes if makes_trees and most_depth else min(self._most_nodes, most_depth)
+        most_nodes = self._most_nodes_of(sequence)
+        return most_nodes if makes_trees and most_depth else min(most_nodes, most_depth)
+
+    def _most_nodes_of(self, sequence: ActiveSequence) -> int:
+        wanted = sequence.request.most_nodes
+        return self._most_nodes if wanted is None else min(self._most_nodes, wanted)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
         room = self._target.max_length - len(sequence.token_ids)
@@ -183,4 +220,5 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
 
 
 def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:
-    return sequence.history if sequence.config.speculation == "auto" else None
+    is_free = sequence.config.speculation == "auto" and sequence.offered is None
+    return sequence.history if is_free else None

@@ -18,8 +18,8 @@ from transformers import LogitsProcessorList
 
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.draft.strategies import CALIBRATED
-from speculant_graph.errors import GenerationError, SpeculantError, TokenizerMismatchError
-from speculant_graph.types import Drafter
+from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
+from speculant_graph.types import Draft, Drafter
 from speculant_verifier.engine.admission import MOST_PENDING, Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.prefill import Prefill
@@ -27,10 +27,11 @@ from speculant_verifier.engine.sequence import (
     OUT_OF_MEMORY,
     ActiveSequence,
     Emission,
-    EngineTotals,
+    OfferedDraft,
     Request,
     is_out_of_memory,
 )
+from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason
@@ -50,6 +51,7 @@ class Engine:
         draft: DraftConfig,
         *,
         cost: Cost | None = None,
+        must_fit: bool = True,
     ) -> None:
         """Set up without touching the model.
 
@@ -59,27 +61,31 @@ class Engine:
             config: batch, memory, records.
             draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
             cost: what passes cost; None: as on a typical machine.
+            must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
         """
         self._target, self._drafter, self._config = target, drafter, config
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
         self._failed: list[Emission] = []
         self._numbers = itertools.count()
-        self._has_emitted = False
+        self._has_emitted = self._has_warned = False
+        self._must_fit = must_fit
+        self._is_full = False  # the first that waits does not fit beside those that run
         self.totals = EngineTotals()
         """Times and counts since the engine was made."""
         self._admission = Admission(target, config, draft.k)
         cache = self._admission.cache
         self._prefill = Prefill(target, cache, config.prefill_chunk, self.totals)
         promises = draft.strategy in CALIBRATED
-        self._speculation = Speculation(cost or target.typical_cost, promises=promises)
+        self._speculation = Speculation(cost or target.typical_cost, promises=promises, is_measured=cost is not None)
         self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals)
         self._verification = Verification(target, cache, config, self.totals)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running or self._failed)
+        can_admit = bool(self._waiting) and not self._is_full
+        return bool(self._failed) or can_admit or any(map(_can_go_on, self._running))
 
     @property
     def num_running(self) -> int:
@@ -90,6 +96,26 @@ class Engine:
     def target_cache_statistics(self) -> TargetCacheStatistics:
         """What SpecExec's cache of the target's distributions did."""
         return self._verification.target_cache_statistics
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that keys and values are kept of."""
+        return sum(sequence.num_cached for sequence in self._running)
+
+    @property
+    def num_reserved_kv_tokens(self) -> int:
+        """Tokens that the running sequences may come to need: their number times the longest that any may become."""
+        return self._admission.reserved_tokens(self._running)
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Bound of these; requests wait at it."""
+        return self._admission.max_tokens
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Memory of keys and values, that of free rows and slots included."""
+        return self._admission.cache.num_bytes
 
     @property
     def num_waiting(self) -> int:
@@ -103,9 +129,10 @@ class Engine:
             The sequence, which its emissions name.
         """
         sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
+        sequence.arrived_s = time.perf_counter()
         try:
             if request.refusal:
-                raise GenerationError(request.refusal)
+                raise GenerationRequestError(request.refusal)
             self._admission.check(request)
             sequence.end_token_ids = end_token_ids_of(request.config, self._target.end_token_ids)
             sequence.sampler = Sampler(request.config, self._processors(sequence))
@@ -118,13 +145,33 @@ class Engine:
         self._waiting.append(sequence)
         return sequence
 
+    def offer(self, sequence: ActiveSequence, draft: Draft, feedback_width: int = 0) -> None:
+        """Let a sequence whose request brings its drafts do one step.
+
+        Args:
+            sequence: it must not have an offer already.
+            draft: the tree to verify; empty to decode one token plainly.
+            feedback_width: how many of the target's most probable tokens to return after every node.
+
+        Raises:
+            GenerationError: the draft can't be verified; the sequence goes on waiting.
+        """
+        if sequence not in self._running and sequence not in self._waiting:
+            return  # it has ended, as its emission says
+        if not sequence.is_idle:
+            raise GenerationError("this sequence takes no draft now; wait for the outcome of the one before")
+        self._drafting.check(draft)
+        sequence.offered = OfferedDraft(draft, feedback_width)
+
     def cancel(self, sequence: ActiveSequence) -> None:
         """Stop decoding a sequence and free its place; nothing more is emitted for it."""
         self._failed = [emission for emission in self._failed if emission.sequence is not sequence]
+        self.totals.num_cancelled += sequence in self._running or sequence in self._waiting
         if sequence in self._running:
             self._leave(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
+            self._is_full = False
 
     def close(self) -> None:
         """Cancel everything."""
@@ -157,15 +204,17 @@ class Engine:
         self._admit()
         emissions, self._failed = self._failed, []
         active = list(self._running)
-        emissions += self._verification.recall(active)
+        emissions += self._verification.recall([each for each in active if not each.request.brings_drafts])
         ended = {id(emission.sequence) for emission in emissions if emission.finish_reason is not None}
         left = [sequence for sequence in active if id(sequence) not in ended]
         waiting = self._prefill.chosen([each for each in left if each.num_pending > MOST_PENDING])
         emissions += self._guarded(self._prefill.step, waiting)
         emissions += self._guarded(
-            self._decode, [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING]
+            self._decode,
+            [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING and not each.is_idle],
         )
-        elapsed_s = time.perf_counter() - started_s
+        now_s = time.perf_counter()
+        elapsed_s = now_s - started_s
         self.totals.total_s += elapsed_s
         for sequence in active:
             sequence.total_s += elapsed_s
@@ -174,9 +223,23 @@ class Engine:
             if emission.token_ids:
                 self._has_emitted = True
                 sequence.first_token_s = sequence.first_token_s or sequence.total_s
+            self._note(emission, now_s)
             if emission.finish_reason is not None and sequence in self._running:
                 self._leave(sequence)
         return emissions
+
+    def _note(self, emission: Emission, now_s: float) -> None:
+        sequence, totals, count = emission.sequence, self.totals, len(emission.token_ids)
+        if count:
+            totals.num_tokens += count
+            if sequence.emitted_s:
+                totals.token_times.observe((now_s - sequence.emitted_s) / count, count)
+            else:
+                totals.first_token_times.observe(now_s - sequence.arrived_s)
+            sequence.emitted_s = now_s
+        if emission.finish_reason is not None:
+            totals.num_ended[emission.finish_reason] += 1
+            totals.request_times.observe(now_s - sequence.arrived_s)
 
     def _processors(self, sequence: ActiveSequence) -> LogitsProcessorList:
         request, target = sequence.request, self._target
@@ -192,6 +255,7 @@ class Engine:
             sequence = self._waiting[0]
             try:
                 if not self._admission.admit(sequence, self._running, len(self._waiting)):
+                    self._is_full = True
                     return
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -200,18 +264,26 @@ class Engine:
                 self._failed.append(_failure(self._waiting.popleft(), GenerationError(OUT_OF_MEMORY)))
                 continue
             self._running.append(self._waiting.popleft())
+            self.totals.num_prompt_tokens += len(sequence.prompt)
+            self.totals.queue_times.observe(time.perf_counter() - sequence.arrived_s)
             if self._drafting.wants(sequence):
                 self._open(sequence)
 
     def _open(self, sequence: ActiveSequence) -> None:
         try:
-            self._drafter.open(sequence.session_id)
-            sequence.has_session = True
+            options = sequence.request.session
+            if options is None:
+                self._drafter.open(sequence.session_id)
+            else:
+                self._drafter.open(sequence.session_id, options)
+            sequence.has_session, self._has_warned = True, False
         except TokenizerMismatchError as error:
             self._drafter.finish(sequence.session_id)
-            if not self._has_emitted:
+            if self._must_fit and not self._has_emitted:
                 raise
-            logger.warning("the drafter has another tokenizer now, going on without drafts: {}", error)
+            if not self._has_warned:
+                logger.warning("the drafter has another tokenizer, going on without drafts: {}", error)
+            self._has_warned = True
         except SpeculantError as error:  # it was asked to be strict
             self._leave(sequence)
             self._failed.append(_failure(sequence, error))
@@ -219,7 +291,17 @@ class Engine:
             logger.warning("the drafter can't begin a session, going on without drafts: {!r}; mend it", error)
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
-        return self._verification.step(sequences, self._drafting.drafts(sequences), self._drafting)
+        totals = self.totals
+        draft_s, pass_s = totals.draft_s, totals.forward_s
+        drafts = self._drafting.drafts(sequences)
+        emissions = self._verification.step(sequences, drafts, self._drafting)
+        if totals.draft_s > draft_s and self._drafter.state == "ok":  # an outage says nothing of what drafts are worth
+            width = 1 + max(map(len, drafts))
+            num_tokens = sum(len(emission.token_ids) for emission in emissions)
+            self._speculation.note_time(
+                len(sequences), width, num_tokens, totals.draft_s - draft_s, totals.forward_s - pass_s
+            )
+        return emissions
 
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         """Do a part of a step; where memory does not suffice, end the youngest sequence and try the rest.
@@ -245,13 +327,18 @@ class Engine:
 
     def _leave(self, sequence: ActiveSequence) -> None:
         self._running.remove(sequence)
+        self._is_full = False
         self._admission.release(sequence, self._running)
         self._running.sort(key=lambda each: each.row)
         if sequence.has_session:
             self._drafter.finish(sequence.session_id)
 
 
+def _can_go_on(sequence: ActiveSequence) -> bool:
+    return not sequence.is_idle or sequence.num_pending > MOST_PENDING
+
+
 def _failure(sequence: ActiveSequence, error: SpeculantError) -> Emission:
-    sequence.error = str(error)
+    sequence.error, sequence.is_refused = str(error), isinstance(error, GenerationRequestError)
     reason: FinishReason = "error"
     return Emission(sequence, (), 0, reason)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from speculant_verifier.cache import SlotCache
-from speculant_verifier.engine.sequence import ActiveSequence, Emission, EngineTotals
+from speculant_verifier.engine.sequence import ActiveSequence, Emission
+from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 
 

@@ -6,11 +6,13 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import LogitsProcessorList
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.types import Feedback, TokenId
+from speculant_graph.types import Draft, Feedback, SessionOptions, TokenId
 from speculant_verifier.results import FinishReason, PhaseTimes, TokenLogprobs
 from speculant_verifier.sampling import Sampler
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
@@ -41,6 +43,22 @@ class Request:
     """For records; empty: the session's number."""
     refusal: str = ""
     """Why it can't be decoded, if that is known already: it ends with this error."""
+    session: SessionOptions | None = None
+    """What its session with the drafter wants beside the drafter's own settings."""
+    most_nodes: int | None = None
+    """Most nodes drafted for it at a step, if fewer than the engine's."""
+    brings_drafts: bool = False
+    """The caller drafts: a step is done when it has offered a draft (:meth:`Engine.offer`), and waits until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDraft:
+    """A draft that a caller brings for one step."""
+
+    draft: Draft
+    """The tree; empty for a step of plain decoding."""
+    feedback_width: int = 0
+    """How many of the target's most probable tokens to return after every node."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +83,8 @@ class ActiveSequence:
     draft_nodes: Sequence[int] = ()
     """Per node of the latest draft, its number in the drafter's message, of which nodes may have been left out."""
     has_session: bool = False
+    offered: OfferedDraft | None = None
+    """The caller's own draft for the next step."""
     prefix_key: PrefixKey | None = None
     """Key of the first ``num_keyed`` tokens."""
     num_keyed: int = 0
@@ -75,6 +95,8 @@ class ActiveSequence:
     accepted_by_depth: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str = ""
+    is_refused: bool = False
+    """Whether the error is in the request."""
     prefill_s: float = 0.0
     draft_s: float = 0.0
     forward_s: float = 0.0
@@ -82,6 +104,10 @@ class ActiveSequence:
     commit_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
+    arrived_s: float = 0.0
+    """When it came, by the clock of ``time.perf_counter``."""
+    emitted_s: float = 0.0
+    """When its latest tokens were emitted; 0 before the first."""
 
     @property
     def index(self) -> int:
@@ -112,6 +138,11 @@ class ActiveSequence:
     def num_remaining(self) -> int:
         """Tokens that may still be emitted."""
         return self.request.config.max_tokens - self.num_emitted
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a draft of its caller."""
+        return self.request.brings_drafts and self.offered is None
 
     @property
     def num_pending(self) -> int:
@@ -145,30 +176,11 @@ class Emission:
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token, if they were asked for."""
-
-
-@dataclass(slots=True)
-class EngineTotals:
-    """What an engine did since it was made."""
-
-    total_s: float = 0.0
-    """In steps; the parts below, and the rest."""
-    prefill_s: float = 0.0
-    """Reading prompts."""
-    draft_s: float = 0.0
-    """Waiting for drafts."""
-    forward_s: float = 0.0
-    """Forward passes over drafts."""
-    verify_s: float = 0.0
-    """Choosing tokens and applying rules."""
-    commit_s: float = 0.0
-    """Keeping what was accepted in the cache."""
-    num_passes: int = 0
-    """Forward passes over drafts."""
-    num_rows: int = 0
-    """Rows in them."""
-    num_nodes: int = 0
-    """Nodes in them: roots and drafted ones, without padding."""
+    path: tuple[int, ...] = ()
+    """Of an offered draft the nodes that were accepted, root to leaf."""
+    feedback: NDArray[np.int64] | None = None
+    """Of an offered draft that asked for it: the target's most probable tokens after the root and after every node,
+    shape ``[1 + nodes, width]``. None if not all of the draft was verified, as the text was about to end."""
 
 
 OUT_OF_MEMORY = (

@@ -20,9 +20,9 @@ from speculant_verifier.engine.sequence import (
     OUT_OF_MEMORY,
     ActiveSequence,
     Emission,
-    EngineTotals,
     is_out_of_memory,
 )
+from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason, TokenLogprobs
 from speculant_verifier.rules import RULES, DraftTarget, TargetDistribution, Verdict
@@ -96,8 +96,10 @@ class Verification:
                 continue
             kept[each.row] = kept_nodes(len(tokens), outcome.verdict.path)
             depths = depths_of(draft)
-            _count(each.drafted_by_depth, depths)
-            _count(each.accepted_by_depth, range(1, outcome.emission.num_accepted + 1))
+            accepted = range(1, outcome.emission.num_accepted + 1)
+            for counts in (each, self._totals):
+                _count(counts.drafted_by_depth, depths)
+                _count(counts.accepted_by_depth, accepted)
             drafting.observe(each, draft, depths, len(outcome.verdict.path))
         try:
             self._cache.commit_all(list(kept), list(kept.values()))
@@ -111,10 +113,12 @@ class Verification:
             each.num_cached += len(kept.get(each.row, ()))
         clock.append(time.perf_counter())
         totals = self._totals
-        totals.num_passes += 1
-        totals.num_rows += len(sequences)
-        totals.num_nodes += len(sequences) + sum(map(len, drafts))
-        totals.forward_s += clock[1] - clock[0]
+        totals.note_pass(
+            clock[1] - clock[0],
+            1 + max(map(len, drafts), default=0),
+            len(sequences),
+            len(sequences) + sum(map(len, drafts)),
+        )
         totals.verify_s += clock[2] - clock[1]
         totals.commit_s += clock[3] - clock[2]
         for each in sequences:
@@ -145,7 +149,27 @@ class Verification:
         sequence.token_ids += token_ids
         if reason is None and len(sequence.token_ids) >= self._target.max_length:
             reason = "length"
-        return _Outcome(verdict, Emission(sequence, token_ids, len(path), reason, logprobs))
+        return _Outcome(verdict, self._emission(sequence, draft, path, token_ids, reason, logprobs, logits))
+
+    def _emission(
+        self,
+        sequence: ActiveSequence,
+        draft: Draft,
+        path: Sequence[int],
+        token_ids: tuple[TokenId, ...],
+        reason: FinishReason | None,
+        logprobs: tuple[TokenLogprobs, ...],
+        logits: Tensor,
+    ) -> Emission:
+        offered, sequence.offered = sequence.offered, None
+        if offered is None:
+            return Emission(sequence, token_ids, len(path), reason, logprobs)
+        feedback = None
+        if offered.feedback_width and len(draft) == len(offered.draft):
+            width = min(offered.feedback_width, logits.shape[-1])
+            feedback = logits[: len(draft) + 1].topk(width).indices.cpu().numpy()
+        named = tuple(sequence.draft_nodes[node] for node in path)
+        return Emission(sequence, token_ids, len(path), reason, logprobs, named, feedback)
 
     def _feedback(self, sequence: ActiveSequence, draft: Draft, logits: Tensor) -> Feedback | None:
         """Return what the drafter is told of a draft, by the numbers that its nodes have in the drafter's message."""

@@ -128,7 +128,14 @@ class TargetModel:
     def new_cache(
         self, num_rows: int, capacity: int = 0, *, widest_pass: int = 1, max_slots: int | None = None
     ) -> SlotCache:
-        """Return an empty cache (see :class:`~speculant_verifier.cache.SlotCache`)."""
+        """Return an empty cache (see :class:`~speculant_verifier.cache.SlotCache`).
+
+        Args:
+            num_rows: sequences.
+            capacity: slots of each row to begin with.
+            widest_pass: most tokens of a row in one pass.
+            max_slots: bound of rows times capacity that growing by itself keeps to; None for none.
+        """
         return SlotCache(self.layout, num_rows, capacity, widest_pass=widest_pass, max_slots=max_slots)
 
     def encode(self, text: str) -> list[TokenId]:
@@ -172,7 +179,13 @@ class TargetModel:
 
     @torch.inference_mode()
     def prefill(self, token_ids: Sequence[Sequence[TokenId]], cache: SlotCache, rows: Sequence[int]) -> None:
-        """Read stretches of prompts into rows and commit them; no logits are computed."""
+        """Read stretches of prompts into rows and commit them; no logits are computed.
+
+        Args:
+            token_ids: of every row.
+            cache: where keys and values go.
+            rows: rows of the cache.
+        """
         self._run(token_ids, cache, rows, None, torch.zeros(0, dtype=torch.long, device=self.device))
         cache.commit_all(rows, [range(len(tokens)) for tokens in token_ids])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from functools import lru_cache
 
 import torch
 from transformers import (
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.errors import GenerationError
+from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import TokenId
 
 
@@ -56,7 +57,7 @@ def processors_of(
         processors.append(NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
     ends = torch.tensor(sorted(end_token_ids), device=device) if end_token_ids else None
     if config.bad_words:
-        words = bad_word_ids(config.bad_words, end_token_ids, vocabulary_size, tokenizer)
+        words = _known_words(tuple(config.bad_words), frozenset(end_token_ids), vocabulary_size, tokenizer)
         processors.append(NoBadWordsLogitsProcessor(words, ends))
     if config.min_tokens > 0 and ends is not None:
         processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, config.min_tokens, ends, device=str(device)))
@@ -94,21 +95,23 @@ def bad_word_ids(
     Raises:
         GenerationError: a text is empty, is nothing but an end token, or has tokens that the model does not know.
     """
-    sequences: list[list[TokenId]] = []
+    sequences: dict[tuple[TokenId, ...], None] = {}  # in order, each once
     for word in words:
         if not word:
-            raise GenerationError("a bad word is empty; leave it out, or give at least one character")
+            raise GenerationRequestError("a bad word is empty; leave it out, or give at least one character")
         for text in (word, f" {word}"):
             token_ids: list[TokenId] = tokenizer.encode(text, add_special_tokens=False)
             if not token_ids or not all(0 <= token < vocabulary_size for token in token_ids):
-                raise GenerationError(f"bad word {word!r} has no tokens that the model knows; leave it out")
+                raise GenerationRequestError(f"bad word {word!r} has no tokens that the model knows; leave it out")
             if len(token_ids) == 1 and token_ids[0] in end_token_ids:
-                raise GenerationError(
+                raise GenerationRequestError(
                     f"bad word {word!r} is an end token; to go on after it, set ignore_end_tokens or min_tokens"
                 )
-            if token_ids not in sequences:
-                sequences.append(token_ids)
-    return sequences
+            sequences[tuple(token_ids)] = None
+    return [list(each) for each in sequences]
+
+
+_known_words = lru_cache(maxsize=8)(bad_word_ids)  # the samples of a request have the same
 
 
 def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
@@ -120,15 +123,21 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
     known = f"0..{vocabulary_size - 1}"
     for token, bias in config.logit_bias.items():
         if not 0 <= token < vocabulary_size:
-            raise GenerationError(f"logit_bias names token {token}, the model knows {known}; use its own tokenizer")
+            raise GenerationRequestError(
+                f"logit_bias names token {token}, the model knows {known}; use its own tokenizer"
+            )
         if math.isnan(bias) or bias == math.inf:
-            raise GenerationError(f"logit_bias of token {token} is {bias}; give a number, or -inf to forbid the token")
+            raise GenerationRequestError(
+                f"logit_bias of token {token} is {bias}; give a number, or -inf to forbid the token"
+            )
     for token in config.end_token_ids or ():
         if not 0 <= token < vocabulary_size:
-            raise GenerationError(f"end_token_ids names token {token}, the model knows {known}; use its own tokenizer")
+            raise GenerationRequestError(
+                f"end_token_ids names token {token}, the model knows {known}; use its own tokenizer"
+            )
     if "" in config.stop:
-        raise GenerationError("a stop text has no characters; leave it out, or give at least one character")
+        raise GenerationRequestError("a stop text has no characters; leave it out, or give at least one character")
     if config.min_tokens > config.max_tokens:
-        raise GenerationError(
+        raise GenerationRequestError(
             f"min_tokens {config.min_tokens} is more than max_tokens {config.max_tokens}; lower it, or raise max_tokens"
         )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from speculant_graph.types import Draft
 from speculant_verifier.speculation.acceptance import MAX_DEPTH, AcceptanceHistory
+from speculant_verifier.speculation.profit import Profit
 
 Cost = Callable[[int, int], NDArray[np.float64]]
 """Of a number of rows and a largest width: the cost of passes of width 0, 1, ..., relative to width 1, ascending."""
@@ -28,15 +29,17 @@ _LARGEST_PROBE = 2
 class Speculation:
     """Decides how much to draft at every step of one engine."""
 
-    def __init__(self, cost: Cost, *, promises: bool) -> None:
+    def __init__(self, cost: Cost, *, promises: bool, is_measured: bool = False) -> None:
         """Begin without experience.
 
         Args:
             cost: what passes cost.
             promises: whether the drafter gives drafts with path probabilities that are calibrated.
+            is_measured: whether that is what they cost here, so that it can be compared with the time of drafting.
         """
         self._cost = cost
         self._promises = promises
+        self._profit = Profit() if is_measured else None
         self._everyone = AcceptanceHistory()
         self._step = 0
         self._resume_at = 0
@@ -56,7 +59,7 @@ class Speculation:
         self._step += 1
         fixed = [limit if history is None else 0 for history, limit in zip(histories, limits, strict=True)]
         free = [limit for history, limit in zip(histories, limits, strict=True) if history is not None]
-        if not any(free):
+        if not any(free) or not (self._profit is None or self._profit.allows(self._step)):
             return fixed
         width = max(fixed) + 1
         if self._promises:
@@ -116,6 +119,20 @@ class Speculation:
         self._everyone.observe(depths, num_accepted, promised)
         if num_accepted:  # drafts are worth a try again
             self._resume_at, self._pause = self._step, _FIRST_PAUSE
+
+    def note_time(self, num_rows: int, width: int, num_tokens: int, draft_s: float, pass_s: float) -> None:
+        """Note how long a step took that was drafted for.
+
+        Args:
+            num_rows: rows of the batch.
+            width: of its pass.
+            num_tokens: emitted for all of them.
+            draft_s: time until the drafts were there.
+            pass_s: time of the pass.
+        """
+        if self._profit is not None and pass_s > 0.0:
+            cost = float(self._cost(num_rows, width)[width])
+            self._profit.observe(self._step, num_tokens / num_rows, cost, draft_s / pass_s * cost)
 
     def _best_width(self, gains: NDArray[np.float64], num_rows: int) -> int:
         """Return the width with the most expected tokens per cost, of nodes in the order of what they are worth."""

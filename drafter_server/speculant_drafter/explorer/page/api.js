@@ -1,0 +1,41 @@
+// The sidecar's answers. A refusal is an Error with the one line that the sidecar says.
+
+const KEY = "speculant explorer key";
+const BASE = "api/v1/graphs";
+
+export class Refusal extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const keepKey = (key) => sessionStorage.setItem(KEY, key);
+export const forgetKey = () => sessionStorage.removeItem(KEY);
+
+async function ask(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal(0, "the sidecar does not answer; see whether it runs, then try again");
+  }
+  const content = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Refusal(response.status, content.error ?? `the sidecar answered ${response.status}`);
+  return content;
+}
+
+/** What there is to look at, and within which limits. */
+export const list = () => ask(BASE);
+
+/** What a graph knows after a text; `question` as docs/explorer.md describes it. */
+export const look = (graph, question, signal) =>
+  ask(`${BASE}/${encodeURIComponent(graph)}/look`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(question),
+    signal,
+  });

@@ -1,0 +1,294 @@
+// What the reader has chosen, what is asked for it, and the history of both.
+
+import { forgetKey, keepKey, list, look } from "./api.js";
+import { focusMatches, showMatches } from "./matches.js";
+import { focusSuccessors, showSuccessors } from "./successors.js";
+import { focusTree, showTree } from "./tree.js";
+import { byId, chip, colour, counted, html, learnGlyphs, whole } from "./words.js";
+
+const PAUSE_MS = 220;
+const main = document.querySelector("main"), typed = byId("typed"), problem = byId("problem");
+
+/** Everything that Back brings back. */
+let state = { graph: "", ids: [], order: "blend", strategy: "", budget: 0, seed: 0, blend: "", most: 20 };
+let about = null;
+let answer = null;
+let asking = null;
+let depth = 0;
+
+const graph = () => about.graphs.find((each) => each.name === state.graph);
+const mode = () => document.querySelector('input[name="mode"]:checked').value;
+
+// --- asking
+
+async function refresh(question, { remember = "", keepTyped = false } = {}) {
+  asking?.abort();
+  const mine = new AbortController();
+  asking = mine;
+  main.setAttribute("aria-busy", "true");
+  const asked = { ...question, successors: state.most, strategy: state.strategy, budget: state.budget, seed: state.seed };
+  if (state.blend) asked.blend = state.blend;
+  try {
+    const found = await look(state.graph, asked, mine.signal);
+    if (asking !== mine) return;
+    answer = found;
+    complain("");
+    state = { ...state, ids: found.token_ids };
+    if (remember === "push") history.pushState({ state, depth: ++depth }, "");
+    else if (remember === "replace") history.replaceState({ state, depth }, "");
+    draw(keepTyped);
+  } catch (error) {
+    if (asking !== mine || error.name === "AbortError") return;
+    if (error.status === 401) return void askForKey(() => refresh(question, { remember, keepTyped }), error);
+    complain(error.message);
+  } finally {
+    if (asking === mine) main.setAttribute("aria-busy", "false");
+  }
+}
+
+const again = (change, remember = "replace") => {
+  state = { ...state, ...change };
+  return refresh({ token_ids: state.ids }, { remember, keepTyped: true });
+};
+
+function append(ids) {
+  if (ids.length) refresh({ token_ids: [...state.ids, ...ids].slice(-about.limits.tokens) }, { remember: "push" });
+}
+
+function complain(message) {
+  problem.textContent = message;
+  problem.hidden = !message;
+}
+
+// --- drawing
+
+function draw(keepTyped) {
+  const { max_order: maxOrder } = graph();
+  if (!keepTyped) fillTyped();
+  byId("back").disabled = depth === 0;
+  const hidden = answer.num_tokens - answer.tokens.length;
+  const known = answer.tokens.length - answer.matched_order;
+  byId("chips").replaceChildren(
+    ...(hidden ? [html("span", { class: "muted" }, `${whole(hidden)} more …`)] : []),
+    ...answer.tokens.map((token, place) => chip(token, place < known ? "token" : "token known")));
+  byId("told").textContent = matchNote();
+  state.order = showMatches(answer, maxOrder, state.order, (order) => {
+    state = { ...state, order };
+    history.replaceState({ state, depth }, "");
+    drawSuccessors();
+  });
+  drawSuccessors();
+  byId("draft-note").textContent = draftNote();
+  showTree(answer, maxOrder, append);
+}
+
+function fillTyped() {
+  typed.value = mode() === "ids" ? answer.token_ids.join(" ") : answer.text ?? "";
+}
+
+function matchNote() {
+  const { num_tokens: number, matched_order: order } = answer;
+  const problem = answer.text_problem ? ` Shown as ids: ${answer.text_problem}.` : "";
+  if (!number) return `No text yet: the most frequent tokens of the graph are listed.${problem}`;
+  const known = order
+    ? `the last ${order === 1 ? "one is" : `${order} are`} the longest end that the graph knows`
+    : "no end of them is in the graph";
+  return `${counted(number, "token")}; ${known}.${problem}`;
+}
+
+function drawSuccessors() {
+  const { order } = state;
+  byId("blend-field").hidden = order !== "blend";
+  let successors, note, mark;
+  if (order === "blend") {
+    successors = answer.blend.successors;
+    note = BLENDS[answer.blend.name];
+    mark = "var(--strong)";
+  } else if (order === "anywhere") {
+    successors = answer.anywhere;
+    note = "Shares of all tokens, wherever they stand.";
+    mark = "var(--unordered)";
+  } else {
+    const summary = answer.orders[order - 1];
+    successors = summary.successors;
+    note = `${counted(summary.num_successors, "token")} followed ${order === 1 ? "the last token" : `the last ${order} tokens`}.`;
+    mark = colour(order, graph().max_order);
+  }
+  byId("next-note").textContent = `${note} Choose one to append it.`;
+  showSuccessors(successors, mark, (successor) => append([successor.id]));
+}
+
+const BLENDS = {
+  longest: "The longest known context alone, as chains with this mixing draw.",
+  attention: "All known contexts, weighted by order, count and entropy.",
+  calibrated: "All known contexts and the text itself, weighted by how far each kind was right: what trees draft from.",
+};
+
+const STRATEGIES = {
+  greedy: "The most frequent successor of the longest known context, again and again.",
+  sampling: "Drawn from the distribution; another seed draws others.",
+  adaptive: "A chain of what is most probable.",
+  tree: "The most probable paths, best first.",
+  nasd: "A chain from n-grams of the text itself; the graph has no part in it.",
+  specexec: "The most probable paths, a batch of nodes at a time.",
+  beam: "As many nodes at every depth.",
+};
+
+function draftNote() {
+  const { strategy, nodes, ended_early: ended, budget } = answer.draft;
+  const what = STRATEGIES[strategy] ?? "";
+  if (!nodes.length) return `${what} Empty: nothing is known here that it could draft from.`;
+  const number = ended ? `${counted(nodes.length, "node")} of ${budget}: no more is known.` : `${counted(nodes.length, "node")}.`;
+  return `${what} ${number}`;
+}
+
+function describeGraph() {
+  const { num_tokens: tokens, max_order: order, num_contexts: contexts, tokenizer } = graph();
+  byId("facts").textContent =
+    `${counted(tokens, "token")} · orders 1–${order} · ${counted(contexts, "context")} · tokenizer ${tokenizer}`;
+}
+
+// --- choosing
+
+function options(select, values, chosen) {
+  select.replaceChildren(...values.map((value) => html("option", { value, ...(value === chosen ? { selected: "" } : {}) }, value)));
+}
+
+function fillControls() {
+  options(byId("graph"), about.graphs.map((each) => each.name), state.graph);
+  options(byId("strategy"), about.strategies, state.strategy);
+  const blend = byId("blend");
+  options(blend, ["", ...about.blends], state.blend);
+  blend.options[0].textContent = "as drafted";
+  byId("budget").max = about.limits.budget;
+  byId("budget").value = state.budget;
+  byId("seed").value = state.seed;
+  byId("seed-field").hidden = state.strategy !== "sampling";
+  byId("most").value = state.most;
+  describeGraph();
+}
+
+let pause = 0;
+typed.addEventListener("input", () => {
+  clearTimeout(pause);
+  main.setAttribute("aria-busy", "true");
+  pause = setTimeout(() => {
+    // Words that are typed one after another are one step for Back.
+    const remember = history.state?.typing ? "replace" : "push";
+    refresh(question(), { remember, keepTyped: true }).then(() => {
+      if (history.state) history.replaceState({ ...history.state, typing: true }, "");
+    });
+  }, PAUSE_MS);
+});
+
+function question() {
+  // Of a long text only the end matters. It must not begin with half a character.
+  if (mode() === "text") return { text: typed.value.slice(-about.limits.characters).replace(/^[\udc00-\udfff]/, "") };
+  const ids = typed.value.match(/\d+/g) ?? [];
+  return { token_ids: ids.slice(-about.limits.tokens).map(Number) };
+}
+
+for (const radio of document.querySelectorAll('input[name="mode"]')) {
+  radio.addEventListener("change", () => {
+    typed.placeholder = mode() === "ids" ? "Token ids, such as 17 4 9" : "Type or paste text: what does the graph expect after it?";
+    if (answer) fillTyped();
+  });
+}
+
+function number(input, change) {
+  input.addEventListener("change", () => {
+    if (input.reportValidity()) again(change(input.valueAsNumber));
+  });
+}
+
+number(byId("budget"), (budget) => ({ budget }));
+number(byId("seed"), (seed) => ({ seed }));
+byId("strategy").addEventListener("change", (event) => {
+  byId("seed-field").hidden = event.target.value !== "sampling";
+  again({ strategy: event.target.value });
+});
+byId("blend").addEventListener("change", (event) => again({ blend: event.target.value }));
+byId("most").addEventListener("change", (event) => again({ most: Number(event.target.value) }));
+byId("graph").addEventListener("change", (event) => {
+  state = { ...state, graph: event.target.value };
+  describeGraph();
+  // Another graph may have another tokenizer: what was typed is asked again, ids as they are.
+  refresh(mode() === "text" && !answer?.text_problem ? question() : { token_ids: state.ids }, { remember: "push" });
+});
+byId("back").addEventListener("click", () => depth > 0 && history.back());
+byId("clear").addEventListener("click", () => {
+  refresh({ token_ids: [] }, { remember: "push" });
+  typed.focus();
+});
+
+window.addEventListener("popstate", (event) => {
+  if (!event.state || !about) return;
+  ({ state, depth } = event.state);
+  fillControls();
+  refresh({ token_ids: state.ids });
+});
+
+// --- keys and dialogs
+
+const shortcuts = {
+  "/": () => typed.focus(),
+  m: focusMatches,
+  n: focusSuccessors,
+  t: focusTree,
+  b: () => byId("back").click(),
+  "?": () => byId("keys").showModal(),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && event.target === typed) typed.blur();
+  const isTyping = event.target.matches("textarea, select, input:not([type=radio])");
+  const act = shortcuts[event.key];
+  if (!act || isTyping || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  event.preventDefault();
+  act();
+});
+byId("help").addEventListener("click", shortcuts["?"]);
+
+let retry = null;
+
+function askForKey(then, error) {
+  retry = then;
+  const door = byId("door");
+  byId("refused").textContent = sessionStorage.length ? error.message : "";
+  forgetKey();
+  byId("token").value = "";
+  if (!door.open) door.showModal();
+}
+byId("door").addEventListener("close", () => {
+  const key = byId("token").value;
+  if (!key) return complain("a key is needed; reload the page to be asked again");
+  keepKey(key);
+  retry();
+});
+
+// --- the beginning
+
+async function start() {
+  try {
+    about = await list();
+  } catch (error) {
+    main.setAttribute("aria-busy", "false");
+    if (error.status === 401) return askForKey(start, error);
+    return complain(error.message);
+  }
+  complain("");
+  learnGlyphs(about.glyphs);
+  byId("version").textContent = `speculant-graph ${about.version}`;
+  if (!about.graphs.length) return complain("no graph is served to this key; name one in the access file, or load one");
+  const first = about.graphs.find((each) => each.is_default) ?? about.graphs[0];
+  const kept = history.state?.state;
+  if (kept && about.graphs.some((each) => each.name === kept.graph)) ({ state, depth } = history.state);
+  else state = { ...state, graph: first.name, ...about.defaults };
+  fillControls();
+  await refresh({ token_ids: state.ids }, { remember: "replace" });
+  if (answer?.text_problem) document.querySelector('input[name="mode"][value="ids"]').click();
+  // On a phone this would bring up the keyboard over the page.
+  if (!state.ids.length && matchMedia("(pointer: fine)").matches) typed.focus();
+}
+
+start();

@@ -1,0 +1,70 @@
+"""What a request of the explorer may ask for, and within which bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from speculant_graph.errors import DraftRequestError
+from speculant_graph.types import StrategyName
+
+MAX_CHARACTERS, MAX_TOKENS = 20_000, 4_096
+MAX_SUCCESSORS, MAX_BUDGET = 100, 64
+
+BlendName = Literal["longest", "attention", "calibrated"]
+"""How all orders become one distribution: as ``draft.mixing`` says it for chains, or as calibrated strategies do."""
+
+_LONGEST_NAME = 40
+
+
+def default_budget(k: int) -> int:
+    """Return the nodes of a draft where nobody says how many: what ``draft.k`` says, if that can be shown."""
+    return min(max(k, 1), MAX_BUDGET)
+
+
+class Question(BaseModel):
+    """What is wanted of a graph."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    text: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
+    """What came before, as text; or"""
+    token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(max_length=MAX_TOKENS)] | None = None
+    """as token ids."""
+    successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
+    """Most successors shown of a context."""
+    blend: BlendName | None = None
+    """Which distribution of all orders together; None for the one that the strategy drafts from."""
+    strategy: StrategyName | None = None
+    """How to draft; None for the server's setting."""
+    budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] | None = None
+    """Most nodes of the draft; None for the server's setting, or the most allowed."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the strategy ``sampling``."""
+
+    @classmethod
+    def read(cls, body: bytes) -> Question:
+        """Read a question.
+
+        Raises:
+            DraftRequestError: it is none; one line that says what to change.
+        """
+        try:
+            question = cls.model_validate_json(body)
+        except ValidationError as error:
+            raise DraftRequestError(_complaint(error)) from None
+        if (question.text is None) == (question.token_ids is None):
+            raise DraftRequestError("send either text or token_ids")
+        return question
+
+
+def _complaint(error: ValidationError) -> str:
+    complaint = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    where = ".".join(map(str, complaint["loc"]))[:_LONGEST_NAME]
+    if complaint["type"] == "extra_forbidden":
+        return f"there is no field {where!r}; send {', '.join(Question.model_fields)}"
+    if not where:
+        return "this is no question; send one JSON object"
+    message = complaint["msg"]
+    return f"{where}: {message[0].lower()}{message[1:]}; correct it"

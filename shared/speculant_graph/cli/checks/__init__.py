@@ -1,0 +1,1 @@
+"""What ``speculant doctor`` looks at: one file for each part of an installation."""

@@ -1,0 +1,70 @@
+"""``speculant probe``: ask a running drafter or verifier whether it serves, for the probes of containers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from speculant_graph.cli.terminal import printable
+
+if TYPE_CHECKING:
+    import grpc
+
+_TIMEOUT_S = 1.0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Ask every address; return 1 if any does not serve.
+
+    Raises:
+        ConfigError: the command line, an address or a certificate is wrong. Nobody was asked then.
+    """
+    if len(arguments) == 1 and arguments[0].startswith("unix://"):
+        # What a probe asks every few seconds: nothing is encrypted there, so no settings are read, which would take
+        # longer than all the rest.
+        return _probe(_plain_channels(arguments[0]), "", _TIMEOUT_S)
+    from speculant_graph.cli.probe_settings import ProbeSettings, channels_of
+    from speculant_graph.settings import load_settings
+
+    settings = load_settings(ProbeSettings, "probe", arguments)
+    return _probe(channels_of(settings), settings.service, settings.timeout_s)
+
+
+def _plain_channels(addresses: str) -> dict[str, grpc.Channel]:
+    import grpc
+
+    from speculant_graph.rpc.addresses import grpc_target, split_addresses
+
+    return {address: grpc.insecure_channel(grpc_target(address)) for address in split_addresses(addresses)}
+
+
+def _probe(channels: dict[str, grpc.Channel], service: str, timeout_s: float) -> int:
+    is_serving = True
+    for address, channel in channels.items():
+        with channel:
+            problem = _problem(channel, service, timeout_s)
+        if problem:
+            is_serving = False
+            sys.stderr.write(f"speculant: probe: {address}: {printable(problem)}\n")
+        else:
+            sys.stdout.write(f"{address}: SERVING\n")
+    return int(not is_serving)
+
+
+def _problem(channel: grpc.Channel, service: str, timeout_s: float) -> str:
+    """Return why nothing is served, for people; empty if it is."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    request = health_pb2.HealthCheckRequest(service=service)
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        # A call's RpcError is the call itself.
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return f"it knows no service '{service}'; leave --service out to ask of all"
+        return f"{error.code().name}: it does not answer; see its log"
+    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+        return ""
+    return f"{health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}: it starts or stops; see its log"

@@ -1,0 +1,1 @@
+"""Scripts that complete commands, one file for each shell."""

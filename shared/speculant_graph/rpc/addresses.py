@@ -1,0 +1,70 @@
+"""Addresses of servers as users write them, and as gRPC takes them; nothing here reads settings."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import quote
+
+from speculant_graph.errors import ConfigError
+
+MAX_SOCKET_PATH_BYTES = 107
+"""Length limit of the path of a Unix socket on Linux."""
+
+_UNIX_PREFIX = "unix://"
+
+
+def split_addresses(addresses: str) -> tuple[str, ...]:
+    """Return the addresses of a comma-separated list.
+
+    Raises:
+        ConfigError: there is none, one is malformed, or one is there twice.
+    """
+    found = [address.strip() for address in addresses.split(",")]
+    if not addresses.strip():
+        raise ConfigError("there is no address of a drafter; set client.address to unix:///path/to.sock or host:port")
+    for address in found:
+        socket_path(address)
+    if len(set(found)) < len(found):
+        raise ConfigError(f"an address is there twice in {addresses!r}; name every drafter once")
+    return tuple(found)
+
+
+def socket_path(address: str) -> Path | None:
+    """Return the path of a ``unix:///path`` address, or None for ``host:port``.
+
+    Raises:
+        ConfigError: it is neither, or the path is too long for a socket.
+    """
+    if address.startswith(_UNIX_PREFIX + "/"):
+        path = Path(address.removeprefix(_UNIX_PREFIX))
+        num_bytes = len(str(path).encode())
+        if num_bytes > MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"the socket path {path} has {num_bytes} bytes; choose one of at most {MAX_SOCKET_PATH_BYTES}"
+            )
+        return path
+    host, separator, port = address.rpartition(":")
+    # Brackets tell the port of an IPv6 address from its last group.
+    is_plain_host = "/" not in host and (":" not in host or (host.startswith("[") and host.endswith("]")))
+    if separator and host and is_plain_host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
+        return None
+    raise ConfigError(f"{address!r} is not an address; write unix:///path/to.sock or host:port")
+
+
+def grpc_target(address: str) -> str:
+    """Return ``address`` in the form that gRPC takes, for clients and servers alike.
+
+    Raises:
+        ConfigError: it is neither ``unix:///path`` nor ``host:port``.
+    """
+    path = socket_path(address)
+    return address if path is None else _UNIX_PREFIX + quote(str(path))
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host name or address is this machine's own, whatever the network."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

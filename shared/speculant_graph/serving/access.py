@@ -1,0 +1,284 @@
+"""Who may call a server, and which tenants and graphs are theirs: a TOML file of clients.
+
+The file holds digests of tokens only, so that whoever reads it can't use it. Without a file everybody who can connect
+may do everything. Knows nothing of gRPC.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from speculant_graph.errors import AccessError, ConfigError, UnauthenticatedError
+
+ALL = "*"
+"""Stands for every tenant, or every graph."""
+
+_HEX_DIGITS = frozenset("0123456789abcdef")
+_NOBODY = "the server does not know this client; send the token or the certificate that its access file names"
+
+
+def _digest(text: str) -> str:
+    digest = text.lower()
+    if len(digest) != 64 or not _HEX_DIGITS.issuperset(digest):
+        raise ValueError("must be the 64 hexadecimal digits that sha256sum prints")
+    return digest
+
+
+def _list_of_all(names: object) -> object:
+    return [ALL] if names == ALL else names
+
+
+_Text = Annotated[str, Field(min_length=1)]
+_Names = Annotated[list[_Text], BeforeValidator(_list_of_all), Field(min_length=1)]
+
+
+class _Entry(BaseModel):
+    """One client of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: _Text
+    token_sha256: Annotated[str, AfterValidator(_digest)] | None = None
+    certificate_name: _Text | None = None
+    tenants: _Names | None = None
+    graphs: _Names = [ALL]
+    admin: bool = False
+
+
+class _AccessFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    clients: Annotated[list[_Entry], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A client that is known, and what it may do."""
+
+    name: str
+    """Its name in the access file."""
+    tenants: frozenset[str]
+    """Tenants that are its own; "*" among them means all."""
+    graphs: frozenset[str]
+    """Graphs it may draft from; "*" among them means all."""
+    is_admin: bool
+    """It may use the admin service."""
+
+    def require_tenant(self, tenant: str) -> str:
+        """Return the tenant that a request means: the one it names, or the only one the client has.
+
+        Raises:
+            AccessError: it names another's, or none where the client has several.
+        """
+        if self.owns_tenant(tenant):
+            return tenant
+        if tenant:
+            raise AccessError("this tenant is not the client's; name one that the access file gives to it")
+        if len(self.tenants) > 1:
+            raise AccessError("the client has several tenants; name one of them")
+        (only,) = self.tenants
+        return only
+
+    def require_graph(self, name: str) -> str:
+        """Return the graph that a request means: the one it names, or the only one the client has; "" for any.
+
+        Raises:
+            AccessError: it names one that is not the client's, or none where the client has several.
+        """
+        if name and not self.may_use_graph(name):
+            raise AccessError("no graph of this name is there for this client; name one that is")
+        if name or ALL in self.graphs:
+            return name
+        if len(self.graphs) > 1:
+            raise AccessError("the client has several graphs; name one of them")
+        (only,) = self.graphs
+        return only
+
+    def owns_tenant(self, tenant: str) -> bool:
+        """Say whether a tenant is its own."""
+        return ALL in self.tenants or tenant in self.tenants
+
+    def may_use_graph(self, name: str) -> bool:
+        """Say whether it may draft from a graph."""
+        return ALL in self.graphs or name in self.graphs
+
+    def require_admin(self) -> None:
+        """Refuse a client that is no administrator.
+
+        Raises:
+            AccessError: it is none.
+        """
+        if not self.is_admin:
+            raise AccessError("the client is no administrator; set admin = true for it in the access file")
+
+
+EVERYBODY = Principal(name="", tenants=frozenset({ALL}), graphs=frozenset({ALL}), is_admin=True)
+"""Who calls a server without an access file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    principal: Principal
+    token_sha256: str | None
+    certificate_name: str | None
+
+
+class AccessPolicy:
+    """Tells clients apart."""
+
+    def __init__(self, clients: Sequence[_Client] | None = None) -> None:
+        """Make a policy; :meth:`load` is the usual way.
+
+        Args:
+            clients: those that are known; None lets everybody in.
+        """
+        self._clients = clients
+
+    @classmethod
+    def load(cls, path: Path | None) -> AccessPolicy:
+        """Read an access file; without one the policy is open.
+
+        Args:
+            path: the setting ``access_file``.
+
+        Raises:
+            ConfigError: the file can't be read, is wrong, or can be changed by other users.
+        """
+        return cls() if path is None else cls(_clients(path, _read(path)))
+
+    @property
+    def is_open(self) -> bool:
+        """There is no access file: everybody may do everything."""
+        return self._clients is None
+
+    def authenticate(self, authorization_header: str | None, certificate_names: Sequence[str]) -> Principal:
+        """Find out who calls.
+
+        A token that was sent counts before the certificate, so that a wrong one is never covered up by it. A client
+        whose entry has both must show both.
+
+        Args:
+            authorization_header: value of the metadata ``authorization``: "Bearer" and the token.
+            certificate_names: names in the client's verified certificate.
+
+        Raises:
+            UnauthenticatedError: nobody that the file knows.
+        """
+        if self._clients is None:
+            return EVERYBODY
+        if authorization_header is None:
+            for client in self._clients:
+                if client.token_sha256 is None and client.certificate_name in certificate_names:
+                    return client.principal
+            raise UnauthenticatedError(_NOBODY)
+        found = self._find_by_token(_bearer_token(authorization_header))
+        if found is None or found.certificate_name not in (None, *certificate_names):
+            raise UnauthenticatedError(_NOBODY)
+        return found.principal
+
+    def _find_by_token(self, token: str) -> _Client | None:
+        digest = hashlib.sha256(token.encode(errors="replace")).hexdigest()
+        found = None
+        for client in self._clients or ():  # all of them, so that the time says nothing of where it stands
+            if hmac.compare_digest(client.token_sha256 or "", digest):
+                found = client
+        return found
+
+
+def _bearer_token(header: str) -> str:
+    scheme, _, token = header.strip().partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise UnauthenticatedError("the metadata 'authorization' must be the word Bearer, a space and the token")
+    return token.strip()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            content = file.read()
+        parsed = tomllib.loads(content.decode())
+    except OSError as error:
+        reason = error.strerror or "it can't be read"
+        raise ConfigError(
+            f"access file '{path}': {reason}; check the setting access_file and the file's permissions"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"access file '{path}' is not UTF-8; save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"access file '{path}' is not TOML: {error}; correct it there") from error
+    if stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(f"access file '{path}' can be changed by other users; run: chmod go-w '{path}'")
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigError(f"access file '{path}' belongs to another user; make it yours or root's with chown")
+    return parsed
+
+
+def _clients(path: Path, content: dict[str, Any]) -> list[_Client]:
+    try:
+        entries = _AccessFile.model_validate(content).clients
+    except ValidationError as error:
+        raise ConfigError(f"access file '{path}': {_explain(error, content)}") from None  # it may show a token
+    for entry in entries:
+        if entry.token_sha256 is None and entry.certificate_name is None:
+            raise ConfigError(
+                f"access file '{path}': client '{entry.name}' has neither token_sha256 nor certificate_name; add one"
+            )
+    for key in ("name", "token_sha256", "certificate_name"):
+        _require_distinct(path, entries, key)
+    return [
+        _Client(
+            Principal(
+                entry.name,
+                frozenset((entry.name,) if entry.tenants is None else entry.tenants),
+                frozenset(entry.graphs),
+                entry.admin,
+            ),
+            entry.token_sha256,
+            entry.certificate_name,
+        )
+        for entry in entries
+    ]
+
+
+def _require_distinct(path: Path, entries: Sequence[_Entry], key: str) -> None:
+    owners: dict[str, int] = {}
+    for number, entry in enumerate(entries, start=1):
+        value = getattr(entry, key)
+        if value is not None and owners.setdefault(value, number) != number:
+            raise ConfigError(
+                f"access file '{path}': clients {owners[value]} and {number} ('{entry.name}') have the same {key}; "
+                "give each its own"
+            )
+
+
+def _explain(error: ValidationError, content: dict[str, Any]) -> str:
+    """Put one complaint of pydantic's into words that name the entry, and never show a value."""
+    complaints = error.errors(include_input=False, include_url=False, include_context=False)
+    # A misspelt key comes first: it is why another one is missing.
+    first = min(complaints, key=lambda complaint: complaint["type"] != "extra_forbidden")
+    location = [str(part) for part in first["loc"]]
+    if location[0] != "clients":
+        return f"unknown key '{location[0]}'; it may have [[clients]] only"
+    if len(location) == 1 or not location[1].isdigit():
+        return "there must be at least one client; add a [[clients]] entry"
+    entry = content["clients"][int(location[1])]
+    name = entry.get("name") if isinstance(entry, dict) else None
+    who = f"client {int(location[1]) + 1}" + (f" ('{name}')" if isinstance(name, str) and name else "")
+    key = location[2] if len(location) > 2 else "entry"
+    if first["type"] == "extra_forbidden":
+        return f"{who} has an unknown key '{key}'; it may have {', '.join(_Entry.model_fields)}"
+    if first["type"] == "missing":
+        return f"{who} has no {key}; add it"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{who}, {key}: {message[0].lower()}{message[1:]}"

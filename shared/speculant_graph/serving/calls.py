@@ -1,0 +1,165 @@
+"""What every call goes through: who calls, under which id, whether there is room, and what becomes of its errors.
+
+Methods take and return bytes. So parsing is ours, and gRPC never answers with the text of an exception of Python's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from loguru import logger
+
+from speculant_graph.errors import DraftLimitError
+from speculant_graph.rpc.convert.stream import duration_of
+from speculant_graph.rpc.metadata import VERSION_KEY
+from speculant_graph.rpc.status import status_number, to_status
+from speculant_graph.serving.access import AccessPolicy, Principal
+from speculant_graph.serving.credentials import certificate_names
+from speculant_graph.serving.request_ids import REQUEST_ID_KEY, bound_to_messages, request_id_of
+from speculant_graph.version import VERSION
+
+_BUSY_S = 0.1
+_STATUS_DETAILS = "grpc-status-details-bin"
+_AUTHORIZATION = "authorization"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One running call."""
+
+    principal: Principal
+    """Who calls."""
+    context: Any
+    """gRPC's view of it."""
+
+
+UnaryMethod = Callable[[bytes, Call], Awaitable[bytes]]
+"""A request's bytes to an answer's."""
+AnswersMethod = Callable[[bytes, Call], Awaitable[None]]
+"""Takes a request's bytes and writes the call's context until the stream ends."""
+StreamMethod = Callable[[Call], Awaitable[None]]
+"""Reads and writes the call's context until the stream ends."""
+
+
+class CallGate:
+    """Lets calls in."""
+
+    def __init__(self, policy: AccessPolicy, max_concurrent: int) -> None:
+        """Make a gate.
+
+        Args:
+            policy: who may come in.
+            max_concurrent: most calls at a time, streams included.
+        """
+        self.policy = policy
+        self._max_concurrent = max_concurrent
+        self._num_running = 0
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Calls that ended, by method and the name of their status; those that were not let in are among them."""
+
+    def unary(self, name: str, method: UnaryMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """Return the handler of a method with one request and one answer."""
+
+        async def answer(payload: bytes, context: Any) -> bytes:
+            try:
+                with self._admitted(name, context) as call:
+                    return await method(payload, call)
+            except Exception as error:
+                await _abort(context, error)
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    def answers(self, name: str, method: AnswersMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """Return the handler of a method with one request and a stream of answers."""
+
+        async def serve(payload: bytes, context: Any) -> None:
+            try:
+                with self._admitted(name, context) as call:
+                    await method(payload, call)
+            except Exception as error:
+                await _abort(context, error)
+
+        return grpc.unary_stream_rpc_method_handler(serve)
+
+    def stream(self, name: str, method: StreamMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """Return the handler of a method with streams both ways."""
+
+        async def serve(_requests: Any, context: Any) -> None:
+            try:
+                with self._admitted(name, context) as call:
+                    await method(call)
+            except Exception as error:
+                await _abort(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    @contextmanager
+    def _admitted(self, name: str, context: Any) -> Iterator[Call]:
+        metadata = context.invocation_metadata()
+        request_id = request_id_of(metadata)
+        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
+        self._num_running += 1
+        code = grpc.StatusCode.OK
+        try:
+            with bound_to_messages(request_id, method=name):
+                try:
+                    self._require_room()
+                    principal = self._principal(context, metadata)
+                    context.set_trailing_metadata(((REQUEST_ID_KEY, request_id), (VERSION_KEY, VERSION)))
+                    yield Call(principal, context)
+                except Exception as error:
+                    code = log_failure(name, error)
+                    raise
+                except asyncio.CancelledError:
+                    code = grpc.StatusCode.CANCELLED
+                    raise
+        finally:
+            self._num_running -= 1
+            self.ended[name, code.name] += 1
+
+    def _require_room(self) -> None:
+        if self._num_running > self._max_concurrent:
+            raise DraftLimitError(
+                f"{self._max_concurrent} calls are running; try again in {_BUSY_S} s, or send steps on one stream",
+                _BUSY_S,
+            )
+
+    def _principal(self, context: Any, metadata: Any) -> Principal:
+        if self.policy.is_open:
+            return self.policy.authenticate(None, ())
+        header = next((value for key, value in metadata or () if key == _AUTHORIZATION), None)
+        return self.policy.authenticate(header, certificate_names(context.auth_context()))
+
+
+async def _abort(context: Any, error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    code, message = to_status(error)
+    trailing = tuple(context.trailing_metadata() or ())
+    if isinstance(error, DraftLimitError):
+        details = AnyMessage()
+        details.Pack(RetryInfo(retry_delay=duration_of(error.retry_delay_s)))
+        status = Status(code=status_number(code), message=message, details=[details])
+        trailing = (*trailing, (_STATUS_DETAILS, status.SerializeToString()))
+    await context.abort(code, message, trailing)
+    raise AssertionError("abort raises")
+
+
+def log_failure(method: str, error: Exception) -> grpc.StatusCode:
+    """Log a failed call or step: our own failures loudly and in full, a client's only for those who look."""
+    code, _ = to_status(error)
+    if code is grpc.StatusCode.INTERNAL:
+        logger.opt(exception=error).error("{} failed", method)
+    else:
+        logger.debug("{}: {}: {}", method, code.name, error)
+    return code

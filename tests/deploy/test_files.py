@@ -1,0 +1,383 @@
+"""What stands in deploy/ is lawful, is taken by our own commands, and agrees with itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from fnmatch import fnmatch
+from functools import lru_cache
+from itertools import combinations
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from speculant_drafter.cli import DrafterSettings
+from speculant_graph.cli.build import BuildSettings
+from speculant_graph.cli.probe_settings import ProbeSettings
+from speculant_graph.errors import ConfigError
+from speculant_graph.rpc.addresses import socket_path, split_addresses
+from speculant_graph.settings import load_settings
+from speculant_verifier.service.command import VerifierSettings
+from support.pages import all_blocks, read_page
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+DOCKERFILES = sorted(DEPLOY.glob("*.Dockerfile"))
+COMPOSE = ["compose.yaml", "compose.gpu.yaml"]
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+LAYOUTS = ["sidecar", "shared"]
+SETTINGS = {"build": BuildSettings, "drafter": DrafterSettings, "probe": ProbeSettings, "verifier": VerifierSettings}
+USER = 10001
+
+
+@lru_cache
+def instructions(path):
+    """Return a Dockerfile's instructions, continued lines joined."""
+    text = re.sub(r"^#.*\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
+
+
+def only(path, name):
+    """Return the last instruction of a kind."""
+    return [rest for instruction, rest in instructions(path) if instruction == name][-1]
+
+
+@lru_cache
+def compose(name):
+    """Return a compose file as the reference implementation reads it."""
+    program = shutil.which("docker-compose", path=str(Path(sys.executable).parent))
+    assert program is not None, "docker-compose is not installed; run 'make setup'"
+    command = [program, "-f", str(DEPLOY / name), "--profile", "*", "config", "--format", "json"]
+    environment = {"TEXT": "/text/of/mine", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "level=warning" not in result.stderr, result.stderr
+    return json.loads(result.stdout)["services"]
+
+
+@lru_cache
+def manifests(layout):
+    folder = DEPLOY / "kubernetes" / layout
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
+    assert sorted(listed) == sorted(path.name for path in folder.iterdir() if path.name != "kustomization.yaml")
+    return [document for name in listed for document in yaml.safe_load_all((folder / name).read_text(encoding="utf-8"))]
+
+
+def pods(layout):
+    """Return name -> pod of the workloads of a layout."""
+    return {
+        each["metadata"]["name"]: each for each in manifests(layout) if each["kind"] in ("Deployment", "StatefulSet")
+    }
+
+
+def containers(pod):
+    spec = pod["spec"]["template"]["spec"]
+    return {each["name"]: each for each in (*spec.get("initContainers", ()), *spec["containers"])}
+
+
+def probes(container):
+    return [container[name]["exec"]["command"] for name in container if name.endswith("Probe")]
+
+
+def command_lines():
+    """Yield (place, arguments) of every command of ours that a file names."""
+    for path in DOCKERFILES:
+        assert only(path, "ENTRYPOINT") == '["speculant-entrypoint"]'
+        yield path.name, json.loads(only(path, "CMD"))
+        yield path.name, json.loads(only(path, "HEALTHCHECK").partition("CMD ")[2])[1:]
+    for name in COMPOSE:
+        for service, content in compose(name).items():
+            if content["image"].startswith("speculant-"):
+                assert "entrypoint" not in content or content["entrypoint"] is None
+                yield f"{name}: {service}", content["command"]
+                test = content.get("healthcheck", {}).get("test")
+                if test is not None:
+                    yield f"{name}: {service}", test[2:]
+    for layout in LAYOUTS:
+        for name, pod in pods(layout).items():
+            for container in containers(pod).values():
+                assert "command" not in container  # the image's entrypoint brings the kernels
+                yield f"{layout}: {name}", container["args"]
+                yield from ((f"{layout}: {name}", command[1:]) for command in probes(container))
+    for path in UNITS:
+        [line] = re.findall(r"^ExecStart=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        yield path.name, shlex.split(line)[1:]
+
+
+def parsed(arguments):
+    """Return the settings of a command line."""
+    return load_settings(SETTINGS[arguments[0]], arguments[0], arguments[1:])
+
+
+COMMAND_LINES = list(command_lines())
+
+
+@pytest.mark.parametrize(("place", "arguments"), COMMAND_LINES, ids=lambda value: str(value)[:60])
+def test_every_command_line_is_taken(place, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = parsed(arguments)
+    for section, name in (("server", "listen"), ("service", "listen"), ("client", "address")):
+        value = getattr(getattr(settings, section, None), name, "")
+        assert not value or split_addresses(value), place
+
+
+def test_a_wrong_command_line_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(COMMAND_LINES) > 25
+    assert {arguments[0] for _, arguments in COMMAND_LINES} == set(SETTINGS)
+    with pytest.raises(ConfigError):
+        parsed(["drafter", "--graphh", "x"])
+    with pytest.raises(ConfigError):
+        parsed(["verifier", "--max-batch-size", "many"])
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_what_is_copied_into_an_image_is_there(path):
+    patterns = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert patterns[0] == "*"
+    kept = {pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!")}
+    copied = set()
+    for name, rest in instructions(path):
+        if name == "COPY" and "--from" not in rest:
+            copied |= set(rest.split()[:-1])
+    assert copied == kept
+    assert all((ROOT / source).exists() for source in copied)
+    assert not any(fnmatch(source, pattern) for source in copied for pattern in patterns if pattern.startswith("**"))
+    assert only(path, "USER") == f"{USER}:{USER}"
+
+
+def test_the_drafters_image_has_no_torch():
+    [line] = [rest for name, rest in instructions(DEPLOY / "drafter.Dockerfile") if name == "RUN" and "pip" in rest]
+    assert line.endswith('".[drafter]"')
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_kernels_are_compiled_for_the_processor_that_is_named_at_run_time(path):
+    named = [re.search(r"NUMBA_CPU_NAME=(\S+)", rest) for name, rest in instructions(path) if name == "ENV"]
+    assert [match and match[1] for match in named] == ["generic"] * 2
+    assert "/opt/speculant/kernels" in (DEPLOY / "entrypoint.sh").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_compose_services_agree(name):
+    services = compose(name)
+    graph, drafter, verifier = (services[each] for each in ("graph", "drafter", "verifier"))
+    settings = {each: parsed(services[each]["command"]) for each in ("graph", "drafter", "verifier")}
+    assert settings["verifier"].client.address == settings["drafter"].server.listen
+    assert str(settings["drafter"].server.graph) == str(settings["graph"].output)
+    assert settings["graph"].graph.tokenizer_name == settings["verifier"].verifier.model_name
+    for service in (graph, drafter, verifier):
+        assert service["read_only"] is True
+        assert service["user"] == f"{USER}:{USER}"
+        assert service["cap_drop"] == ["ALL"]
+    assert mounted(drafter, settings["drafter"].server.listen) == mounted(verifier, settings["drafter"].server.listen)
+    assert mounted(graph, f"unix://{settings['graph'].output}") == mounted(
+        drafter, f"unix://{settings['graph'].output}"
+    )
+    assert mounted(verifier, settings["verifier"].service.listen)
+    [port] = verifier["ports"]
+    assert port["host_ip"] == "127.0.0.1"
+    assert settings["verifier"].service.http == f"0.0.0.0:{port['target']}"
+    for service, image in ((drafter, "drafter"), (verifier, "verifier")):
+        health = service.get("healthcheck", {}).get("test")
+        health = (
+            health[2:]
+            if health
+            else json.loads(only(DEPLOY / f"{image}.Dockerfile", "HEALTHCHECK").partition("CMD ")[2])[1:]
+        )
+        listen = settings[image].server.listen if image == "drafter" else settings[image].service.listen
+        assert parsed(health).address == listen
+        grace_s = settings[image].server.grace_s if image == "drafter" else settings[image].service.grace_s
+        assert seconds(service["stop_grace_period"]) > grace_s + 5
+
+
+def seconds(text):
+    """Return a duration such as 1m30s."""
+    return sum(int(number) * {"h": 3600, "m": 60, "s": 1}[unit] for number, unit in re.findall(r"(\d+)([hms])", text))
+
+
+def mounted(service, address):
+    """Return what is mounted where an address's socket lies."""
+    folder = str(Path(address.removeprefix("unix://")).parent)
+    found = [each["source"] for each in service.get("volumes", ()) if each["target"] == folder]
+    return found + [each for each in service.get("tmpfs", ()) if each.split(":")[0] == folder]
+
+
+def test_prometheus_asks_where_the_services_answer():
+    services = compose("compose.yaml")
+    jobs = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
+    drafter, verifier = (parsed(services[name]["command"]) for name in ("drafter", "verifier"))
+    assert targets == {
+        "speculant-drafter": ["drafter:" + drafter.server.metrics_listen.rpartition(":")[2]],
+        "speculant-verifier": ["verifier:" + verifier.service.http.rpartition(":")[2]],
+    }
+    rules = (DEPLOY / "prometheus" / "rules.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r'job="([^"]+)"', rules)) == set(targets)
+    for service in ("prometheus", "grafana"):
+        assert services[service]["profiles"] == ["watch"]
+        assert all(Path(each["source"]).exists() for each in services[service]["volumes"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_manifests_are_valid(layout):
+    version = kubernetes_validate.latest_version()
+    for document in manifests(layout):
+        kubernetes_validate.validate(document, version, strict=True)
+    broken = json.loads(json.dumps(next(iter(pods(layout).values()))))
+    broken["spec"]["template"]["spec"]["terminationGracePeriod"] = 5
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, version, strict=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pods_agree(layout):
+    for pod in pods(layout).values():
+        spec = pod["spec"]["template"]["spec"]
+        volumes = {each["name"]: each for each in spec["volumes"]}
+        assert spec["securityContext"]["runAsUser"] == USER
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        grace_s = 0.0
+        used = set()
+        for name, container in containers(pod).items():
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+            }  # fmt: skip
+            settings = parsed(container["args"])
+            endpoint = settings.server if name == "drafter" else settings.service
+            mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+            used |= {each["name"] for each in mounts.values()}
+            sockets = [path for each in split_addresses(endpoint.listen) if (path := socket_path(each))]
+            assert {parsed(command[1:]).address for command in probes(container)} == {f"unix://{sockets[0]}"}
+            for path in sockets:
+                assert "emptyDir" in volumes[mounts[str(path.parent)]["name"]]
+            for path in ("/var/cache/speculant", "/tmp"):
+                assert "emptyDir" in volumes[mounts[path]["name"]]
+            data = [settings.server.graph] if name == "drafter" else [Path(settings.verifier.model_name)]
+            assert all(mounts[str(path.parent)]["readOnly"] for path in data)
+            grace_s += endpoint.grace_s + container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get(
+                "seconds", 0
+            )
+            ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+            addresses = [
+                *split_addresses(endpoint.listen),
+                settings.server.metrics_listen if name == "drafter" else endpoint.http,
+            ]
+            assert set(ports.values()) == {int(each.rpartition(":")[2]) for each in addresses if not socket_path(each)}
+        assert used == set(volumes)
+        assert spec["terminationGracePeriodSeconds"] > grace_s + 5
+
+
+def test_the_sidecar_starts_first_and_its_socket_is_shared():
+    spec = pods("sidecar")["speculant-verifier"]["spec"]["template"]["spec"]
+    [drafter], [verifier] = spec["initContainers"], spec["containers"]
+    assert drafter["restartPolicy"] == "Always"
+    assert "startupProbe" in drafter
+    address = parsed(verifier["args"]).client.address
+    assert address == parsed(drafter["args"]).server.listen
+    folder = str(socket_path(address).parent)
+    shared = [
+        {each["mountPath"]: each["name"] for each in container["volumeMounts"]}[folder]
+        for container in (drafter, verifier)
+    ]
+    assert shared[0] == shared[1]
+
+
+def test_verifiers_name_every_shared_drafter():
+    drafter, verifier = pods("shared")["speculant-drafter"], pods("shared")["speculant-verifier"]
+    [port] = [each["containerPort"] for each in containers(drafter)["drafter"]["ports"] if each["name"] == "grpc"]
+    service = drafter["spec"]["serviceName"]
+    names = [
+        f"{drafter['metadata']['name']}-{number}.{service}:{port}" for number in range(drafter["spec"]["replicas"])
+    ]
+    assert split_addresses(parsed(containers(verifier)["verifier"]["args"]).client.address) == tuple(names)
+    [headless] = [
+        each for each in manifests("shared") if each["kind"] == "Service" and each["metadata"]["name"] == service
+    ]
+    assert headless["spec"]["clusterIP"] == "None"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_services_policies_and_budgets_select_pods_and_ports_that_there_are(layout):
+    labels = {name: pod["spec"]["template"]["metadata"]["labels"] for name, pod in pods(layout).items()}
+    ports = {
+        name: {port["name"] for container in containers(pod).values() for port in container["ports"]}
+        for name, pod in pods(layout).items()
+    }
+    for document in manifests(layout):
+        spec = document.get("spec", {})
+        selector = {
+            "Service": lambda spec: spec["selector"],
+            "PodDisruptionBudget": lambda spec: spec["selector"]["matchLabels"],
+            "NetworkPolicy": lambda spec: spec["podSelector"]["matchLabels"],
+        }.get(document["kind"])
+        if selector is None:
+            continue
+        [pod] = [name for name, found in labels.items() if selector(spec).items() <= found.items()]
+        asked = {port.get("targetPort") for port in spec.get("ports", ())}
+        asked |= {port["port"] for rule in spec.get("ingress", ()) for port in rule["ports"]}
+        assert asked <= ports[pod]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_are_valid(path, tmp_path):
+    for unit in UNITS:
+        text = unit.read_text(encoding="utf-8").replace("/opt/speculant/bin/speculant ", "/bin/true ")
+        (tmp_path / unit.name).write_text(text, encoding="utf-8")
+    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / path.name)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    complaints = [line for line in result.stderr.splitlines() if line.startswith((str(tmp_path), path.name))]
+    assert complaints == []
+    assert "[Install]" in path.read_text(encoding="utf-8")
+
+
+def test_the_units_agree():
+    drafter, verifier = (
+        dict(line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if "=" in line)
+        for path in UNITS
+    )
+    settings = [parsed(shlex.split(unit["ExecStart"])[1:]) for unit in (drafter, verifier)]
+    assert settings[1].client.address == settings[0].server.listen
+    assert drafter["User"] == verifier["User"]
+    assert int(verifier["TimeoutStopSec"]) > settings[1].service.grace_s + 5
+    for unit, endpoint in ((drafter, settings[0].server), (verifier, settings[1].service)):
+        assert str(socket_path(endpoint.listen).parent) == f"/run/{unit['RuntimeDirectory']}"
+
+
+def test_panels_do_not_overlap():
+    panels = json.loads((DEPLOY / "grafana" / "speculant.json").read_text(encoding="utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = [panel["gridPos"] for panel in panels]
+    for place in places:
+        assert place["x"] >= 0
+        assert place["x"] + place["w"] <= 24
+        assert place["w"] > 0 < place["h"]
+    for first, second in combinations(places, 2):
+        apart = first["x"] + first["w"] <= second["x"] or second["x"] + second["w"] <= first["x"]
+        assert apart or first["y"] + first["h"] <= second["y"] or second["y"] + second["h"] <= first["y"]
+    for panel in panels:
+        assert panel["type"] == "row" or (panel["description"] and panel["targets"])
+
+
+def test_commands_of_the_readme_name_what_is_there():
+    page = "deploy/README.md"
+    commands = [line.split(" # ")[0] for block in all_blocks(read_page(page)) for line in block.body.splitlines()]
+    text = "\n".join(commands)
+    files = re.findall(r"(?:-f|-k) (\S+)", text) + re.findall(r"cp (\S+)", text)
+    assert len(files) >= 6
+    for name in files:
+        folder = ROOT if name.startswith("deploy/") else DEPLOY  # compose is run in deploy/, all else in the checkout
+        assert list(folder.glob(name)), name
+    for argument in re.findall(r"--build-arg (\w+)=", text):
+        assert argument in {name.partition("=")[0] for kind, name in instructions(DOCKERFILES[1]) if kind == "ARG"}
+    for profile in re.findall(r"--profile (\w+)", text):
+        assert any(profile in service.get("profiles", []) for service in compose("compose.yaml").values())
+    for unit in re.search(r"systemctl enable --now (.+)", text)[1].split():
+        assert (DEPLOY / "systemd" / f"{unit}.service").is_file()

@@ -1,0 +1,105 @@
+"""Who runs which block of the pages. What is not named here is run by ``test_follow.py``.
+
+A page's blocks of ``bash`` and ``python`` are run in order, those with a file name behind the language are saved as
+that file. All other blocks need a line here, or ``test_blocks.py`` fails.
+"""
+
+from __future__ import annotations
+
+ELSEWHERE = {
+    ("docs/verifier.md", "bash"): "tests/integration/test_verifier_docs.py",
+    ("docs/verifier.md", "python"): "tests/integration/test_verifier_docs.py",
+    ("docs/verifier.md", "jsonl"): "tests/integration/test_verifier_docs.py",
+    ("docs/verifier.md", "toml"): "tests/integration/test_verifier_docs.py",
+    ("docs/http.md", "bash"): "tests/integration/http/test_http_docs.py",
+    ("docs/http.md", "python"): "tests/integration/http/test_http_docs.py",
+    ("docs/http.md", "json"): "tests/integration/http/test_http_docs.py",
+    ("docs/explorer.md", "bash"): "tests/integration/test_explorer_docs.py",
+    ("docs/terminal.md", "bash"): "tests/integration/test_terminal_docs.py",
+    ("docs/clients.md", "console"): "tests/integration/test_docs.py",
+}
+"""(page, language) -> the test that runs all blocks of that language on that page, in a manner of its own."""
+
+ELSEWHERE_BY_LINE = {
+    ("README.md", "make demo     # creates .venv, installs, decodes six prompts plainly and with drafts"): ".ci/run",
+    ("CONTRIBUTING.md", "make setup          # .venv with everything"): ".ci/run",
+    (
+        "deploy/README.md",
+        "docker build -f deploy/drafter.Dockerfile -t speculant-drafter .",
+    ): "tests/deploy/test_files.py",
+    (
+        "deploy/README.md",
+        "docker compose up --build                                                  # the demo",
+    ): "tests/deploy/test_files.py",
+    (
+        "deploy/README.md",
+        "kubectl apply -k deploy/kubernetes/sidecar      # or deploy/kubernetes/shared",
+    ): "tests/deploy/test_files.py",
+    ("deploy/README.md", "cp deploy/systemd/*.service /etc/systemd/system/"): "tests/deploy/test_files.py",
+    ("docs/clients.md", "import secrets"): "tests/integration/test_docs.py",
+    ("docs/sidecar.md", "[[clients]]"): "tests/integration/test_docs.py",
+    ("docs/gpt-oss.md", "python3 -m venv .venv"): "tests/documents/test_guides.py",
+    ("docs/security.md", "[server]"): "tests/documents/test_guides.py",
+}
+"""(page, first line of the block) -> what runs that block."""
+
+OUTPUT = {
+    ("docs/experiments.md", "prompt tokens plain/s spec./s faster per step accepted RPC p50     p99 same"),
+    ("docs/clients.md", "client (beside the model)                                   sidecar"),
+    ("docs/clients.md", "context_lengths  6                              2           draft_lengths  3            2"),
+    ("docs/clients.md", "draft_tokens    14  316  267  288  344   16                      last token sent"),
+    ("docs/clients.md", "message DraftRequest {"),
+    ("docs/clients.md", '{"status": "SERVING"}'),
+    ("docs/sidecar.md", "[server]"),
+    ("docs/sidecar.md", "19:29:25.138 DEBUG   order-17 Draft: INVALID_ARGUMENT: a session is twice in one step; "
+     "send one sequence for each"),
+    ("docs/sidecar.md",
+     "address          name   generation  corpus tokens  max order  vocabulary size  tokenizer name  file bytes  "
+     "open sessions"),
+    ("docs/sidecar.md", "bench faults"),
+}  # fmt: skip
+"""(page, first line) of blocks that show what was printed, or draw something; their fences name no language."""
+
+SLOW = {
+    "README.md",
+    "docs/corpus.md",
+    "docs/graphs.md",
+    "docs/python.md",
+    "docs/clients.md",
+    "docs/gpt-oss.md",
+    "docs/operating.md",
+    "docs/sizing.md",
+    "docs/tuning.md",
+}
+"""Pages that start models or take longer than ten seconds."""
+
+EXPECTED: dict[str, list[str]] = {
+    "README.md": [
+        r'"completion_tokens": ?40',
+        r"it drafts 8 tokens",
+        r"ok +drafter +unix://",
+        r"drafted tokens accepted",
+    ],
+    "docs/clients.md": [r'"status": ?"SERVING"', r'"corpusTokens"', r"20 tokens in \d+ steps", r"(?m)^2 \[.*\] \[\d"],
+    "docs/corpus.md": [r"tree +16 ", r"3 conversations, [1-9]\d+ tokens", r"orders 1-5", r"graph +2 ", r"(?i)parties"],
+    "docs/drafting.md": [r"tree +16 "],
+    "docs/graphs.md": [r"orders 1-5", r"(?i)parties"],
+    "docs/gpt-oss.md": [
+        r"(?m)^ok$",
+        r'"role": ?"assistant"',
+        r"tokens a step",
+        r"speculant_verifier_passes_total [1-9]",
+    ],
+    "docs/operating.md": [r'"completion_tokens": ?20', r'"object": ?"list"', r"invalid_api_key"],
+    "docs/python.md": [r"drafted tokens accepted", r"DrafterStatistics\("],
+    "docs/sidecar.md": [r"max_sessions = 77", r"(?m)^[0-9a-f]{64}  -$", r"docs +2 "],
+    "docs/sizing.md": [
+        r"bytes a token|bytes per",
+        r"2000 tokens: 61472 bytes",
+        r"RPC|echo",
+        r"\d+ tokens: [1-9]\d* bytes",
+    ],
+    "docs/transformers.md": [r"(?m)^1 .+", r"\[\(\d+, \d+\)"],
+    "docs/tuning.md": [r"tree +32 ", r"×1\.00", r"bench generate"],
+}
+"""What a page's blocks print, as patterns, each found once or more."""

@@ -1,0 +1,52 @@
+"""Pages are followed from top to bottom as a reader would: every block of bash and Python, in order, in one folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from documents.claims import ELSEWHERE, ELSEWHERE_BY_LINE, EXPECTED, SLOW
+from support.pages import Block, all_blocks, pages, read_page
+from support.reader import Reader, make_folder
+
+
+def followed(page: str) -> list[Block]:
+    """Return the blocks of a page that are run or saved here."""
+    return [
+        block
+        for block in all_blocks(read_page(page))
+        if (block.file_name or block.language in ("bash", "python"))
+        and (page, block.language) not in ELSEWHERE
+        and (page, block.first_line) not in ELSEWHERE_BY_LINE
+    ]
+
+
+@pytest.fixture(scope="session")
+def graph(tmp_path_factory):
+    """A graph of the reader's text, built once."""
+    folder = tmp_path_factory.mktemp("reader")
+    make_folder(folder, None)
+    return folder / "graph.pkl"
+
+
+@pytest.fixture
+def reader(tmp_path, graph):
+    folder = Path(tmp_path / "reader")
+    folder.mkdir()
+    make_folder(folder, graph)
+    reading = Reader(folder)
+    yield reading
+    reading.leave()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in pages() if followed(page)],
+)
+def test_the_page_can_be_followed(page, reader):
+    printed = "".join(reader.follow(page, block) for block in followed(page))
+    assert EXPECTED[page], "say in tests/documents/claims.py what the page's blocks print"
+    for pattern in EXPECTED[page]:
+        assert re.search(pattern, printed), f"{page}: nothing printed is like '{pattern}':\n{printed[-8000:]}"

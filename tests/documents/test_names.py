@@ -1,0 +1,142 @@
+"""What pages name exists: links and anchors, files, settings, flags, commands, metrics, modules, verbs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from speculant_drafter.counts import ServerCounts, ServerState
+from speculant_drafter.metrics import render_metrics as render_drafter
+from speculant_graph import config
+from speculant_graph.cli.bench import BENCHES
+from speculant_graph.cli.main import COMMANDS, main
+from speculant_graph.settings import SECTIONS
+from support.pages import ROOT, code_spans, pages, read_page, without_blocks
+from support.verifier_metrics import verifier_metrics
+
+KINDS = {
+    "client": config.ClientConfig, "draft": config.DraftConfig, "generation": config.GenerationConfig,
+    "graph": config.GraphConfig, "server": config.ServerConfig, "service": config.ServiceConfig,
+    "verifier": config.VerifierConfig,
+}  # fmt: skip
+FILES = r"(?:py|pkl|nx|pem|key|md|proto|toml)"
+FOREIGN_FLAGS = {"--help", "--upgrade", "--no-sandbox", "--headless", "--screenshot", "--schema", "--unix-socket",
+                 "--protocol", "--group", "--profile"}  # fmt: skip
+"""Those of other programs, and what every command has."""
+EVERYWHERE = sorted({*pages(), "ARCHITECTURE.md", "CHANGELOG.md"})
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", without_blocks(page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_links_lead_somewhere(name):
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(read_page(name))):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        place = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+        assert place.exists(), f"{name}: {target}"
+        assert not anchor or anchor in anchors(place), f"{name}: {target}; it may be: {sorted(anchors(place))}"
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_settings_that_are_named_exist(name):
+    assert set(KINDS) == set(SECTIONS)
+    text = read_page(name)
+    named = re.findall(rf"`(?:--)?({'|'.join(KINDS)})\.(?!{FILES}\b)([a-z_-]+)", text)
+    named += re.findall(r"SPECULANT_([A-Z]+)__([A-Z_]+)", text)
+    for kind, setting in named:
+        known = KINDS[kind.lower()].model_fields
+        assert setting.lower().replace("-", "_") in known, f"{name}: {kind}.{setting}"
+
+
+@cache
+def flags() -> frozenset[str]:
+    """Return the flags of all commands and benches."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for name in COMMANDS.keys() - {"bench"}:
+            main([name, "--help"])
+        for name in BENCHES:
+            main(["bench", name, "--help"])
+        for name in ("show",):
+            main(["config", name, "--help"])
+    return frozenset(re.findall(r"(--[a-z][a-z0-9.-]*)", printed.getvalue()))
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_flags_that_are_named_exist(name):
+    named = {
+        flag
+        for span in code_spans(read_page(name))
+        if span.startswith(("--", "speculant "))
+        for flag in re.findall(r"(?<!\S)(--[a-z][a-z0-9.-]*)(?![\w.*-])", span)
+    }
+    assert not named - flags() - FOREIGN_FLAGS, name
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_commands_that_are_named_exist(name):
+    spans = [span.split() for span in code_spans(read_page(name)) if span.startswith("speculant ")]
+    for _, command, *rest in spans:
+        assert command in {*COMMANDS, "COMMAND", "--help", "--version"}, f"{name}: {command}"
+        if command == "bench" and rest:
+            assert rest[0] in {*BENCHES, "BENCH", "…"}, f"{name}: bench {rest[0]}"
+    verbs = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for span in code_spans(read_page(name)):
+        if span.startswith("make "):
+            assert set(re.findall(r"\b[a-z-]+\b", span.removeprefix("make "))) <= verbs, f"{name}: {span}"
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_metrics_that_are_named_exist(name):
+    rendered = render_drafter(ServerCounts(), ServerState()).decode() + verifier_metrics()
+    known = set(re.findall(r"^# HELP (\w+)", rendered, re.MULTILINE)) | set(re.findall(r"^(\w+)", rendered, re.M))
+    for metric in re.findall(r"\bspeculant_(?:drafter|verifier)_[a-z_]+\b", read_page(name)):
+        is_module = f"{metric}.py" in read_page(name)
+        assert is_module or metric in known, f"{name}: {metric}"
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    return tuple(name for name in listing.stdout.splitlines() if (ROOT / name).exists())
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_sources_that_are_named_exist(name):
+    for span in code_spans(read_page(name)):
+        if re.fullmatch(r"…?[\w./-]+\.(py|proto)", span):
+            path = span.removeprefix("…").lstrip("/")
+            assert any(f"/{each}".endswith(f"/{path}") for each in tracked()), f"{name}: {span}"
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_names_of_the_library_that_are_named_exist(name):
+    for span in code_spans(read_page(name)):
+        found = re.match(r"(speculant_(?:graph|drafter|verifier)(?:\.\w+)+)(?:\(.*\))?$", span)
+        if found is None or ".rpc.v1" in span:
+            continue
+        *parts, last = found[1].split(".")
+        try:
+            importlib.import_module(found[1])
+        except ModuleNotFoundError:
+            place = ".".join(parts)
+            try:
+                owner = importlib.import_module(place)
+            except ModuleNotFoundError:
+                owner = getattr(importlib.import_module(".".join(parts[:-1])), parts[-1])
+            assert hasattr(owner, last), f"{name}: {span}"

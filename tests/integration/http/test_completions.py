@@ -1,0 +1,85 @@
+"""/v1/completions, by the official client: the text is the library's own."""
+
+from __future__ import annotations
+
+from string import ascii_letters
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from speculant_graph.config import GenerationConfig
+from speculant_verifier.decoder import SpeculativeDecoder
+from support.http_api import MODEL
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["The parties agree", ["The parties", "In case of"], [84, 104, 101], [[84, 104, 101], [73, 110]]],
+    ids=["text", "texts", "tokens", "lists of tokens"],
+)
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_text_is_the_library_s(client: OpenAI, decoder: SpeculativeDecoder, prompt: Any, n: int) -> None:
+    prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    config = GenerationConfig(max_tokens=10, temperature=1.0, seed=11, n=n)
+    results = decoder.generate(prompts, config)
+    fields: dict[str, Any] = {
+        "model": MODEL, "prompt": prompt, "n": n, "max_tokens": 10, "temperature": 1.0, "seed": 11
+    }  # fmt: skip
+    answer = client.completions.create(**fields)
+    assert [choice.text for choice in answer.choices] == [result.text for result in results]
+    assert [choice.index for choice in answer.choices] == list(range(len(results)))
+    assert [choice.finish_reason for choice in answer.choices] == [result.finish_reason for result in results]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == sum(len(result.prompt_token_ids) for result in results[::n])
+    assert answer.usage.completion_tokens == sum(len(result.token_ids) for result in results)
+    pieces, reasons = [""] * len(results), [None] * len(results)
+    for chunk in client.completions.create(**fields, stream=True):
+        for choice in chunk.choices:
+            assert reasons[choice.index] is None
+            pieces[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+    assert pieces == [result.text for result in results]
+    assert reasons == [result.finish_reason for result in results]
+
+
+def test_a_stream_with_token_counts(client: OpenAI) -> None:
+    *pieces, last = client.completions.create(
+        model=MODEL, prompt=["ab", "cd"], max_tokens=4, stream=True, stream_options={"include_usage": True}
+    )
+    assert all(chunk.usage is None and not hasattr(chunk, "speculant") for chunk in pieces)
+    assert last.usage is not None
+    assert last.choices == []
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (4, 8)
+    assert last.speculant["steps"] > 0
+
+
+def test_log_probabilities(client: OpenAI, decoder: SpeculativeDecoder) -> None:
+    bias = {str(token): 40 for token in decoder.target.encode(ascii_letters)}  # so that every token is a character
+    own = GenerationConfig(max_tokens=8, logprobs=2, logit_bias={int(token): 40.0 for token in bias})
+    [result] = decoder.generate(["The parties"], own)
+    answer = client.completions.create(model=MODEL, prompt="The parties", max_tokens=8, logprobs=2, logit_bias=bias)
+    found = answer.choices[0].logprobs
+    assert found is not None
+    assert found.token_logprobs == pytest.approx([at.logprob for at in result.logprobs], abs=1e-4)
+    assert found.tokens is not None
+    assert "".join(found.tokens) == result.text
+    assert found.text_offset == [len("".join(found.tokens[:number])) for number in range(len(found.tokens))]
+    assert found.top_logprobs is not None
+    for at, top in zip(result.logprobs, found.top_logprobs, strict=True):
+        assert len(top) == 2 + (at.token_id not in at.top_token_ids)
+        assert max(top.values()) == pytest.approx(at.top_logprobs[0], abs=1e-4)
+    chunks = list(
+        client.completions.create(
+            model=MODEL, prompt="The parties", max_tokens=8, logprobs=2, logit_bias=bias, stream=True
+        )
+    )
+    streamed = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert [token for each in streamed for token in each.tokens or ()] == found.tokens
+    assert [offset for each in streamed for offset in each.text_offset or ()] == found.text_offset
+
+
+def test_settings_without_effect_are_taken(client: OpenAI) -> None:
+    fields: dict[str, Any] = {"echo": False, "best_of": 2, "presence_penalty": 0, "frequency_penalty": 0.0, "user": "x"}
+    answer = client.completions.create(model=MODEL, prompt="ab", max_tokens=2, n=2, **fields)
+    assert len(answer.choices) == 2

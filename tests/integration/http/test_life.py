@@ -1,0 +1,288 @@
+"""A server's life, and what clients that leave, wait or sleep do to it and to each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from speculant_graph.errors import ConfigError
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.http import HttpServer, gate
+from support.http_api import MODEL, PATIENCE_S, Api, serving, tiny_decoder, wait_until
+from support.server import run_in_loop
+
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 480, "ignore_eos": True}
+SHORT: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[SpeculativeDecoder]:
+    """Two places, so that a third request waits."""
+    with tiny_decoder(max_batch_size=2) as decoder:
+        yield decoder
+
+
+def with_small_buffers(api: Api) -> None:
+    """Let the sockets of connections that come hold little, so that readers that sleep are felt."""
+    listening = api.server._server.servers[0].sockets[0]
+    with socket.fromfd(listening.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+
+
+@contextmanager
+def sent(api: Api, body: dict[str, Any], receive_buffer: int = 0) -> Iterator[socket.socket]:
+    """Send a request and read nothing."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
+    host, _, port = api.address.rpartition(":")
+    with socket.socket() as connection:
+        connection.settimeout(PATIENCE_S)
+        if receive_buffer:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.connect((host, int(port)))
+        connection.sendall(head.encode() + b"\r\n\r\n" + content)
+        yield connection
+
+
+def read_all(connection: socket.socket, end: bytes) -> bytes:
+    content = b""
+    while end not in content:
+        piece = connection.recv(1 << 16)
+        assert piece
+        content += piece
+    return content
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_leaves_frees_its_place(narrow: SpeculativeDecoder, is_stream: bool) -> None:
+    with serving(narrow) as api:
+        passes = narrow._engine.totals.num_passes
+        with sent(api, LONG | {"stream": is_stream, "n": 2, "temperature": 1.0}) as connection:
+            if is_stream:
+                read_all(connection, b"data: ")
+            wait_until(lambda: narrow._engine.num_running == 2)
+        api.wait_until_idle()
+        assert narrow._engine.totals.num_passes - passes < 400  # all of it takes more than 480
+        assert api.post("completions", SHORT).status_code == 200
+
+
+def test_a_client_that_leaves_while_it_waits(narrow: SpeculativeDecoder) -> None:
+    with serving(narrow) as api, sent(api, LONG | {"stream": True, "n": 2}):
+        wait_until(lambda: narrow._engine.num_running == 2)
+        with sent(api, LONG):
+            wait_until(lambda: narrow.num_sequences == 3)
+        wait_until(lambda: narrow.num_sequences <= 2)
+
+
+def test_a_client_that_loses_patience(narrow: SpeculativeDecoder) -> None:
+    with serving(narrow) as api:
+        with pytest.raises(openai.APITimeoutError):
+            api.client(timeout=0.1).completions.create(
+                model=MODEL, prompt="x", max_tokens=480, n=2, extra_body={"ignore_eos": True}
+            )
+        api.wait_until_idle()
+
+
+def test_a_full_queue(narrow: SpeculativeDecoder) -> None:
+    with serving(narrow, max_waiting=1) as api:
+        with ThreadPoolExecutor(1) as pool, sent(api, LONG | {"n": 2}):
+            wait_until(lambda: narrow._engine.num_running == 2)
+            waiting = pool.submit(api.post, "completions", SHORT)
+            wait_until(lambda: narrow.num_sequences == 3)
+            for body in (SHORT, SHORT | {"stream": True}):
+                refusal = api.post("completions", body)
+                assert refusal.status_code == 429
+                assert refusal.headers["retry-after"] == "1"
+                assert refusal.json()["error"]["code"] == "queue_full"
+        assert waiting.result().status_code == 200
+        assert api.post("completions", SHORT | {"n": 3}).status_code == 200
+        assert api.post("completions", SHORT | {"n": 4}).json()["error"]["code"] == "too_many_samples"
+
+
+def test_too_many_requests_at_once(narrow: SpeculativeDecoder) -> None:
+    with serving(narrow, max_concurrent_rpcs=1) as api, sent(api, LONG):
+        wait_until(lambda: narrow.num_sequences)
+        assert api.post("completions", SHORT).status_code == 429
+
+
+def test_slow_readers_hold_up_nobody(decoder: SpeculativeDecoder) -> None:
+    body = LONG | {"stream": True, "n": 2, "temperature": 1.0, "seed": 1, "logprobs": 20, "max_tokens": 300}
+    with serving(decoder) as api:
+        with_small_buffers(api)
+        with sent(api, body, receive_buffer=4_096) as connection, sent(api, body, receive_buffer=4_096):
+            wait_until(lambda: decoder.num_sequences == 4)
+            assert len(api.client().completions.create(**SHORT).choices) == 1
+            api.wait_until_idle()  # decoded to the end, though nobody has read anything
+            assert not run_in_loop(api.server.drain(0.1))  # more is to be sent than sockets hold
+            read = read_all(connection, b"data: [DONE]\n\n")
+            assert read.count(b'"finish_reason":"length"') == 2
+            assert not run_in_loop(api.server.drain(0.0))
+            state = api.server._server.server_state
+            run_in_loop(api.server.close())
+            wait_until(lambda: not state.connections)  # though the other one has not read
+
+
+def test_starting_and_draining(decoder: SpeculativeDecoder) -> None:
+    with serving(decoder) as api:
+        assert api.get("/healthz").text == "ok\n"
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(api.post, "completions", LONG | {"max_tokens": 200})
+            wait_until(lambda: decoder.num_sequences)
+            api.problem = "the server is stopping"
+            refusal = api.post("completions", SHORT)
+            assert refusal.status_code == 503
+            assert refusal.headers["retry-after"]
+            assert refusal.json()["error"]["message"] == "the server is stopping; try again later"
+            health = api.get("/healthz")
+            assert (health.status_code, health.text) == (503, "the server is stopping\n")
+            assert not run_in_loop(api.server.drain(0.0))
+            assert run_in_loop(api.server.drain(PATIENCE_S))
+            assert running.result().json()["usage"]["completion_tokens"] == 200
+        run_in_loop(api.server.close())
+        with pytest.raises(httpx2.ConnectError):
+            api.get("/healthz")
+
+
+def test_closing_ends_what_runs(decoder: SpeculativeDecoder) -> None:
+    with serving(decoder) as api, sent(api, LONG | {"stream": True}) as connection:
+        read_all(connection, b"data: ")
+        run_in_loop(api.server.close())
+        api.wait_until_idle()
+        content = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        assert b"[DONE]" not in content
+
+
+def test_a_decoder_that_was_closed() -> None:
+    decoder = tiny_decoder("llama")
+    with serving(decoder, model_id=MODEL) as api:
+        decoder.close()
+        refusal = api.post("completions", SHORT)
+        assert refusal.status_code == 503
+        assert "decoder" not in refusal.text
+
+
+def test_what_breaks_within_a_stream_is_told_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_decoder("llama") as decoder, serving(decoder, model_id=MODEL) as api:
+        forward, steps = decoder.target.forward, []
+
+        def fail(*given: Any, **more: Any) -> Any:
+            steps.append(1)
+            if len(steps) > 4:
+                raise ZeroDivisionError("secret of /srv")
+            return forward(*given, **more)
+
+        monkeypatch.setattr(decoder.target, "forward", fail)
+        with pytest.raises(openai.APIError, match="x-request-id") as caught:
+            list(
+                api.client().completions.create(
+                    model=MODEL, prompt="x", max_tokens=99, stream=True, extra_body={"ignore_eos": True}
+                )
+            )
+        assert not isinstance(caught.value, openai.APIStatusError)
+        refusal = api.post("completions", SHORT)
+        assert refusal.status_code == 500
+        assert refusal.json()["error"]["code"] == "internal_error"
+        assert "secret" not in refusal.text
+        assert refusal.headers["x-request-id"]
+        api.wait_until_idle()
+
+
+def test_metrics(decoder: SpeculativeDecoder) -> None:
+    with serving(decoder) as api:
+        answer = api.get("/metrics")
+        assert answer.text == "things_total 1.0\n"
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+    def fail() -> bytes:
+        raise ZeroDivisionError("secret of /srv")
+
+    with serving(decoder, render_metrics=fail) as api:
+        answer = api.get("/metrics")
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert answer.headers["x-request-id"]
+
+
+def test_a_body_that_never_comes(decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_BODY_TIMEOUT_S", 0.1)
+    with serving(decoder) as api:
+        host, _, port = api.address.rpartition(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            assert b" 408 " in read_all(connection, b"\r\n\r\n")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        assert api.get("/healthz").status_code == 200
+
+
+def test_addresses(decoder: SpeculativeDecoder) -> None:
+    with serving(decoder) as one, serving(decoder) as other:
+        assert one.address != other.address
+        assert not one.address.endswith(":0")
+        for address in (
+            one.address,
+            "192.0.2.1:0",
+            "unix:///tmp/x.sock",
+            "localhost",
+            "localhost:x",
+            "127.0.0.1:99999",
+        ):
+            with (
+                pytest.raises(ConfigError, match=r"listen on|a Unix socket|is not an address"),
+                serving(decoder, address=address),
+            ):
+                pass
+        assert other.get("/healthz").status_code == 200
+    with serving(decoder, address=one.address) as again:
+        assert again.address == one.address
+    run_in_loop(HttpServer(lambda *_: None, "127.0.0.1:0").close())  # type: ignore[arg-type, return-value]
+
+
+def test_requests_on_one_connection_follow_each_other(decoder: SpeculativeDecoder) -> None:
+    with serving(decoder) as api, httpx2.Client(base_url=api.url) as client:
+        texts = [client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"] for _ in range(3)]
+        assert len(set(texts)) == 1
+        with client.stream("POST", "/v1/completions", json=SHORT | {"stream": True}) as stream:
+            assert stream.read().endswith(b"data: [DONE]\n\n")
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_head_without_an_end_is_refused(api: Api) -> None:
+    host, _, port = api.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: ")
+        answer = b""
+        with contextlib.suppress(OSError):  # it is closed while more is sent
+            for _ in range(64):
+                connection.sendall(b"a" * 4_096)
+            while piece := connection.recv(4_096):
+                answer += piece
+        assert not answer or answer.startswith(b"HTTP/1.1 400")
+    large = {"x-large": "a" * 30_000}
+    assert api.get("/healthz", headers=large).status_code == 200
+
+
+def test_who_does_not_read_holds_no_place(narrow: SpeculativeDecoder) -> None:
+    with serving(narrow, max_waiting=0) as api:
+        with_small_buffers(api)
+        body = LONG | {"n": 2, "temperature": 1.0, "logprobs": 5, "stream": True}
+        with sent(api, body, receive_buffer=2_048) as connection:
+            read_all(connection, b"data: ")
+            wait_until(lambda: narrow.num_sequences == 0)  # all is decoded, and nearly nothing is read
+            wait_until(lambda: api.post("completions", SHORT | {"n": 2, "temperature": 1.0}).status_code == 200)
+
+
+def test_the_model_may_be_called_as_the_command_line_calls_it(api: Api) -> None:
+    for name in (MODEL, api.decoder.target.name):
+        assert api.post("completions", SHORT | {"model": name}).status_code == 200

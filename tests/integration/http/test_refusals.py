@@ -1,0 +1,247 @@
+"""What is refused over HTTP, how it is said, and that nothing else is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from speculant_graph.config import GenerationConfig
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.engine.sequence import OUT_OF_MEMORY
+from speculant_verifier.http import errors
+from speculant_verifier.results import GenerationResult, PhaseTimes
+from support.http_api import MODEL, Api, serving, tiny_decoder
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+COMPLETION = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
+OPTIONS = {"type": "function", "function": {"name": "f"}}
+
+
+def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
+    """Check the shape of a refusal and return what it says."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    [(key, error)] = response.json().items()
+    assert key == "error"
+    assert list(error) == ["message", "type", "param", "code"]
+    assert error["message"].isprintable()
+    for leak in ("Traceback", "site-packages", "pydantic", "/tmp", "jinja", "Error("):
+        assert leak not in response.text
+    return error
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [OPTIONS]), ("tools", []), ("tool_choice", "auto"), ("parallel_tool_calls", True),
+        ("functions", [{"name": "f"}]), ("function_call", "auto"), ("audio", {"voice": "x"}),
+        ("modalities", ["text"]), ("prediction", {}), ("store", True), ("metadata", {}), ("service_tier", "auto"),
+        ("web_search_options", {}), ("verbosity", "low"), ("guided_json", {}), ("chat_template", "x"),
+        ("chat_template_kwargs", {}), ("use_beam_search", True), ("prompt_logprobs", 1), ("best_of", 2),
+    ],
+)  # fmt: skip
+def test_fields_that_are_not_served_are_named(api: Api, name: str, value: object) -> None:
+    error = error_of(api.post("chat/completions", CHAT | {name: value}))
+    assert error["param"] == name
+    assert f"'{name}'" in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] == ("unsupported_parameter" if name != "best_of" else "unknown_parameter")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        ("chat/completions", {"presence_penalty": 0.5}, "presence_penalty", "other than 0"),
+        ("chat/completions", {"frequency_penalty": -1}, "frequency_penalty", "other than 0"),
+        ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "not"),
+        ("completions", {"suffix": "x"}, "suffix", "not supported"),
+        ("completions", {"echo": True}, "echo", "other than false"),
+        ("completions", {"best_of": 3}, "best_of", "other than n"),
+        ("completions", {"best_of": 3, "n": 2}, "best_of", "other than n"),
+        ("completions", {"messages": []}, "messages", "unknown"),
+        ("chat/completions", {"prompt": "x"}, "prompt", "unknown"),
+        ("chat/completions", {"max_token": 3, "temprature": 1}, "max_token", "'max_token', 'temprature'"),
+        ("chat/completions", {"speculant": {"rule": "follow", "speed": 1}}, "speculant.speed", "unknown"),
+        ("chat/completions", {"speculant": {"rule": "guess"}}, "speculant.rule", "'follow'"),
+        ("chat/completions", {"stream_options": {"include_usage": True}}, "stream_options", "stream = true"),
+        ("chat/completions", {"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown"),
+        ("chat/completions", {"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ("chat/completions", {"temperature": 1e-6}, "temperature", "at least 0.001"),
+        ("chat/completions", {"temperature": "1"}, "temperature", "number"),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ("chat/completions", {"max_completion_tokens": 3}, "max_tokens", "differ"),
+        ("chat/completions", {"min_tokens": 3}, "min_tokens", "more than max_tokens"),
+        ("chat/completions", {"top_logprobs": 3}, "top_logprobs", "logprobs = true"),
+        ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+        ("completions", {"logprobs": True}, "logprobs", "integer"),
+        ("chat/completions", {"stop": ""}, "stop", "1 to 1024"),
+        ("chat/completions", {"stop": ["a"] * 17}, "stop", "16"),
+        ("chat/completions", {"stop": [1]}, "stop", "text"),
+        ("chat/completions", {"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        ("chat/completions", {"logit_bias": {"1": 101}}, "logit_bias", "100"),
+        ("chat/completions", {"logit_bias": {"999": 1}}, "logit_bias", "0 to 257"),
+        ("chat/completions", {"stop_token_ids": [999]}, "stop_token_ids", "0 to 257"),
+        ("chat/completions", {"bad_words": ["<|endoftext|>"]}, "bad_words", "end token"),
+        ("chat/completions", {"seed": -1}, "seed", "0"),
+        ("chat/completions", {"n": 17}, "n", "16"),
+        ("completions", {"prompt": ["a"] * 9, "n": 2}, "n", "18 choices"),
+        ("completions", {"prompt": ""}, "prompt", "nothing to continue"),
+        ("completions", {"prompt": []}, "prompt", "give text"),
+        ("completions", {"prompt": [[1], []]}, "prompt", "give text"),
+        ("completions", {"prompt": [True]}, "prompt", "give text"),
+        ("completions", {"prompt": [1, "a"]}, "prompt", "give text"),
+        ("completions", {"prompt": [999]}, "prompt", "0 to 257"),
+        ("completions", {"prompt": [-1]}, "prompt", "give text"),
+        ("completions", {"prompt": None}, "prompt", "missing"),
+        ("chat/completions", {"messages": []}, "messages", "at least 1"),
+        ("chat/completions", {"messages": "hi"}, "messages", "list"),
+        ("chat/completions", {"messages": ["hi"]}, "messages.0", "give an object"),
+        ("chat/completions", {"\n" * 99: 1}, "?" * 64, "unknown"),
+        ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'user'"),
+        ("chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content", "missing"),
+        ("chat/completions", {"messages": [{"role": "user", "content": 1}]}, "messages.0.content", "give text"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content",
+            "list of parts",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": []}]},
+            "messages.0.tool_calls",
+            "not supported",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(api: Api, path: str, body: dict[str, Any], param: str, says: str) -> None:
+    error = error_of(api.post(path, (CHAT if path.startswith("chat") else COMPLETION) | body))
+    assert error["param"] == param
+    assert says in error["message"]
+
+
+def test_other_models_are_not_found(api: Api) -> None:
+    client = api.client()
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-4", messages=[{"role": "user", "content": "x"}])
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+    assert client.models.retrieve(MODEL).id == MODEL
+    [model] = client.models.list().data
+    assert (model.id, model.owned_by, model.max_model_len) == (MODEL, "speculant-graph", 512)
+
+
+def test_prompts_that_are_too_long(api: Api, decoder: SpeculativeDecoder) -> None:
+    for path, body in (
+        ("completions", COMPLETION | {"prompt": "x" * 512}),
+        ("completions", COMPLETION | {"prompt": ["x", "y" * 600]}),
+        ("chat/completions", CHAT | {"messages": [{"role": "user", "content": "x" * 600}]}),
+    ):
+        error = error_of(api.post(path, body))
+        assert error["code"] == "context_length_exceeded"
+        assert "512" in error["message"]
+    longest = api.post("completions", COMPLETION | {"prompt": "x" * 511, "max_tokens": 5}).json()
+    assert longest["choices"][0]["finish_reason"] == "length"
+    [result] = decoder.generate(["x" * 511], GenerationConfig(max_tokens=5))
+    assert longest["choices"][0]["text"] == result.text
+
+
+def test_bodies_that_are_no_json(api: Api) -> None:
+    kind = {"content-type": "application/json"}
+    for content in (b"", b"{", b"[]", b"null", b'"x"', b"[" * 100_000, b"\xff\xfe", b'{"n": ' + b"9" * 5_000 + b"}"):
+        error_of(api.http.post("/v1/completions", content=content, headers=kind))
+    body = json.dumps(COMPLETION).encode()
+    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data; boundary=x"}):
+        assert "JSON" in error_of(api.http.post("/v1/completions", content=body, headers=headers))["message"]
+    for value in (b"NaN", b"Infinity", b"1e999"):
+        text = body[:-1] + b', "temperature": ' + value + b"}"
+        assert error_of(api.http.post("/v1/completions", content=text, headers=kind))["param"] == "temperature"
+    lonely = {"prompt": "\ud800"}
+    assert error_of(api.post("completions", None, content=json.dumps(COMPLETION | lonely), headers=kind))["param"]
+    talk = CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}
+    error_of(api.post("chat/completions", None, content=json.dumps(talk), headers=kind))
+
+
+def test_bodies_that_are_too_large(decoder: SpeculativeDecoder) -> None:
+    with serving(decoder, max_message_bytes=2_000) as api:
+        for size in (3_000, 30_000, 500_000):
+            error = error_of(api.post("completions", COMPLETION | {"prompt": "x" * size}), 413)
+            assert "2000 bytes" in error["message"]
+
+        def pieces() -> Any:
+            yield from [b"x" * 1_000] * 5
+
+        error_of(api.http.post("/v1/completions", content=pieces()), 413)
+        assert api.post("completions", COMPLETION).status_code == 200
+
+
+def test_paths_and_methods(api: Api) -> None:
+    error_of(api.get("/v1/embeddings"), 404)
+    error_of(api.get("/docs"), 404)
+    error_of(api.post("embeddings", {}), 404)
+    error_of(api.get("/v1/completions"), 405)
+    error_of(api.http.delete(f"/v1/models/{MODEL}"), 405)
+
+
+def test_request_ids(api: Api) -> None:
+    for path in ("/v1/models", "/healthz", "/metrics", "/openapi.json", "/nothing"):
+        assert api.get(path, headers={"x-request-id": "my-id.7"}).headers["x-request-id"] == "my-id.7"
+        assert len(api.get(path).headers["x-request-id"]) == 16
+    strange = api.get("/healthz", headers={"x-request-id": "a b" * 99}).headers["x-request-id"]
+    assert len(strange) == 16
+
+
+def test_a_template_s_own_words_are_told_and_its_accidents_are_not() -> None:
+    template = (
+        "{% if messages[0]['content'] == 'bad' %}{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% if messages[0]['content'] == 'worse' %}{{ nothing.at.all }}{% endif %}{{ messages[0]['content'] }}"
+    )
+    with tiny_decoder("llama", template=template) as decoder, serving(decoder, model_id=MODEL) as api:
+        said = [
+            error_of(api.post("chat/completions", CHAT | {"messages": [{"role": "user", "content": content}]}))
+            for content in ("bad", "worse")
+        ]
+    assert "roles must alternate" in said[0]["message"]
+    assert "nothing" not in said[1]["message"]
+
+
+def test_a_model_without_a_template_does_not_chat() -> None:
+    with tiny_decoder("llama", template="") as decoder, serving(decoder, model_id=MODEL) as api:
+        assert "no chat template" in error_of(api.post("chat/completions", CHAT))["message"]
+        assert api.post("completions", COMPLETION).status_code == 200
+
+
+def test_paths_of_models_stay_here() -> None:
+    decoder = tiny_decoder("llama", max_kv_tokens=64)
+    decoder.target.name = "/srv/secret/my-model"
+    with decoder, serving(decoder) as api:
+        assert api.get("/v1/models").json()["data"][0]["id"] == "my-model"
+        body = {"model": "my-model", "prompt": "x" * 40, "max_tokens": 100}
+        for more in ({}, {"stream": True}):
+            response = api.post("completions", body | more)
+            assert "max_tokens" in error_of(response)["message"]
+            assert "secret" not in response.text
+
+
+def test_every_error_of_a_sample_has_a_status() -> None:
+    failed = GenerationResult("", (), (1,), "error", 0, 0, (), (), PhaseTimes(), error="the settings don't fit")
+    ran = replace(failed, times=PhaseTimes(total_s=1.0))
+    for result, status in (
+        (failed, 400),
+        (replace(failed, error="the prompt has 3 tokens, but '/srv/x' takes at most 2; shorten it"), 400),
+        (replace(ran, error=OUT_OF_MEMORY), 503),
+        (replace(failed, error=OUT_OF_MEMORY), 503),
+        (replace(ran, error="no token is left for place 3 of the sequence; allow more"), 400),
+        (replace(ran, error="the model's logits hold NaN in /srv/x"), 500),
+    ):
+        error = errors.of_result(result, "/srv/x", "x")
+        assert error.status == status
+        assert "/srv" not in json.dumps(error.content)

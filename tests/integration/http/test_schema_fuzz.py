@@ -1,0 +1,67 @@
+"""Requests made up from the OpenAPI document, right and wrong ones: no 5xx, and answers as the document says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.serving.access import AccessPolicy
+from speculant_verifier.decoder import SpeculativeDecoder
+from support.http_api import MODEL, Api, serving
+
+MOST_EXAMPLES = 250
+"""Of each endpoint; together with those that cover every border it makes more than 1,000 requests."""
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
+    "negative_data_rejection"
+)
+
+
+def document(api: Api, path: Path) -> Path:
+    """Write the document to a file, with limits that keep answers short and the only model's name."""
+    found: dict[str, Any] = api.get("/openapi.json").json()
+    for name in ("ChatRequest", "CompletionRequest"):
+        properties = found["components"]["schemas"][name]["properties"]
+        properties["model"]["const"] = MODEL
+        for field in ("max_tokens", "max_completion_tokens"):
+            for shape in properties.get(field, {}).get("anyOf", ()):
+                if shape.get("type") == "integer":
+                    shape["maximum"] = 4
+    path.write_text(json.dumps(found), encoding="utf-8")
+    return path
+
+
+@pytest.mark.faults
+def test_requests_from_the_document(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
+    access = tmp_path / "access.toml"
+    access.write_text(
+        f'[[clients]]\nname = "ann"\ntoken_sha256 = "{hashlib.sha256(b"key").hexdigest()}"\n', encoding="utf-8"
+    )
+    access.chmod(0o600)
+    defaults = GenerationConfig(max_tokens=2)
+    with serving(decoder, AccessPolicy.load(access), defaults, max_message_bytes=200_000) as api:
+        num_passes = decoder._engine.totals.num_passes
+        path = document(api, tmp_path / "openapi.json")
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "run", str(path), "--url", api.url),
+            *("--checks", CHECKS, "--phases", "examples,coverage,fuzzing", "--max-examples", str(MOST_EXAMPLES)),
+            *("--header", "Authorization: Bearer key"),
+            *("--request-timeout", "60", "--suppress-health-check", "all", "--workers", "1", "--no-color"),
+        ]  # fmt: skip
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1_000)
+        api.wait_until_idle()
+        assert api.get("/healthz").status_code == 200
+    assert decoder._engine.totals.num_passes > num_passes + 100  # many of them were answered
+    summary = done.stdout[-6_000:]
+    assert done.returncode == 0, summary + done.stderr[-2_000:]
+    counts = re.search(r"(\d+) generated", done.stdout)
+    assert counts is not None, summary
+    assert int(counts[1]) >= 1_000

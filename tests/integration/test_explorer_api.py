@@ -1,0 +1,361 @@
+"""The explorer's JSON over real sockets: what it says of a graph is true, and nothing that is sent makes it fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from speculant_drafter import explorer
+from speculant_drafter.explorer.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCESSORS, MAX_TOKENS
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.types import StrategyName
+from support.explorer import API, TEXT, Answer, Asker, Explored, exploring, text_graph, tokenizer_in
+from support.server import connected, step_of
+
+MAX_ORDER = 4
+PATIENCE_S = 60.0
+HEADERS = {"Content-Type": "application/json"}
+EACH_FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> CorpusTokenizer:
+    return tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def oracle(tokenizer: CorpusTokenizer) -> OracleGraph:
+    return OracleGraph([tokenizer.encode(TEXT)], MAX_ORDER)
+
+
+@pytest.fixture(scope="module")
+def explored(
+    tokenizer: CorpusTokenizer, graph_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Explored]:
+    """Two graphs: ``text`` with its tokenizer, ``small`` without."""
+    folder = tmp_path_factory.mktemp("explored")
+    path = text_graph(folder / "text.pkl", tokenizer, max_order=MAX_ORDER)
+    with exploring(path, folder, graphs={"small": graph_path}, draft={"strategy": "tree", "k": 12}) as running:
+        yield running
+
+
+@pytest.fixture
+def asker(explored: Explored) -> Asker:
+    return explored.asker
+
+
+def patient(asker: Asker, method: str, path: str, body: bytes | str, kind: str = "application/json") -> Answer:
+    """Ask, and ask again where the sidecar only says that this was too often."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while (
+        answer := asker.ask(method, path, body, **{"Content-Type": kind})
+    ).status == 429 and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+    return answer
+
+
+def look(asker: Asker, graph: str = "text", /, **question: object) -> Any:
+    answer = patient(asker, "POST", f"{API}/{graph}/look", json.dumps(question))
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def test_the_list_says_what_there_is(asker: Asker, tokenizer: CorpusTokenizer) -> None:
+    answer = asker.get(API)
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    about = answer.json
+    assert [graph["name"] for graph in about["graphs"]] == ["text", "small"]
+    text = about["graphs"][0]
+    assert (text["is_default"], text["max_order"], text["generation"]) == (True, MAX_ORDER, 1)
+    assert text["num_tokens"] == len(tokenizer.encode(TEXT))
+    assert about["defaults"] == {"strategy": "tree", "budget": 12}
+    assert set(about["strategies"]) == set(get_args(StrategyName))
+    assert "/" not in text["tokenizer"], "no folder of the machine"
+
+
+@given(text=st.text(st.sampled_from("The parties agree.\n"), max_size=30) | st.sampled_from([TEXT[:40], TEXT[5:61]]))
+@EACH_FEW
+def test_orders_are_what_was_counted(
+    explored: Explored, tokenizer: CorpusTokenizer, oracle: OracleGraph, text: str
+) -> None:
+    token_ids = tokenizer.encode(text)
+    found = look(explored.asker, text=text, successors=3)
+    assert (found["token_ids"], found["num_tokens"], found["text"]) == (token_ids, len(token_ids), text)
+    context = oracle.longest_context(token_ids) or ()
+    assert found["matched_order"] == len(context)
+    assert [summary["order"] for summary in found["orders"]] == [1, 2, 3, 4]
+    for summary in found["orders"]:
+        order = summary["order"]
+        end = tuple(token_ids[-order:]) if order <= len(token_ids) else ()
+        assert [token["id"] for token in summary["context"]] == list(end)
+        known = oracle.context_index.get(end, {}) if end else {}
+        assert (summary["num_successors"], summary["count"]) == (len(known), sum(known.values()))
+        best = sorted(known, key=lambda token_id: (-known[token_id], token_id))[:3]
+        assert [(each["id"], each["count"]) for each in summary["successors"]] == [(one, known[one]) for one in best]
+        for each in summary["successors"]:
+            assert each["probability"] == pytest.approx(each["count"] / summary["count"], rel=1e-5)
+            assert each["text"] == tokenizer.decode([each["id"]])
+    assert bool(found["anywhere"]) == (not context)
+
+
+def test_without_a_known_end_the_most_frequent_tokens_are_shown(asker: Asker, oracle: OracleGraph) -> None:
+    singles = {ngram[0]: count for ngram, count in oracle.ngram_counts.items() if len(ngram) == 1}
+    best = sorted(singles, key=lambda token_id: (-singles[token_id], token_id))[:5]
+    for question in ({"token_ids": []}, {"text": "§"}):
+        found = look(asker, successors=5, **question)
+        assert [(each["id"], each["count"]) for each in found["anywhere"]] == [(one, singles[one]) for one in best]
+        assert found["num_different"] == len(singles)
+        assert found["matched_order"] == 0
+
+
+@pytest.mark.parametrize("strategy", get_args(StrategyName))
+@pytest.mark.parametrize(("text", "seed"), [("In case of doubt the parties", 3), ("agree. The", 5), ("", 0)])
+def test_the_draft_is_the_one_that_would_be_sent(
+    explored: Explored, tokenizer: CorpusTokenizer, oracle: OracleGraph, strategy: StrategyName, text: str, seed: int
+) -> None:
+    token_ids = tokenizer.encode(text)
+    shown = look(explored.asker, text=text, strategy=strategy, budget=9, seed=seed)["draft"]
+    with connected(explored.sidecar.address) as wire:
+        number = pb.Strategy.Value(f"STRATEGY_{strategy.upper()}")
+        sent = wire.drafter.Draft(step_of(0, token_ids, 0, 9, number, seed))
+    nodes = shown["nodes"]
+    assert [node["id"] for node in nodes] == list(sent.draft_tokens)
+    assert [node["parent"] for node in nodes] == list(sent.draft_parents)
+    told = [node["path_probability"] for node in nodes if node["path_probability"] is not None]
+    np.testing.assert_allclose(told, list(sent.draft_path_probabilities), rtol=1e-5)
+    assert (shown["strategy"], shown["budget"]) == (strategy, 9)
+    paths: list[list[int]] = [token_ids]
+    for node in nodes:
+        context = paths[node["parent"]]
+        orders = [order for order in range(1, MAX_ORDER + 1) if order <= len(context)]
+        counts = {order: oracle.ngram_counts[*context[-order:], node["id"]] for order in orders}
+        assert node["order"] == max((order for order in orders if counts[order]), default=0)
+        if node["order"]:
+            assert node["count"] == counts[node["order"]]
+            total = sum(oracle.context_index[tuple(context[-node["order"] :])].values())
+            assert node["probability"] == pytest.approx(node["count"] / total, rel=1e-5)
+        paths.append([*context, node["id"]])
+
+
+@pytest.mark.parametrize(
+    ("blend", "strategy"), [("longest", "greedy"), ("attention", "greedy"), ("calibrated", "tree")]
+)
+def test_the_blend_is_what_drafts_are_drawn_from(explored: Explored, blend: str, strategy: str) -> None:
+    found = look(explored.asker, text="The parties", blend=blend, strategy=strategy, successors=50)
+    shares = {each["id"]: each["probability"] for each in found["blend"]["successors"]}
+    assert found["blend"]["name"] == blend
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    if blend == "calibrated":
+        assert 0.0 < sum(shares.values()) <= 1.0
+        roots = {node["id"]: node["path_probability"] for node in found["draft"]["nodes"] if not node["parent"]}
+        assert roots
+        assert all(shares[token_id] == pytest.approx(share, rel=1e-5) for token_id, share in roots.items())
+    else:
+        assert sum(shares.values()) == pytest.approx(1.0, abs=1e-4)
+        longest = found["orders"][found["matched_order"] - 1]["successors"]
+        assert (shares == pytest.approx({each["id"]: each["probability"] for each in longest}, rel=1e-4)) == (
+            blend == "longest"
+        )
+
+
+def test_a_graph_without_its_tokenizer_is_shown_by_ids(asker: Asker) -> None:
+    found = look(asker, "small", token_ids=[1, 2])
+    assert found["text"] is None
+    assert {token["text"] for token in found["tokens"]} == {None}
+    assert "server.explorer_tokenizer" in found["text_problem"]
+    refused = patient(asker, "POST", f"{API}/small/look", '{"text": "The"}')
+    assert (refused.status, refused.error) == (400, found["text_problem"])
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ("", "send one JSON object"), ("[]", "send one JSON object"), ("{}", "either text or token_ids"),
+        ('{"text": "a", "token_ids": []}', "either"), ('{"text": 5}', "text"), ('{"text": "a", "budget": 65}', "64"),
+        ('{"text": "a", "budget": 0}', "budget"), ('{"text": "a", "successors": 101}', "100"),
+        ('{"text": "a", "strategy": "best"}', "greedy"), ('{"text": "a", "blend": "x"}', "longest"),
+        ('{"text": "a", "mixing": "x"}', "send text, token_ids"), ('{"token_ids": [-1]}', "token_ids.0"),
+        ('{"token_ids": [263]}', "0 to 262"), ('{"token_ids": [4294967296]}', "token_ids.0"),
+        ('{"token_ids": [true]}', "integer"), ('{"token_ids": [1.5]}', "integer"), ('{"text": "\\ud800"}', ""),
+        (json.dumps({"text": "a" * (MAX_CHARACTERS + 1)}), "20000"), (json.dumps({"token_ids": [1] * 4097}), "4096"),
+        ('{"text": "a", "seed": 9223372036854775808}', "seed"), ("[" * 30_000, "JSON"), ('{"text": NaN}', "text"),
+    ],
+)  # fmt: skip
+def test_bad_questions_are_told_what_to_change(asker: Asker, body: str, hint: str) -> None:
+    answer = patient(asker, "POST", f"{API}/text/look", body)
+    assert answer.status == 400
+    assert hint in answer.error
+
+
+def test_the_largest_question_is_answered(asker: Asker) -> None:
+    found = look(asker, text="é" * MAX_CHARACTERS, successors=MAX_SUCCESSORS, budget=MAX_BUDGET, strategy="tree")
+    assert (found["num_tokens"], len(found["token_ids"])) == (2 * MAX_CHARACTERS, MAX_TOKENS)
+    found = look(asker, token_ids=[262] * MAX_TOKENS, successors=MAX_SUCCESSORS, budget=MAX_BUDGET)
+    assert len(found["tokens"]) == 64
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+fields = st.sampled_from(["text", "token_ids", "successors", "blend", "strategy", "budget", "seed", "graph"])
+questions = st.dictionaries(fields, json_values | st.lists(st.integers(-1, 300), max_size=9), max_size=5)
+bodies = st.binary(max_size=200) | questions.map(lambda question: json.dumps(question).encode())
+
+
+@given(body=bodies)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_body_makes_it_fail(explored: Explored, body: bytes) -> None:
+    answer = patient(explored.asker, "POST", f"{API}/text/look", body)
+    assert answer.status in (200, 400), answer.body
+    assert answer.status == 200 or answer.error
+
+
+paths = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="?# "), max_size=40)
+
+
+@given(
+    method=st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH"]),
+    path=paths | paths.map(lambda end: f"{API}/{end}") | paths.map(lambda end: f"{API}/{end}/look"),
+    body=bodies,
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_path_makes_it_fail(explored: Explored, method: str, path: str, body: bytes) -> None:
+    answer = explored.asker.ask(method, f"/explorer/{path.removeprefix('/explorer/')}", body)
+    assert 200 <= answer.status < 500
+    if answer.status >= 400 and method != "HEAD":
+        assert answer.error
+
+
+def test_methods_and_kinds_that_do_not_fit(asker: Asker) -> None:
+    for method, path, allowed in (("POST", API, "GET, HEAD"), ("GET", f"{API}/text/look", "POST")):
+        answer = asker.ask(method, path, b"")
+        assert (answer.status, answer.headers["Allow"]) == (405, allowed)
+    answer = patient(asker, "POST", f"{API}/text/look", '{"text": "a"}', "text/plain")
+    assert (answer.status, "application/json" in answer.error) == (400, True)
+    for name in ("nothing", "", "%2e%2e", "text%00"):
+        assert patient(asker, "POST", f"{API}/{name}/look", '{"text": "a"}').status == 404
+
+
+def test_a_body_that_is_too_large_is_refused(asker: Asker) -> None:
+    answer = asker.ask("POST", f"{API}/text/look", b"x" * 400_000, **HEADERS)
+    assert answer.status == 413
+    assert b"send less" in answer.body
+
+
+def test_a_flood_is_told_to_wait_and_costs_no_draft(explored: Explored) -> None:
+    body = json.dumps({"token_ids": [1]})
+    answers = [explored.asker.ask("POST", f"{API}/text/look", body, **HEADERS) for _ in range(200)]
+    assert {answer.status for answer in answers} == {200, 429}
+    refused = [answer for answer in answers if answer.status == 429]
+    assert {answer.headers["Retry-After"] for answer in refused} == {"1"}
+    assert "wait" in refused[0].error
+    with connected(explored.sidecar.address) as wire:
+        assert wire.drafter.Draft(step_of(0, [1, 2], 0, 4)).sequence_statuses == [pb.SEQUENCE_STATUS_OK]
+
+
+def test_nothing_can_be_loaded_from_elsewhere(asker: Asker) -> None:
+    folder = Path(explorer.__file__).with_name("page")
+    answer = asker.get("/explorer/")
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    assert answer.body == (folder / "index.html").read_bytes()
+    assert not re.search(rb"<style|<script(?! type=\"module\" src)| style=| on\w+=", answer.body), "nothing inline"
+    assert asker.get("/explorer").headers["Location"] == "/explorer/"
+    for file in folder.iterdir():
+        if file.suffix in {".html", ".css", ".js", ".svg"}:
+            served = asker.get(f"/explorer/{file.name}")
+            assert (served.status, served.body) == (200, file.read_bytes())
+            assert served.headers["X-Content-Type-Options"] == "nosniff"
+            text = served.body.decode().replace("http://www.w3.org/2000/svg", "")
+            assert not re.search(r"//[a-z]+\.|https?:|innerHTML|eval\(|@import|url\(", text), file.name
+    for name in ("__init__.py", "../explorer.py", "%2e%2e/explorer.py", "nothing.js"):
+        assert asker.get(f"/explorer/{name}").status == 404
+
+
+def children_of(process_id: int) -> list[int]:
+    tasks = Path(f"/proc/{process_id}/task")
+    return [int(number) for task in tasks.iterdir() for number in (task / "children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+@pytest.mark.slow
+def test_its_process_comes_back_and_goes_with_the_sidecar(tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
+    path = text_graph(tmp_path / "text.pkl", tokenizer)
+    with exploring(path, tmp_path) as running:
+        assert not children_of(running.sidecar.process.pid), "nobody has looked yet"
+        look(running.asker, text="The")
+        (child,) = children_of(running.sidecar.process.pid)
+        os.kill(child, signal.SIGKILL)
+        answer = running.asker.look(text="The")
+        assert (answer.status, "try again" in answer.error) == (503, True)
+        assert look(running.asker, text="The")["matched_order"]
+        (child,) = children_of(running.sidecar.process.pid)
+        running.sidecar.kill()
+        give_up_s = time.monotonic() + PATIENCE_S
+        while Path(f"/proc/{child}").exists() and time.monotonic() < give_up_s:
+            time.sleep(0.05)
+        assert not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.slow
+def test_it_shows_the_generation_that_is_served_and_nothing_that_sessions_teach(
+    tokenizer: CorpusTokenizer, tmp_path: Path
+) -> None:
+    path = text_graph(tmp_path / "text.pkl", tokenizer)
+    with exploring(path, tmp_path, draft={"strategy": "tree"}) as running:
+        before = look(running.asker, text="The parties")
+        with connected(running.sidecar.address) as wire:
+            teaching, taught = wire.open(learn=True), wire.open()
+            prompt, secret = tokenizer.encode("The parties"), tokenizer.encode(" zyxqwv" * 6)
+            wire.drafter.Draft(step_of(teaching, prompt))
+            wire.drafter.Draft(step_of(teaching, secret, len(prompt)))
+            wire.close(teaching)
+            begun = [*prompt, *secret[:4]]
+            drafted = wire.drafter.Draft(step_of(taught, begun, 0, 8)).draft_tokens
+            assert secret[4] in drafted, "sessions profit from it"
+        shown = look(running.asker, token_ids=begun, successors=100, strategy="tree", budget=64)
+        assert secret[4] not in {node["id"] for node in shown["draft"]["nodes"]}
+        assert secret[4] not in {each["id"] for each in shown["blend"]["successors"]}
+        assert look(running.asker, text="The parties") == before
+
+        text_graph(path, tokenizer, TEXT + "Parties.")
+        assert look(running.asker, text="The parties") == before, "what is open stays as it is"
+        (child,) = children_of(running.sidecar.process.pid)
+        os.kill(child, signal.SIGKILL)
+        give_up_s = time.monotonic() + PATIENCE_S
+        while "replaced" not in (answer := running.asker.look(text="The")).error:
+            assert (answer.status, time.monotonic() < give_up_s) == (503, True)
+        assert "SIGHUP" in answer.error
+        assert str(tmp_path) not in answer.error
+        running.sidecar.signal(signal.SIGHUP)
+        while (answer := patient(running.asker, "POST", f"{API}/text/look", '{"text": "The"}')).status != 200:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+        assert answer.json["generation"] == 2
+        path.unlink()
+        assert look(running.asker, text="The")["generation"] == 2, "what is open needs no file"
+
+
+@pytest.mark.slow
+def test_a_named_tokenizer_is_used_where_it_is_the_graphs(tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
+    elsewhere = tokenizer_in(tmp_path / "built")
+    path = text_graph(tmp_path / "text.pkl", elsewhere)
+    (tmp_path / "built").rename(tmp_path / "moved")
+    with exploring(path, tmp_path, explorer_tokenizer=tmp_path / "moved") as running:
+        assert look(running.asker, text="The parties")["text"] == "The parties"

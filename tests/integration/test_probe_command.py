@@ -1,0 +1,109 @@
+"""``speculant probe`` against real servers: those that serve, start, stop, are away, or speak TLS."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from speculant_graph.cli.main import main
+from support.server import serving
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The standard health service on a socket, as (address, servicer)."""
+    servicer = health.HealthServicer()
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        address = f"unix://{tmp_path}/s.sock"
+        server.add_insecure_port(address)
+        server.start()
+        yield address, servicer
+        server.stop(None).wait()
+
+
+def test_a_drafter_is_asked(capsys, graph_path, tmp_path):
+    with serving(graph_path, tmp_path) as live:
+        assert main(["probe", live.address]) == 0
+        assert capsys.readouterr().out == f"{live.address}: SERVING\n"
+        name = f"speculant_graph.rpc.v1.DrafterService/{Path(graph_path).stem}"
+        assert main(["probe", live.address, "--service", name]) == 0
+        assert main(["probe", live.address, "--service", "nobody"]) == 1
+        assert "it knows no service 'nobody'" in capsys.readouterr().err
+    assert main(["probe", live.address]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"speculant: probe: {live.address}: ")
+
+
+def test_every_address_must_serve(capsys, server, tmp_path):
+    address, servicer = server
+    servicer.set("", HealthCheckResponse.SERVING)
+    away = f"unix://{tmp_path}/away.sock"
+    for addresses in (f"{address},{away}", f"{away},{address}"):
+        assert main(["probe", addresses]) == 1
+        shown = capsys.readouterr()
+        assert shown.out == f"{address}: SERVING\n"
+        assert shown.err.startswith(f"speculant: probe: {away}: UNAVAILABLE: ")
+    servicer.set("", HealthCheckResponse.NOT_SERVING)
+    for more in ([], ["--timeout-s", "5"]):
+        assert main(["probe", address, *more]) == 1
+        assert "NOT_SERVING: it starts or stops" in capsys.readouterr().err
+
+
+def test_a_server_that_says_nothing_is_waited_for_no_longer_than_asked(capsys, tmp_path):
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s.sock"))
+        silent.listen()
+        assert main(["probe", f"unix://{tmp_path}/s.sock", "--timeout-s", "0.2"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_the_usual_probe_reads_no_settings(server):
+    """A probe runs every few seconds: what takes half a second to import must stay out."""
+    address, servicer = server
+    servicer.set("", HealthCheckResponse.SERVING)
+    code = (
+        "import sys\nfrom speculant_graph.cli.main import main\nstatus = main(sys.argv[1:])\n"
+        "sys.exit(status or 10 * any(name in sys.modules for name in ('pydantic', 'numpy', 'numba', 'torch')))"
+    )
+    result = subprocess.run([sys.executable, "-c", code, "probe", address], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, f"{address}: SERVING\n"), result.stderr
+
+
+def test_encrypted_servers_are_asked_and_no_token_is_sent(capsys, tmp_path, monkeypatch):
+    authority = trustme.CA()
+    leaf = authority.issue_cert("localhost")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    chain = b"".join(part.bytes() for part in leaf.cert_chain_pems)
+    servicer = health.HealthServicer()
+    servicer.set("", HealthCheckResponse.SERVING)
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        credentials = grpc.ssl_server_credentials([(leaf.private_key_pem.bytes(), chain)])
+        port = server.add_secure_port("localhost:0", credentials)
+        server.start()
+        monkeypatch.setenv("SPECULANT_CLIENT__TOKEN", "hush")
+        assert main(["probe", f"localhost:{port}"]) == 1
+        assert main(["probe", f"localhost:{port}", "--tls-ca", str(tmp_path / "ca.pem")]) == 0
+        server.stop(None).wait()
+    assert "hush" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("arguments", [[], ["nowhere"], ["unix://relative.sock"], ["localhost:1", "--timeout-s", "0"]])
+def test_mistakes_are_one_line(capsys, arguments):
+    assert main(["probe", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)

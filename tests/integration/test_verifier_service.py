@@ -1,0 +1,381 @@
+"""The verifier's gRPC service on real sockets: texts, drafts of clients, refusals, cancelling and draining."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+
+import grpc
+import httpx2
+import pytest
+
+from speculant_graph.client import LocalDrafter
+from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.rpc.v1 import verifier_pb2 as pb
+from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierServiceStub
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.model import TargetModel
+from speculant_verifier.service.server import VerifierServer
+
+PROMPT = "def wrap(self, text):\n"
+DRAFT = DraftConfig(k=6, strategy="tree")
+VERIFIER = VerifierConfig(max_batch_size=4, measure_costs=False)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
+
+
+@pytest.fixture(scope="module")
+def library(target):
+    with SpeculativeDecoder(target=target, verifier_config=VERIFIER, draft_config=DraftConfig(k=0)) as decoder:
+        yield decoder
+
+
+def decoder_of(target):
+    return SpeculativeDecoder(
+        target=target, verifier_config=VERIFIER, draft_config=DRAFT, drafter=LocalDrafter(None, DRAFT)
+    )
+
+
+def play(target, tmp_path, scenario, make=decoder_of, **settings):
+    """Serve, and play a scenario of (stub, server)."""
+    config = ServiceConfig(listen=f"unix://{tmp_path}/v.sock", http="", **settings)
+
+    async def everything():
+        server = VerifierServer(config, GenerationConfig(max_tokens=20), lambda: make(target), 4)
+        async with server, grpc.aio.insecure_channel(server.addresses[0]) as channel:
+            await scenario(VerifierServiceStub(channel), server)
+
+    asyncio.run(asyncio.wait_for(everything(), 120))
+
+
+async def collected(call):
+    responses = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    return responses, "".join(response.text for response in responses)
+
+
+async def talk(call, messages):
+    """Write messages, read an answer to each and then the end."""
+    for message in messages:
+        await call.write(message)
+        await call.read()
+    await call.read()
+
+
+def request(**sampling):
+    return pb.GenerateRequest(prompt=PROMPT, sampling=pb.SamplingOptions(**sampling))
+
+
+@pytest.mark.parametrize("sampling", [
+    {}, {"max_tokens": 40, "temperature": 0.9, "seed": 5},
+    {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 2**62},
+    {"max_tokens": 60, "stop_strings": ["\n"]}, {"repetition_penalty": 1.3, "min_tokens": 4, "bad_words": ["self"]},
+])  # fmt: skip
+def test_the_text_is_that_of_the_library(target, library, tmp_path, sampling):
+    renamed = {{"stop_strings": "stop"}.get(name, name): value for name, value in sampling.items()}
+    expected = library.generate(PROMPT, GenerationConfig(**{"max_tokens": 20, **renamed}))
+
+    async def scenario(stub, _):
+        responses, text = await collected(stub.Generate(request(**sampling)))
+        assert text == expected.text
+        assert [token for each in responses for token in each.token_ids] == list(expected.token_ids)
+        last = responses[-1]
+        assert pb.FinishReason.Name(last.finish_reason) == f"FINISH_REASON_{expected.finish_reason.upper()}"
+        assert all(not each.HasField("statistics") for each in responses[:-1])
+        statistics = last.statistics
+        assert statistics.num_tokens == len(expected.token_ids)
+        assert statistics.num_steps + statistics.num_accepted == statistics.num_tokens
+        assert statistics.num_accepted == sum(each.num_accepted for each in responses)
+        assert list(statistics.accepted_by_depth) <= list(statistics.drafted_by_depth)
+
+    play(target, tmp_path, scenario)
+
+
+def test_samples_logprobs_chat_and_seeds(target, library, tmp_path):
+    async def scenario(stub, _):
+        responses, _text = await collected(stub.Generate(request(num_samples=3, temperature=1.0, seed=7)))
+        for sample in range(3):
+            tokens = [token for each in responses if each.sample == sample for token in each.token_ids]
+            alone = library.generate(PROMPT, GenerationConfig(max_tokens=20, temperature=1.0, seed=7 + sample))
+            assert tokens == list(alone.token_ids)
+        responses, _text = await collected(stub.Generate(request(num_top_logprobs=2)))
+        wanted = library.generate(PROMPT, GenerationConfig(max_tokens=20, logprobs=2))
+        logprobs = [each for response in responses for each in response.logprobs]
+        assert [list(each.top_token_ids) for each in logprobs] == [list(each.top_token_ids) for each in wanted.logprobs]
+        seeds = set()
+        for _ in range(2):  # one that is not given is drawn, and said
+            responses, text = await collected(stub.Generate(request(temperature=1.0)))
+            seed = responses[-1].statistics.seed
+            seeds.add(seed)
+            again = library.generate(PROMPT, GenerationConfig(max_tokens=20, temperature=1.0, seed=seed))
+            assert again.text == text
+        assert len(seeds) == 2
+
+    play(target, tmp_path, scenario)
+
+
+BAD = {
+    "no input": (pb.GenerateRequest(), "INVALID_ARGUMENT", "set prompt, prompt_tokens or chat"),
+    "empty": (pb.GenerateRequest(prompt=""), "INVALID_ARGUMENT", "the prompt is empty"),
+    "tokens": (
+        pb.GenerateRequest(prompt_tokens=pb.TokenSequence(token_ids=[10**6])), "INVALID_ARGUMENT", "outside 0..",
+    ),
+    "top_p": (request(top_p=1.5), "INVALID_ARGUMENT", "top_p"),
+    "NaN": (request(temperature=float("nan")), "INVALID_ARGUMENT", "temperature"),
+    "rule": (
+        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(rule=99)), "INVALID_ARGUMENT", "no rule 99",
+    ),
+    "samples": (request(num_samples=17), "INVALID_ARGUMENT", "at most 16"),
+    "stop": (request(stop_strings=[""]), "INVALID_ARGUMENT", "stop text"),
+    "bias": (request(logit_biases=[pb.TokenBias(token_id=10**6, bias=1)]), "INVALID_ARGUMENT", "logit_bias"),
+    "chat": (
+        pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(content="x")])), "INVALID_ARGUMENT", "",
+    ),
+    "graph": (
+        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(graph="x")), "INVALID_ARGUMENT",
+        "no graph 'x' in this process",
+    ),
+    "bad words": (request(bad_words=["a"] * 129), "INVALID_ARGUMENT", "bad_words has 129 entries; send at most 128"),
+    "long stop text": (request(stop_strings=["a" * 1025]), "INVALID_ARGUMENT", "a text of stop_strings is too long"),
+    "length": (pb.GenerateRequest(prompt="a " * 9_000), "INVALID_ARGUMENT", "but the model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_named_and_others_go_on(target, library, tmp_path, name):
+    bad, code, said = BAD[name]
+
+    async def scenario(stub, server):
+        other = asyncio.create_task(collected(stub.Generate(request())))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collected(stub.Generate(bad))
+        assert caught.value.code().name == code
+        assert said in caught.value.details()
+        assert (await other)[1] == library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
+        assert server._load.num_sequences == 0
+
+    play(target, tmp_path, scenario)
+
+
+def test_bytes_that_are_no_message_are_refused(target, tmp_path):
+    async def scenario(_, server):
+        async with grpc.aio.insecure_channel(server.addresses[0]) as channel:
+            path, nonsense = "/speculant_graph.rpc.v1.VerifierService/", b"\xff\xff\xff"
+            for answers in (
+                collected(channel.unary_stream(f"{path}Generate")(nonsense)),
+                talk(channel.stream_stream(f"{path}Verify")(), [nonsense]),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await answers
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    play(target, tmp_path, scenario)
+
+
+def test_a_client_that_leaves_frees_its_place(target, tmp_path):
+    async def scenario(stub, server):
+        call = stub.Generate(request(max_tokens=400, num_samples=4, temperature=1.0))
+        await call.read()
+        waiting = asyncio.create_task(collected(stub.Generate(request(max_tokens=5))))
+        call.cancel()
+        await waiting
+        while server._load.num_sequences or server._decoder.num_running:
+            await asyncio.sleep(0.01)
+
+    play(target, tmp_path, scenario)
+
+
+def test_more_than_may_wait_are_refused_with_a_delay(target, tmp_path):
+    async def scenario(stub, server):
+        long = request(max_tokens=300, ignore_end_tokens=True, temperature=2.0)
+        calls = [stub.Generate(long) for _ in range(6)]
+        while server._load.num_sequences < 6:
+            await asyncio.sleep(0.001)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collected(stub.Generate(request()))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "try again" in caught.value.details()
+        await asyncio.gather(*(collected(call) for call in calls))
+        assert (await collected(stub.Generate(request())))[0]
+
+    play(target, tmp_path, scenario, max_waiting=2)
+
+
+def test_draining_finishes_texts_and_takes_no_more(target, library, tmp_path):
+    async def scenario(stub, server):
+        call = stub.Generate(request(max_tokens=60))
+        first = await call.read()
+        session = stub.Verify()
+        await session.write(pb.VerifyRequest(prompt_tokens=[1, 2, 3]))
+        await session.read()
+        stopping = asyncio.create_task(server.stop())
+        _, text = await collected(call)
+        assert first.text + text == library.generate(PROMPT, GenerationConfig(max_tokens=60)).text
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await session.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await stopping
+
+    play(target, tmp_path, scenario, grace_s=30)
+
+
+def test_keys_are_asked_for(target, tmp_path):
+    access = tmp_path / "access.toml"
+    access.write_text(
+        f'clients = [{{name = "shop", token_sha256 = "{hashlib.sha256(b"key").hexdigest()}"}}]', encoding="utf-8"
+    )
+    access.chmod(0o600)
+
+    async def scenario(stub, _):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collected(stub.Generate(request()))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        key = (("authorization", "Bearer key"),)
+        assert (await collected(stub.Generate(request(), metadata=key)))[0]
+        other = pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(tenant="another"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collected(stub.Generate(other, metadata=key))
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+    play(target, tmp_path, scenario, access_file=access)
+
+
+async def verified(stub, prompt, text, width, **first):
+    """Play a client that drafts what comes, wrongly now and then; return what was emitted."""
+    call, emitted, step = stub.Verify(), [], 0
+    while True:
+        draft = [
+            token if (len(emitted) + place) % 5 else token ^ 1
+            for place, token in enumerate(text[len(emitted) :][:width])
+        ]
+        message = pb.VerifyRequest(step_id=step, draft_tokens=draft)
+        if not step:
+            message.MergeFrom(pb.VerifyRequest(prompt_tokens=prompt, **first))
+        await call.write(message)
+        response = await call.read()
+        assert response.step_id == step
+        assert list(response.token_ids[: len(response.accepted_nodes)]) == [
+            draft[node] for node in response.accepted_nodes
+        ]
+        emitted += response.token_ids
+        step += 1
+        if response.finish_reason:
+            assert await call.read() is grpc.aio.EOF
+            return emitted, step
+
+
+def test_clients_with_drafts_of_their_own_get_the_same_text_in_fewer_steps(target, library, tmp_path):
+    config = GenerationConfig(max_tokens=60, temperature=0.8, seed=3)
+    expected = library.generate([PROMPT, "import os\n"], config)
+    sampling = pb.SamplingOptions(max_tokens=60, temperature=0.8, seed=3)
+
+    async def scenario(stub, server):
+        outcomes = await asyncio.gather(
+            *(verified(stub, each.prompt_token_ids, each.token_ids, 4, sampling=sampling) for each in expected),
+            collected(stub.Generate(request())),
+        )
+        for (emitted, steps), wanted in zip(outcomes[:2], expected, strict=True):
+            assert emitted == list(wanted.token_ids)
+            assert steps < 0.6 * len(emitted)
+        assert server._load.num_sequences == 0
+
+    play(target, tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("messages", "code", "said"), [
+    ([pb.VerifyRequest(prompt_tokens=[1], tokenizer_sha256=b"x" * 32)], "FAILED_PRECONDITION", "tokenizer"),
+    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1] * 7)], "INVALID_ARGUMENT", "at most 6"),
+    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1, 2], draft_parents=[0])], "INVALID_ARGUMENT", "for 2 draft"),
+    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1, 2], draft_parents=[0, 5])], "INVALID_ARGUMENT", "no tree"),
+    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[9], candidate_counts=[2], candidate_tokens=[1, 9],
+      candidate_probabilities=[0.9, 0.3])], "INVALID_ARGUMENT", "sum to 1"),
+    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[9], candidate_counts=[2], candidate_tokens=[9, 1],
+      candidate_probabilities=[0.5, 0.5])], "INVALID_ARGUMENT", "ascend"),
+    ([pb.VerifyRequest(prompt_tokens=[1], candidate_tokens=[9])], "INVALID_ARGUMENT", "candidate_counts"),
+    ([pb.VerifyRequest(prompt_tokens=[])], "INVALID_ARGUMENT", "the prompt is empty"),
+    ([pb.VerifyRequest(prompt_tokens=[1], feedback_width=65)], "INVALID_ARGUMENT", "at most 64"),
+    ([pb.VerifyRequest(step_id=3, prompt_tokens=[1]), pb.VerifyRequest(step_id=3)], "INVALID_ARGUMENT", "upwards"),
+    ([pb.VerifyRequest(prompt_tokens=[1]), pb.VerifyRequest(step_id=1, prompt_tokens=[1])],
+     "INVALID_ARGUMENT", "leave"),
+    ([pb.VerifyRequest(prompt_tokens=[1])], "UNAVAILABLE", "no draft came"),
+])  # fmt: skip
+def test_a_wrong_step_ends_its_stream_and_frees_its_place(target, tmp_path, messages, code, said):
+    async def scenario(stub, server):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await talk(stub.Verify(), messages)
+        assert caught.value.code().name == code
+        assert said in caught.value.details()
+        while server._load.num_sequences or server._decoder.num_running:
+            await asyncio.sleep(0.01)
+
+    play(target, tmp_path, scenario, idle_timeout_s=0.3 if code == "UNAVAILABLE" else 60.0)
+
+
+def test_while_the_model_is_loaded_everybody_is_told_so(target, tmp_path):
+    may_load = threading.Event()
+
+    def make():
+        assert may_load.wait(60)
+        return decoder_of(target)
+
+    async def everything():
+        config = ServiceConfig(listen=f"unix://{tmp_path}/v.sock", http="127.0.0.1:0")
+        server = VerifierServer(config, GenerationConfig(max_tokens=4), make, 4)
+        starting = asyncio.create_task(server.start())
+        while not server.http_address:
+            await asyncio.sleep(0.01)
+        base = f"http://{server.http_address}"
+        async with httpx2.AsyncClient(base_url=base) as http, grpc.aio.insecure_channel(server.addresses[0]) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collected(VerifierServiceStub(channel).Generate(request()))
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            answer = await http.post("/v1/completions", json={"model": "m", "prompt": "x"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+            assert answer.headers["retry-after"]
+            health = await http.get("/healthz")
+            assert (health.status_code, health.text) == (503, "the model is being loaded\n")
+            assert "speculant_verifier_open_sequences 0.0" in (await http.get("/metrics")).text
+            may_load.set()
+            await starting
+            assert (await http.get("/healthz")).text == "ok\n"
+            assert (await collected(VerifierServiceStub(channel).Generate(request())))[1]
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(everything(), 120))
+
+
+def test_a_client_with_graphs_of_its_own_drafts_from_no_other(target, tmp_path):
+    access = tmp_path / "access.toml"
+    entries = [("ann", 'graphs = ["contracts"]'), ("bob", 'graphs = ["contracts", "code"]'), ("cid", "")]
+    access.write_text(
+        "".join(
+            f'[[clients]]\nname = "{name}"\ntoken_sha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n{more}\n'
+            for name, more in entries
+        ),
+        encoding="utf-8",
+    )
+    access.chmod(0o600)
+
+    async def scenario(stub, _):
+        async def said(name, graph=""):
+            wanted = request()
+            wanted.speculation.graph = graph
+            try:
+                await collected(stub.Generate(wanted, metadata=(("authorization", f"Bearer {name}"),)))
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name} {error.details()}"
+            return ""
+
+        assert "no graph 'contracts' in this process" in await said("ann")  # so it was asked for
+        assert "PERMISSION_DENIED no graph of this name" in await said("ann", "code")
+        assert "PERMISSION_DENIED the client has several graphs" in await said("bob")
+        assert "no graph 'code' in this process" in await said("bob", "code")
+        assert await said("cid") == ""
+
+    play(target, tmp_path, scenario, access_file=access)

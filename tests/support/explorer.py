@@ -1,0 +1,127 @@
+"""A sidecar in a process of its own, with an explorer; and what asks it over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.graph.builder import build_from_token_ids
+from support.sidecar import Sidecar, start_sidecar
+
+PATIENCE_S = 240.0
+TEXT = "The parties agree to the terms. The parties agree to talk. In case of doubt the parties talk.\n" * 4
+API = "/explorer/api/v1/graphs"
+LOCAL = {"metrics_listen": "127.0.0.1:0"}
+
+
+def tokenizer_in(folder: Path) -> CorpusTokenizer:
+    """Write a tokenizer with one token per byte and a few longer ones; return it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("a", "r"), ("i", "e"), ("ar", "t"), ("art", "ie")]
+    tokens = [*alphabet, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return CorpusTokenizer.load(folder)
+
+
+def text_graph(path: Path, tokenizer: CorpusTokenizer, text: str = TEXT, max_order: int = 4) -> Path:
+    """Write the graph of a text to a file, which it replaces whole."""
+    build_from_token_ids(tokenizer.encode(text), tokenizer.fingerprint, max_order=max_order).save(path)
+    return path
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body, read."""
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        """The line that says what is wrong."""
+        message = self.json["error"]
+        assert "\n" not in message
+        return str(message)
+
+
+class Asker:
+    """Asks one explorer."""
+
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None, **headers: str) -> None:
+        self.address = address
+        self._tls = tls
+        self._headers = headers
+
+    def ask(self, method: str, path: str, body: bytes | str | None = None, **headers: str) -> Answer:
+        """Send a request on a connection of its own."""
+        host, _, port = self.address.rpartition(":")
+        connection = (
+            http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
+            if self._tls is None
+            else http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=self._tls)
+        )
+        try:
+            connection.request(method, path, body, {**self._headers, **headers})
+            response = connection.getresponse()
+            return Answer(response.status, dict(response.headers), response.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Answer:
+        """Ask for a page."""
+        return self.ask("GET", path)
+
+    def look(self, graph: str = "text", /, **question: object) -> Answer:
+        """Ask a question."""
+        return self.ask("POST", f"{API}/{graph}/look", json.dumps(question), **{"Content-Type": "application/json"})
+
+
+@dataclass(frozen=True)
+class Explored:
+    """A running sidecar and its explorer."""
+
+    sidecar: Sidecar
+    asker: Asker
+
+    @property
+    def url(self) -> str:
+        """Where people find it."""
+        return f"http://{self.asker.address}/explorer/"
+
+
+def address_in(sidecar: Sidecar) -> str:
+    """Return the address of HTTP that a sidecar has logged."""
+    found = re.search(r"metrics on (\S+?)(?:;|\n)", sidecar.log)
+    assert found, sidecar.log
+    return found.group(1)
+
+
+@contextmanager
+def exploring(graph_path: Path, folder: Path, **settings: Any) -> Iterator[Explored]:
+    """Serve a graph with an explorer; ``settings`` are those of :func:`support.sidecar.start_sidecar`."""
+    sidecar = start_sidecar(graph_path, folder / "drafter.sock", log=("INFO", "text"), **{**LOCAL, **settings})
+    try:
+        yield Explored(sidecar, Asker(address_in(sidecar)))
+    finally:
+        if sidecar.process.poll() is None:
+            sidecar.stop()

@@ -1,0 +1,34 @@
+"""Tokenizers that know harmony's control tokens: the released one, and a small one for machines without it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from support.tiny_models import byte_tokenizer
+
+HARMONY_NAMES = [
+    "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"
+]  # fmt: skip
+HARMONY_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message['role'] }}<|message|>{{ message['content'] }}<|end|>{% endfor %}"
+    "<|start|>assistant"
+)
+
+
+def harmony_tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of bytes, or that of gpt-oss; without the latter the test is skipped."""
+    if kind == "bytes":
+        tokenizer = byte_tokenizer()
+        names = [AddedToken(name, special=True) for name in HARMONY_NAMES]
+        tokenizer.add_special_tokens({"additional_special_tokens": names})
+        tokenizer.chat_template = HARMONY_TEMPLATE
+        return tokenizer
+    folder = Path(os.environ.get("SPECULANT_DATA", "")) / "gpt-oss-tokenizer"
+    if "SPECULANT_DATA" not in os.environ or not folder.is_dir():
+        pytest.skip("SPECULANT_DATA names no folder with the released tokenizer")
+    return PreTrainedTokenizerFast.from_pretrained(folder)

@@ -1,0 +1,170 @@
+"""Channels of harmony answers, with the released tokenizer where it is there and with a small one everywhere."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from speculant_graph.types import TokenId
+from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
+from speculant_verifier.http.logprobs import Offsets, TokenTexts
+from speculant_verifier.stream import TextStream
+from support.harmony import HARMONY_NAMES, HARMONY_TEMPLATE, harmony_tokenizer
+from support.http_api import tiny_decoder
+
+
+class Split:
+    """A tokenizer, and what becomes of answers spelt out as text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        ids = tokenizer.convert_tokens_to_ids(HARMONY_NAMES)
+        self.tokens = HarmonyTokens(dict(zip(ids, HARMONY_NAMES, strict=True)))
+
+    def decode(self, token_ids: Any) -> str:
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def encode(self, text: str) -> list[TokenId]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def whole(self, text: str, stop: tuple[str, ...] = ()) -> tuple[str, str]:
+        return self.pieces(self.encode(text), [], stop)
+
+    def pieces(self, token_ids: list[TokenId], cuts: list[int], stop: tuple[str, ...] = ()) -> tuple[str, str]:
+        """Split an answer that comes in steps, which end at the cuts."""
+        stream, splitter = TextStream(self.decode, stop), ChannelSplitter(self.tokens, self.decode)
+        found = []
+        edges = [0, *sorted(cuts), len(token_ids)]
+        for number, (start, end) in enumerate(pairwise(edges), 2):
+            tokens, is_last = token_ids[start:end], number == len(edges)
+            found.append(splitter.push(tokens, stream.push(tokens, final=is_last), final=is_last))
+        return "".join(each[0] for each in found), "".join(each[1] for each in found)
+
+
+@pytest.fixture(scope="module", params=["bytes", "gpt-oss"])
+def split(request: pytest.FixtureRequest) -> Split:
+    return Split(harmony_tokenizer(request.param))
+
+
+ANSWER = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Zwölf 🦊!<|return|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        (ANSWER, "Think.", "Zwölf 🦊!"),
+        (ANSWER.removesuffix("<|return|>"), "Think.", "Zwölf 🦊!"),
+        ("<|channel|>final<|message|>Yes", "", "Yes"),
+        ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", "", "{}"),
+        ("<|channel|>final<|constrain|>json<|message|>{}<|return|>", "", "{}"),
+        ("<|message|>Yes<|return|>", "", "Yes"),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b", "ab", ""),
+        ("<|channel|>commentary to=functions.f<|message|>{}<|call|>", "{}", ""),
+        (" to=functions.f<|channel|>commentary<|message|>{}<|call|>", "{}", ""),
+        # cut off by max_tokens within a header: nothing was said there
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assis", "a", ""),
+        ("<|channel|>analysis<|message|>a<|end|>", "a", ""),
+        # what is no harmony is content as it stands
+        ("Just text.", "", "Just text."),
+        ("<|channel|>analysis", "", "<|channel|>analysis"),
+        ("<|channel|>analysis<|message|>a<|end|>stray", "a", "stray"),
+        ("x " * 100 + "<|message|>y<|end|>z", "", "x " * 100 + "<|message|>y<|end|>z"),
+        ("", "", ""),
+        # the end of one message may be missing
+        ("<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b<|return|>", "a", "b"),
+        # a control token that has no business in a message
+        ("<|channel|>final<|message|>a<|channel|>b<|return|>", "", "ab"),
+    ],
+)
+def test_channels(split: Split, text: str, reasoning: str, content: str) -> None:
+    assert split.whole(text) == (reasoning, content)
+
+
+def test_text_that_spells_control_tokens_is_text(split: Split) -> None:
+    start = split.encode("<|channel|>final<|message|>")
+    spelt = [token for character in "<|end|>" for token in split.encode(character)]
+    assert split.pieces([*start, *spelt, *split.encode("x")], []) == ("", "<|end|>x")
+
+
+def test_stop_texts_cut_where_they_stand_in_the_raw_text(split: Split) -> None:
+    assert split.whole(ANSWER, ("lf ",)) == ("Think.", "Zwö")
+    assert split.whole(ANSWER, ("ink",)) == ("Th", "")
+    assert split.whole(ANSWER, ("<|end|>",)) == ("Think.", "")
+    assert split.whole(ANSWER, ("assistant",)) == ("Think.", "")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_how_an_answer_is_cut_makes_no_difference(split: Split, seed: int) -> None:
+    generator = random.Random(seed)
+    parts = [*HARMONY_NAMES, "analysis", "final", "assistant", "ö", "🦊", " ", "text. ", "<|en"]
+    token_ids = [token for _ in range(60) for token in split.encode(generator.choice(parts))]
+    broken = split.encode("🦊")[:1]
+    token_ids[10:10] = broken
+    token_ids[30:30] = broken
+    for stop in ((), ("xt", "<|e"), ("final",)):
+        expected = split.pieces(token_ids, [], stop)
+        for _ in range(6):
+            cuts = generator.sample(range(1, len(token_ids)), generator.randrange(len(token_ids) - 1))
+            assert split.pieces(token_ids, cuts, stop) == expected
+        assert split.pieces(token_ids, list(range(1, len(token_ids))), stop) == expected
+
+
+BYTES = Split(harmony_tokenizer("bytes"))
+
+
+@given(st.lists(st.sampled_from([*BYTES.tokens.names, *range(0, 256, 7)]), max_size=80))
+def test_no_text_of_messages_is_lost(token_ids: list[int]) -> None:
+    """What is neither reasoning nor content is control tokens and headers."""
+    reasoning, content = BYTES.pieces(token_ids, list(range(1, len(token_ids))))
+    raw = BYTES.decode(token_ids)
+    if "<|message|>" not in [BYTES.tokens.names.get(token) for token in token_ids]:
+        assert (reasoning, content) == ("", raw)
+    assert len(reasoning) + len(content) <= len(raw)
+
+
+def test_templates_are_recognised(split: Split) -> None:
+    with tiny_decoder("llama") as decoder:
+        assert HarmonyTokens.of(decoder) is None  # no control tokens
+        decoder.target._tokenizer = split.tokenizer
+        found = HarmonyTokens.of(decoder)
+        assert found is not None
+        assert found.names == split.tokens.names
+
+
+@pytest.mark.parametrize("template", [None, HARMONY_TEMPLATE + "<|message|>", "{{ raise_exception('no') }}"])
+def test_other_templates_are_not_harmony_s(template: str | None) -> None:
+    with tiny_decoder("llama") as decoder:
+        decoder.target._tokenizer = harmony_tokenizer("bytes")
+        decoder.target.tokenizer.chat_template = template
+        assert HarmonyTokens.of(decoder) is None
+
+
+class Target:
+    """What is asked of a model here."""
+
+    def __init__(self, split: Split) -> None:
+        self.tokenizer, self.decode = split.tokenizer, split.decode
+
+
+def test_where_tokens_begin(split: Split) -> None:
+    text = "Zwölf Füchse 🦊🦊 end"
+    token_ids = split.encode(text)
+    offsets = Offsets(Target(split))  # type: ignore[arg-type]
+    for number, token in enumerate(token_ids):
+        assert offsets.next(token) == len(split.decode(token_ids[:number]).rstrip("\ufffd"))
+
+
+def test_tokens_as_bytes(split: Split) -> None:
+    texts = TokenTexts(Target(split))  # type: ignore[arg-type]
+    text = "Zwölf Füchse 🦊🦊 \n\t end"
+    token_ids = split.encode(text + "<|end|>")
+    assert b"".join(map(texts.bytes_of, token_ids)) == (text + "<|end|>").encode()
+    pieces = [texts.text_of(token) for token in split.encode("🦊")]
+    assert all(piece.startswith("bytes:\\x") for piece in pieces)
+    assert texts.bytes_of(10**7) == b""

@@ -1,0 +1,75 @@
+"""How the gate counts requests: by endpoint and the status that went out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from speculant_graph.config import ServiceConfig
+from speculant_graph.serving.access import AccessPolicy
+from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.gate import Gate
+
+
+async def answer(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x"})
+
+
+async def fail_before(scope, receive, send):
+    raise ValueError("a defect")
+
+
+async def refuse(scope, receive, send):
+    raise ApiError(404, "there is nothing; look elsewhere")
+
+
+async def fail_within(scope, receive, send):
+    await answer(scope, receive, send)
+    raise ValueError("a defect")
+
+
+async def say_nothing(scope, receive, send):
+    """Find that the client has left."""
+
+
+BODY = {"type": "http.request", "body": b"{}", "more_body": False}
+LEFT = {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize(
+    ("app", "path", "message", "expected"),
+    [
+        (answer, "/v1/completions", BODY, ("/v1/completions", 200)),
+        (answer, "/v1/chat/completions", BODY, ("/v1/chat/completions", 200)),
+        (answer, "/v1/models/a/name/of/theirs", BODY, ("/v1/models", 200)),
+        (refuse, "/v1/a-path-of-theirs", BODY, ("other", 404)),
+        (fail_before, "/v1/completions", BODY, ("/v1/completions", 500)),
+        (fail_within, "/v1/completions", BODY, ("/v1/completions", 200)),
+        (say_nothing, "/v1/completions", BODY, ("/v1/completions", 499)),
+        (answer, "/v1/completions", LEFT, ("/v1/completions", 499)),
+        (answer, "/v1/completions", {**BODY, "body": b"x" * 2_000}, ("/v1/completions", 413)),
+        (answer, "/metrics", BODY, None),
+        (answer, "/healthz", BODY, None),
+    ],
+)
+def test_requests_are_counted_once(app, path, message, expected):
+    counted, sent = [], []
+
+    async def receive():
+        return message
+
+    async def send(message):
+        sent.append(message)
+
+    gate = Gate(
+        app, ServiceConfig(max_message_bytes=1_024), AccessPolicy, str, lambda *request: counted.append(request)
+    )
+    scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+    asyncio.run(gate(scope, receive, send))
+    assert counted == ([expected] if expected else [])
+    statuses = [each["status"] for each in sent if each["type"] == "http.response.start"]
+    assert len(statuses) <= 1
+    if expected and expected[1] != 499:
+        assert statuses == [expected[1]]

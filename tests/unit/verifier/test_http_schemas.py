@@ -1,0 +1,56 @@
+"""Bodies that are wrong all over are complained of a few times, as every complaint takes time that others wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
+
+MANY = 5_000
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (CompletionRequest, {"prompt": [-1] * MANY}),
+        (CompletionRequest, {"prompt": [[-1]] * MANY}),
+        (CompletionRequest, {"prompt": [[-1] * MANY]}),
+        (CompletionRequest, {"prompt": ["a"] * MANY}),
+        (CompletionRequest, {"prompt": ["a", 1] * MANY}),
+        (CompletionRequest, {"stop": [1] * MANY}),
+        (CompletionRequest, {"bad_words": [""] * MANY}),
+        (CompletionRequest, {"stop_token_ids": ["x"] * MANY}),
+        (CompletionRequest, {"logit_bias": {f"x{number}": 1 for number in range(MANY)}}),
+        (CompletionRequest, {f"x{number}": 1 for number in range(MANY)}),
+        (ChatRequest, {"messages": [{"a": 1}] * MANY}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"a": 1}] * MANY}]}),
+        (ChatRequest, {"messages": [{f"x{number}": 1 for number in range(MANY)}]}),
+    ],
+)
+def test_complaints_are_few(kind: type[GenerationRequest], fields: dict[str, Any]) -> None:
+    body = (CHAT if kind is ChatRequest else COMPLETION) | fields
+    before = {name: len(value) if isinstance(value, list | dict) else value for name, value in body.items()}
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert 1 <= caught.value.error_count() <= 12
+    assert {name: len(value) if isinstance(value, list | dict) else value for name, value in body.items()} == before
+
+
+def test_the_longest_lists_are_taken() -> None:
+    request = CompletionRequest.model_validate(
+        COMPLETION
+        | {
+            "prompt": ["a"] * 1_024,
+            "stop": ["a" * 1_024] * 16,
+            "logit_bias": {str(number): -100 for number in range(1_024)},
+            "bad_words": ["b" * 256] * 128,
+            "stop_token_ids": list(range(128)),
+        }
+    )
+    assert len(request.prompts()) == 1_024
+    assert ChatRequest.model_validate(CHAT | {"messages": CHAT["messages"] * MANY}).messages[-1].content == "x"

@@ -1,0 +1,131 @@
+"""What a verifier tells Prometheus, held against what it counted."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from speculant_graph.client import LocalDrafter, NullDrafter
+from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.types import DrafterStatistics
+from speculant_graph.version import VERSION
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.engine.totals import NODE_BOUNDS
+from speculant_verifier.load import Load
+from speculant_verifier.service.metrics import render_metrics
+
+PREFIX = "speculant_verifier_"
+LOAD = Load(ServiceConfig(), 2)
+CONFIG = VerifierConfig(max_batch_size=2, measure_costs=False, num_threads=1, max_kv_tokens=512)
+DRAFT = DraftConfig(strategy="tree", k=4)
+
+
+def told(decoder, requests=None):
+    return {
+        (sample.name.removeprefix(PREFIX), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(render_metrics(decoder, LOAD, requests or {}).decode())
+        for sample in family.samples
+    }
+
+
+def decoder_of(target, drafter):
+    return SpeculativeDecoder(target=target, verifier_config=CONFIG, draft_config=DRAFT, drafter=drafter)
+
+
+@pytest.fixture(scope="module")
+def decoder(gpt_oss):
+    with decoder_of(gpt_oss, LocalDrafter(None, DRAFT)) as decoder:
+        config = GenerationConfig(max_tokens=24, speculation="on", ignore_end_tokens=True)
+        decoder.generate([[1, 2, 3] * 6, [4, 5] * 4, [6] * 9], config)
+        yield decoder
+
+
+def test_counters_are_those_of_the_engine(decoder):
+    found, totals = told(decoder), decoder.totals
+    assert found["build_info", VERSION] == 1
+    assert found["tokens_total",] == totals.num_tokens == 3 * 24
+    assert found["prompt_tokens_total",] == totals.num_prompt_tokens == 18 + 8 + 9
+    assert found["sequences_total", "length"] == 3
+    assert found["sequences_total", "cancelled"] == found["sequences_total", "error"] == 0
+    assert found["drafted_nodes_total",] == sum(totals.drafted_by_depth) > 0
+    assert found["accepted_tokens_total",] == sum(totals.accepted_by_depth) > 0
+    for name, counts in (("drafted", totals.drafted_by_depth), ("accepted", totals.accepted_by_depth)):
+        for depth, count in enumerate(counts, start=1):
+            assert found[f"{name}_by_depth_total", str(depth)] == count
+    assert found["passes_total",] == totals.num_passes
+    assert found["pass_rows_total",] == totals.num_rows
+    # Every row of a pass has its root, and yields one token beside those that were accepted.
+    assert found["pass_nodes_total",] == found["pass_rows_total",] + found["drafted_nodes_total",]
+    assert found["phase_seconds_total", "forward"] == pytest.approx(totals.forward_s)
+
+
+def test_histograms_are_cumulative_and_count_everything(decoder):
+    found, totals = told(decoder), decoder.totals
+    for name, histogram, count in (
+        ("queue_seconds", totals.queue_times, 3),
+        ("first_token_seconds", totals.first_token_times, 3),
+        ("token_seconds", totals.token_times, 3 * 24 - 3),
+        ("request_seconds", totals.request_times, 3),
+        ("draft_seconds", totals.draft_times, decoder.drafter.statistics.steps),
+    ):
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        assert [found[f"{name}_bucket", bound] for bound in bounds] == list(accumulate(histogram.buckets))
+        assert found[f"{name}_bucket", "+Inf"] == found[f"{name}_count",] == count
+        assert found[f"{name}_sum",] == pytest.approx(histogram.total)
+    names = [*map(str, NODE_BOUNDS), "more"]
+    assert sum(found["pass_seconds_count", name] for name in names) == totals.num_passes
+    assert sum(found["pass_seconds_sum", name] for name in names) == pytest.approx(totals.forward_s)
+
+
+def test_gauges_show_what_runs(gpt_oss):
+    with decoder_of(gpt_oss, NullDrafter()) as decoder:
+        assert told(decoder)["kv_reserved_tokens",] == 0
+        stream = decoder.stream([[1, 2, 3], [4, 5], [6]], GenerationConfig(max_tokens=30, ignore_end_tokens=True))
+        next(stream)
+        found = told(decoder)
+        assert (found["running_sequences",], found["waiting_sequences",], found["open_sequences",]) == (2, 1, 3)
+        assert found["batch_size",] == 2
+        assert 0 < found["kv_tokens",] <= found["kv_reserved_tokens",] <= found["kv_limit_tokens",] == 512
+        assert found["kv_reserved_tokens",] >= 2 * 33
+        stream.close()
+        found = told(decoder)
+        assert (found["open_sequences",], found["kv_reserved_tokens",], found["kv_tokens",]) == (0, 0, 0)
+        assert found["drafter_state", "off"] == 1
+        assert found["drafter_state", "ok"] == found["drafter_state", "unavailable"] == 0
+
+
+def test_what_the_client_of_the_drafter_counted(gpt_oss):
+    class Remote(NullDrafter):
+        """One that has been through something."""
+
+        state = "unavailable"
+        statistics = DrafterStatistics(
+            steps=9, failed_steps=5, skipped_steps=4, late_answers=3, failovers=2, reopened_sessions=6, replicas=3,
+            paused_replicas=1,
+        )  # fmt: skip
+
+    with decoder_of(gpt_oss, Remote()) as decoder:
+        found = told(decoder)
+    assert found["drafter_state", "unavailable"] == 1
+    assert (found["drafter_replicas",], found["drafter_paused_replicas",]) == (3, 1)
+    expected = {"steps": 9, "failed_steps": 5, "skipped_steps": 4, "late_answers": 3, "failovers": 2}
+    for name, number in {**expected, "reopened_sessions": 6}.items():
+        assert found[f"drafter_{name}_total",] == number
+
+
+def test_requests_by_status():
+    requests = {("http", "/v1/completions", "200"): 7, ("grpc", "Generate", "RESOURCE_EXHAUSTED"): 2}
+    found = told(None, requests)
+    assert found["requests_total", "http", "200", "/v1/completions"] == 7
+    assert found["requests_total", "grpc", "RESOURCE_EXHAUSTED", "Generate"] == 2
+    assert ("tokens_total",) not in found  # the model is being loaded
+
+
+def test_no_label_is_a_clients(decoder):
+    allowed = {"version", "reason", "phase", "nodes", "le", "depth", "state", "api", "endpoint", "code"}
+    text = render_metrics(decoder, LOAD, {("http", "other", "404"): 1}).decode()
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        assert all(sample.labels.keys() <= allowed for sample in family.samples)

@@ -1,0 +1,110 @@
+"""What ``speculant doctor`` looks at in the verifier: torch, its devices, and the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from speculant_graph.cli.checks.finding import Finding, Identities
+from speculant_graph.cli.checks.machine import available_bytes
+from speculant_graph.config import VerifierConfig
+from speculant_graph.errors import ConfigError
+from speculant_verifier.console import quiet_transformers
+from speculant_verifier.model import TargetModel
+from speculant_verifier.model.architecture import check_architecture, sliding_layers
+from speculant_verifier.model.loading import device_named, load_tokenizer
+
+
+def check_torch() -> Iterator[Finding]:
+    """Say which torch this is and which GPUs it sees."""
+    yield Finding("torch", "ok", f"{torch.__version__}, threads: {torch.get_num_threads()}")
+    if not torch.cuda.is_available():
+        yield Finding("gpu", "ok", "none: the model runs on the processor")
+        return
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        yield Finding("gpu", "ok", f"cuda:{index} {name}, {free / 1e9:.1f} GB free of {total / 1e9:.1f} GB")
+
+
+def check_model(config: VerifierConfig, *, load: bool, identities: Identities) -> Iterator[Finding]:
+    """Check a model: its description, weights, size and tokenizer, or load it.
+
+    Args:
+        config: which model, and where it would run.
+        load: load it in full.
+        identities: takes its tokenizer.
+
+    Raises:
+        ConfigError: it can't be used, and why.
+    """
+    quiet_transformers()
+    device = device_named(config.device)
+    token = config.hf_token.get_secret_value() if config.hf_token else None
+    _, fingerprint = load_tokenizer(config)
+    identities.add("the model", fingerprint)
+    detail = f"{fingerprint.vocabulary_size:,} tokens, {fingerprint.sha256[:12]}"
+    yield Finding("model tokenizer", "ok", detail)
+    try:
+        described = AutoConfig.from_pretrained(config.model_name, token=token)
+        count = _parameters(described, config.model_name)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"can't load model '{config.model_name}': {reason}; check the name or the folder") from error
+    _require_weights(Path(config.model_name))
+    yield _size(config, described, count, device)
+    if not load:
+        yield Finding("model", "ok", f"{config.model_name}, {described.model_type}; --verify loads it")
+        return
+    target = TargetModel.load(config)
+    yield Finding("model", "ok", f"{config.model_name}, {described.model_type}, loaded on {target.device}")
+
+
+def _parameters(described: PreTrainedConfig, name: str) -> int:
+    """Return how many numbers a model has; refuse architectures that can't be verified with."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(described)
+    check_architecture(model, name)
+    sliding_layers(described.get_text_config(), name)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _require_weights(folder: Path) -> None:
+    """Refuse a folder that lacks files of its weights; names on the hub are fetched when the model is loaded."""
+    if not folder.is_dir():
+        return
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            missing = sorted(name for name in needed if not (folder / name).is_file())
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{index} is damaged; download the model again") from error
+        if missing:
+            raise ConfigError(f"{folder} lacks {len(missing)} files of weights, first {missing[0]}; download it again")
+    elif not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise ConfigError(f"{folder} holds no weights; download the model again")
+
+
+def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, device: torch.device) -> Finding:
+    declared = getattr(described, "dtype", None) or torch.float32
+    kind = (
+        (torch.float32 if device.type == "cpu" else declared)
+        if config.dtype == "auto"
+        else getattr(torch, config.dtype)
+    )
+    needed = count * kind.itemsize
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    detail = f"{count / 1e6:,.1f}M parameters, {needed / 1e9:.2f} GB as {str(kind).removeprefix('torch.')}"
+    if free is None:
+        return Finding("model size", "ok", detail)
+    detail += f"; {free / 1e9:.1f} GB are free on {device}"
+    if needed > free and not (device.type == "cuda" and getattr(described, "quantization_config", None)):
+        return Finding("model size", "fail", detail, "choose a smaller model, --dtype bfloat16, or a larger machine")
+    if needed > 0.8 * free:
+        return Finding("model size", "warn", detail, "leave room for keys and values: see --verifier.max-kv-tokens")
+    return Finding("model size", "ok", detail)

@@ -1,0 +1,104 @@
+"""What an engine counts of itself: plain numbers, so that a step pays next to nothing for it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from speculant_verifier.results import FinishReason
+
+_STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
+_DRAFT_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
+_WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+NODE_BOUNDS = (1, 4, 8, 16, 32, 64)
+"""Passes are told apart by the most nodes of any row, the root included; one more kind has more than all of these."""
+
+
+class Histogram:
+    """Numbers by size."""
+
+    __slots__ = ("bounds", "buckets", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """Begin empty.
+
+        Args:
+            bounds: upper bounds of all buckets but the last, ascending.
+        """
+        self.bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1)
+        """How many numbers are in each."""
+        self.total = 0.0
+        """Sum of all numbers."""
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a number, several times if it stands for several."""
+        self.buckets[bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """What an engine did since it was made."""
+
+    total_s: float = 0.0
+    """In steps; the parts below, and the rest."""
+    prefill_s: float = 0.0
+    """Reading prompts."""
+    draft_s: float = 0.0
+    """Waiting for drafts."""
+    forward_s: float = 0.0
+    """Forward passes over drafts."""
+    verify_s: float = 0.0
+    """Choosing tokens and applying rules."""
+    commit_s: float = 0.0
+    """Keeping what was accepted in the cache."""
+    num_passes: int = 0
+    """Forward passes over drafts."""
+    num_rows: int = 0
+    """Rows in them."""
+    num_nodes: int = 0
+    """Nodes in them: roots and drafted ones, without padding."""
+    num_prompt_tokens: int = 0
+    """Tokens of prompts whose sequences were admitted."""
+    num_tokens: int = 0
+    """Tokens emitted."""
+    num_steps_without_drafter: int = 0
+    """Sequences' steps that had no draft because the drafter did not answer."""
+    num_ended: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "error": 0})
+    """Sequences that ended, by reason."""
+    num_cancelled: int = 0
+    """Sequences that their callers gave up."""
+    drafted_by_depth: list[int] = field(default_factory=list)
+    """Nodes verified at depth 1, 2, ..."""
+    accepted_by_depth: list[int] = field(default_factory=list)
+    """How many of them were accepted."""
+    draft_times: Histogram = field(default_factory=lambda: Histogram(_DRAFT_BOUNDS_S))
+    """Seconds until the drafts of a step were there."""
+    pass_times: tuple[Histogram, ...] = field(
+        default_factory=lambda: tuple(Histogram(_STEP_BOUNDS_S) for _ in range(len(NODE_BOUNDS) + 1))
+    )
+    """Seconds of passes over drafts, by :data:`NODE_BOUNDS`."""
+    queue_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
+    """Seconds that sequences waited for a place."""
+    first_token_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
+    """Seconds from a request's arrival to its first token."""
+    token_times: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS_S))
+    """Seconds between tokens after the first: those that one step emits share the time since the step before."""
+    request_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
+    """Seconds from a request's arrival to its end."""
+
+    def note_pass(self, seconds: float, most_nodes: int, num_rows: int, num_nodes: int) -> None:
+        """Count a pass over drafts.
+
+        Args:
+            seconds: its duration.
+            most_nodes: of any row, the root included.
+            num_rows: sequences.
+            num_nodes: of all of them, roots included.
+        """
+        self.num_passes += 1
+        self.num_rows += num_rows
+        self.num_nodes += num_nodes
+        self.forward_s += seconds
+        self.pass_times[bisect_left(NODE_BOUNDS, most_nodes)].observe(seconds)

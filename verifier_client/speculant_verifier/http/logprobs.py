@@ -1,0 +1,112 @@
+"""Log-probabilities in the shapes that OpenAI's clients know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tokenizers import decoders
+
+from speculant_graph.corpus.fast_bpe import byte_alphabet
+from speculant_graph.types import TokenId
+from speculant_verifier.http.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from speculant_verifier.model import TargetModel
+from speculant_verifier.results import TokenLogprobs
+from speculant_verifier.stream import TextStream
+
+_LEAST = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_WORD_START = "\u2581"  # of SentencePiece
+
+
+class TokenTexts:
+    """Single tokens as bytes: one token may be a part of a character only."""
+
+    def __init__(self, target: TargetModel) -> None:
+        """Look at the model's tokenizer."""
+        backend = target.tokenizer.backend_tokenizer
+        self._piece_of = backend.id_to_token
+        self._whole = {number: added.content for number, added in backend.get_added_tokens_decoder().items()}
+        self._alphabet = byte_alphabet() if isinstance(backend.decoder, decoders.ByteLevel) else None
+        self._known: dict[TokenId, tuple[str, list[int]]] = {}
+
+    def bytes_of(self, token: TokenId) -> bytes:
+        """Return the bytes that a token stands for."""
+        whole = self._whole.get(token)
+        if whole is not None:
+            return whole.encode()
+        piece = self._piece_of(token) or ""
+        if self._alphabet is not None and self._alphabet.keys() >= set(piece):
+            return bytes(self._alphabet[character] for character in piece)
+        byte = _BYTE_PIECE.fullmatch(piece)
+        return bytes.fromhex(byte[1]) if byte else piece.replace(_WORD_START, " ").encode()
+
+    def text_of(self, token: TokenId) -> str:
+        """Return its text, or its bytes spelt out where they are no text."""
+        content = self.bytes_of(token)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def chat(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs:
+        """Return the shape of chats."""
+        return ChatLogprobs(
+            content=[
+                TokenLogprob(
+                    **self._entry(at.token_id, at.logprob),
+                    top_logprobs=[
+                        TopLogprob(**self._entry(token, logprob))
+                        for token, logprob in zip(at.top_token_ids, at.top_logprobs, strict=True)
+                    ],
+                )
+                for at in tokens
+            ]
+        )
+
+    def completion(self, tokens: Sequence[TokenLogprobs], offsets: Offsets) -> CompletionLogprobs:
+        """Return the shape of completions.
+
+        Args:
+            tokens: emitted ones.
+            offsets: of the choice, told of all tokens before these.
+        """
+        return CompletionLogprobs(
+            tokens=[self.text_of(at.token_id) for at in tokens],
+            token_logprobs=[max(_LEAST, at.logprob) for at in tokens],
+            top_logprobs=[
+                {
+                    self.text_of(token): max(_LEAST, logprob)
+                    for token, logprob in reversed(  # where two have the same text, the more probable one stays
+                        [
+                            *zip(at.top_token_ids, at.top_logprobs, strict=True),
+                            *([] if at.token_id in at.top_token_ids else [(at.token_id, at.logprob)]),
+                        ]
+                    )
+                }
+                for at in tokens
+            ],
+            text_offset=[offsets.next(at.token_id) for at in tokens],
+        )
+
+    def _entry(self, token: TokenId, logprob: float) -> dict[str, object]:
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self.text_of(token), list(self.bytes_of(token))
+        return {"token": known[0], "logprob": max(_LEAST, logprob), "bytes": known[1]}
+
+
+class Offsets:
+    """Where tokens begin in the text that they make up."""
+
+    def __init__(self, target: TargetModel) -> None:
+        """Start before the first token."""
+        self._stream = TextStream(target.decode)
+        self._length = 0
+
+    def next(self, token: TokenId) -> int:
+        """Return where the next token begins: within a character, where that begins."""
+        offset = self._length
+        self._length += len(self._stream.push([token]))
+        return offset

@@ -1,0 +1,173 @@
+"""From a request's fields to token ids and settings that the decoder takes, with refusals that name the field."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2.exceptions import TemplateError, UndefinedError
+
+from speculant_graph.config import GenerationConfig, ServiceConfig
+from speculant_graph.errors import AccessError, GenerationError
+from speculant_graph.serving.access import Principal
+from speculant_graph.types import SessionOptions, TokenId
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.http.errors import ApiError, no_such_model
+from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
+from speculant_verifier.http.settings import generation_config
+from speculant_verifier.http.shapes import Job
+from speculant_verifier.tenants import session_options
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be decoded."""
+
+    job: Job
+    """What its answer must know."""
+    config: GenerationConfig
+    """Settings of all its prompts."""
+    session: SessionOptions | None
+    """What it wants of the drafter."""
+
+
+class Preparation:
+    """Turns requests into work. Tokenising is done in threads, so that a long prompt holds nobody up."""
+
+    def __init__(
+        self, decoder: SpeculativeDecoder, config: ServiceConfig, defaults: GenerationConfig, model_id: str
+    ) -> None:
+        """Take what requests are held against.
+
+        Args:
+            decoder: has the model.
+            config: limits.
+            defaults: settings that requests do not name.
+            model_id: the model's name for clients.
+        """
+        self._decoder, self._config, self._defaults, self._model_id = decoder, config, defaults, model_id
+        tokenizer = decoder.target.tokenizer
+        template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+        self._template_takes_effort = "reasoning_effort" in template
+
+    async def chat(self, request: ChatRequest, principal: Principal) -> Prepared:
+        """Prepare a conversation.
+
+        Raises:
+            ApiError: which field is wrong.
+        """
+        self._require_model(request.model)
+        session = _session(request, principal)
+        config = generation_config(request, self._defaults, self._decoder.target)
+        options: dict[str, Any] = {}
+        if request.reasoning_effort is not None:
+            if not self._template_takes_effort:
+                raise ApiError(
+                    400,
+                    "not supported here: 'reasoning_effort', the model's chat template does not take it; leave it out",
+                    param="reasoning_effort",
+                    code="unsupported_parameter",
+                )
+            options["reasoning_effort"] = request.reasoning_effort
+        messages = [message.for_template() for message in request.messages]
+        self._require_room_for(1, config)
+        try:
+            prompt = await asyncio.to_thread(self._decoder.chat_prompt, messages, **options)
+        except GenerationError as error:
+            raise ApiError(400, _template_refusal(error), param="messages") from error
+        return self._prepared([prompt], config, session, request, "messages")
+
+    async def completion(self, request: CompletionRequest, principal: Principal) -> Prepared:
+        """Prepare texts to continue.
+
+        Raises:
+            ApiError: which field is wrong.
+        """
+        self._require_model(request.model)
+        session = _session(request, principal)
+        config = generation_config(request, self._defaults, self._decoder.target)
+        given = request.prompts()
+        self._require_room_for(len(given), config)
+        prompts = await asyncio.to_thread(self._encode, given)
+        return self._prepared(prompts, config, session, request, "prompt")
+
+    def _encode(self, prompts: Sequence[str | list[TokenId]]) -> list[list[TokenId]]:
+        target = self._decoder.target
+        for prompt in prompts:
+            try:
+                if isinstance(prompt, str):
+                    prompt.encode()
+            except UnicodeEncodeError as error:
+                raise ApiError(400, "prompt is not valid Unicode; give UTF-8", param="prompt") from error
+        return [target.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    def _prepared(
+        self,
+        prompts: list[list[TokenId]],
+        config: GenerationConfig,
+        session: SessionOptions | None,
+        request: ChatRequest | CompletionRequest,
+        param: str,
+    ) -> Prepared:
+        target = self._decoder.target
+        for prompt in prompts:
+            if not prompt:
+                raise ApiError(400, f"{param}: there is nothing to continue; give at least one token", param=param)
+            if len(prompt) >= target.max_length:
+                raise ApiError(
+                    400,
+                    f"{param}: {len(prompt)} tokens, but the model's context holds {target.max_length}, answer "
+                    "included; shorten it",
+                    param=param,
+                    code="context_length_exceeded",
+                )
+            if max(prompt) >= target.vocabulary_size:
+                raise ApiError(
+                    400,
+                    f"{param}: token {max(prompt)}, but the model knows 0 to {target.vocabulary_size - 1}; use its own "
+                    "tokenizer",
+                    param=param,
+                )
+        options = request.stream_options
+        job = Job(
+            prompts=prompts,
+            num_samples=config.n,
+            seed=config.seed,
+            with_logprobs=config.logprobs is not None,
+            with_usage=options is not None and options.include_usage,
+            model=self._model_id,
+        )
+        return Prepared(job, config, session)
+
+    def _require_model(self, name: str) -> None:
+        if name not in (self._model_id, self._decoder.target.name):  # as --model has it will do, too
+            raise no_such_model()
+
+    def _require_room_for(self, num_prompts: int, config: GenerationConfig) -> None:
+        most = self._config.max_samples
+        if num_prompts * config.n > most:
+            raise ApiError(
+                400,
+                f"prompts times n are {num_prompts * config.n} choices, but a request may have {most}; ask for fewer",
+                param="n",
+                code="too_many_samples",
+            )
+
+
+def _session(request: ChatRequest | CompletionRequest, principal: Principal) -> SessionOptions | None:
+    options = request.speculant or SpeculantOptions()
+    try:
+        return session_options(principal, options.tenant or "", options.graph or "", options.learn)
+    except AccessError as error:
+        param = "speculant.graph" if "graph" in str(error) else "speculant.tenant"
+        raise ApiError(403, str(error), kind="permission_error", param=param) from error
+
+
+def _template_refusal(error: GenerationError) -> str:
+    """Return what a template says on purpose; of its accidents nothing."""
+    cause = error.__cause__
+    if cause is None or (isinstance(cause, TemplateError) and not isinstance(cause, UndefinedError)):
+        return str(error)
+    return "the model's chat template can't make anything of the messages; change their roles or contents"

@@ -1,0 +1,54 @@
+"""How an answer came about, summed over its choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from speculant_verifier.http.answers import Seconds, Speculation, Usage
+from speculant_verifier.results import GenerationResult
+
+
+def usage_of(prompt_lengths: Sequence[int], results: Sequence[GenerationResult]) -> Usage:
+    """Count tokens.
+
+    Args:
+        prompt_lengths: of each prompt once.
+        results: of all samples.
+    """
+    prompt, completion = sum(prompt_lengths), sum(len(result.token_ids) for result in results)
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Speculation:
+    """Sum up what was drafted and accepted.
+
+    Args:
+        seed: of the request.
+        results: of all samples, at least one.
+    """
+    drafted = [sum(counts) for counts in zip_longest(*(each.drafted_by_depth for each in results), fillvalue=0)]
+    accepted = [sum(counts) for counts in zip_longest(*(each.accepted_by_depth for each in results), fillvalue=0)]
+    num_steps = sum(result.num_steps for result in results)
+    times = max((result.times for result in results), key=lambda each: each.total_s)
+    return Speculation(
+        seed=seed,
+        steps=num_steps,
+        steps_without_drafter=sum(result.num_steps_without_drafter for result in results),
+        drafted=sum(drafted),
+        accepted=sum(accepted),
+        mean_accepted_tokens=sum(len(result.token_ids) for result in results) / num_steps if num_steps else 0.0,
+        acceptance_by_depth=[
+            part / whole if whole else 0.0 for part, whole in zip_longest(accepted, drafted, fillvalue=0)
+        ],
+        seconds=Seconds(
+            prefill=times.prefill_s,
+            draft=times.draft_s,
+            forward=times.forward_s,
+            verify=times.verify_s,
+            commit=times.commit_s,
+            other=times.other_s,
+            first_token=times.first_token_s,
+            total=times.total_s,
+        ),
+    )

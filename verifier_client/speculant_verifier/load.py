@@ -1,0 +1,114 @@
+"""How much is under way over gRPC and HTTP together, and how much more is taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+
+from speculant_graph.config import ServiceConfig
+from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, GenerationRequestError
+from speculant_verifier.results import StepEvent
+
+_RETRY_S = 1.0
+
+
+class Load:
+    """Counts the sequences that are decoded or wait, and refuses more than there is room for."""
+
+    def __init__(self, config: ServiceConfig, max_batch_size: int) -> None:
+        """Begin with nothing under way.
+
+        Args:
+            config: how many may wait.
+            max_batch_size: sequences decoded together.
+        """
+        self._most = max_batch_size + config.max_waiting
+        self._most_samples = min(config.max_samples, self._most)
+        self.num_sequences = 0
+        """Under way."""
+        self.num_refused = 0
+        """Requests refused for want of room."""
+        self.is_draining = False
+        """Whether no more are taken."""
+
+    @contextmanager
+    def admitted(self, num_sequences: int) -> Iterator[Callable[[], None]]:
+        """Hold room for the sequences of one request, whichever way it came in.
+
+        Yields:
+            What gives the room of one sequence back, as soon as that has ended: its client may be slow to read. The
+            rest is given back at the end.
+
+        Raises:
+            SpeculantError: as ``require_room`` does.
+        """
+        self.require_room(num_sequences)
+        self.num_sequences += num_sequences
+        num_held = num_sequences
+
+        def give_back() -> None:
+            nonlocal num_held
+            num_held -= 1
+            self.num_sequences -= 1
+
+        try:
+            yield give_back
+        finally:
+            self.num_sequences -= num_held
+
+    def require_room(self, num_sequences: int) -> None:
+        """Refuse a request of so many sequences, if it would not be taken now.
+
+        Raises:
+            GenerationRequestError: they are more than any request may have.
+            DraftLimitError: there is no room; the same request may be taken a little later.
+            DrafterUnavailableError: the service is about to end.
+        """
+        if self.is_draining:
+            raise DrafterUnavailableError("the verifier is shutting down; ask another")
+        if num_sequences > self._most_samples:
+            raise GenerationRequestError(
+                f"the request asks for {num_sequences} samples; ask for at most {self._most_samples}"
+            )
+        if self.num_sequences + num_sequences > self._most:
+            self.num_refused += 1
+            raise DraftLimitError(
+                f"{self.num_sequences} sequences are under way; try again in {_RETRY_S:g} s", _RETRY_S
+            )
+
+
+async def read_ahead(
+    events: AsyncGenerator[StepEvent, None], give_back: Callable[[], None]
+) -> AsyncGenerator[StepEvent, None]:
+    """Yield events to one who may be slow, and give room back as soon as the engine is done with a sequence.
+
+    What is not read yet waits in memory, at most an answer. Leaving the iterator ends the generation.
+
+    Args:
+        events: of one request.
+        give_back: what :meth:`Load.admitted` yielded.
+    """
+    waiting: asyncio.Queue[StepEvent | BaseException | None] = asyncio.Queue()
+
+    async def read() -> None:
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    if event.result is not None:
+                        give_back()
+                    waiting.put_nowait(event)
+            waiting.put_nowait(None)
+        except BaseException as error:
+            waiting.put_nowait(error)
+            raise
+
+    reading = asyncio.create_task(read())
+    try:
+        while (item := await waiting.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)

@@ -1,0 +1,173 @@
+"""What a run of the decoder came to, for people and for machines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from speculant_graph.types import DrafterState
+
+if TYPE_CHECKING:
+    from speculant_verifier.decoder import SpeculativeDecoder
+    from speculant_verifier.results import StepEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatistics:
+    """Counts and times of one run, or of several together."""
+
+    tokens: int = 0
+    """Emitted."""
+    elapsed_s: float = 0.0
+    """From the call to now."""
+    first_token_s: float | None = None
+    """From the call to the first token, if there was one."""
+    steps: int = 0
+    """Forward passes after the prompts, of all sequences."""
+    steps_without_drafter: int = 0
+    """Those without a draft because the drafter did not answer."""
+    drafted: int = 0
+    """Drafted tokens that were verified."""
+    accepted: int = 0
+    """How many of them were emitted."""
+    draft_s: tuple[float, ...] = ()
+    """Durations of the latest drafts; empty where the drafter is elsewhere."""
+    drafter: DrafterState | None = None
+    """How the drafter was at last; None if that is not known."""
+    failure: str = ""
+    """Why it did not answer, if it did not."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of the run, reading prompts included."""
+        return self.tokens / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens per forward pass; 1 is plain decoding."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted share of the drafted tokens, 0 if none were drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def draft_us(self, share: float) -> float | None:
+        """Return a quantile of the drafts' durations in microseconds, None if there are none."""
+        if not self.draft_s:
+            return None
+        ordered = sorted(self.draft_s)
+        return round(1e6 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
+
+    def line(self) -> str:
+        """Return one line for people, without a line end."""
+        parts = [counted_tokens(self.tokens), f"{self.tokens_per_s:.1f} tokens/s"]
+        if self.first_token_s is not None:
+            parts.append(f"first after {self.first_token_s:.2f} s")
+        if self.steps:
+            parts.append(f"{self.tokens_per_step:.2f} per step")
+        if self.drafted:
+            parts.append(f"{self.accepted} of {self.drafted} drafted accepted ({self.acceptance_rate:.0%})")
+        if (median := self.draft_us(0.5)) is not None:
+            parts.append(f"draft p50 {median:.0f} µs" if median < 1e4 else f"draft p50 {median / 1e3:.0f} ms")
+        if self.drafter == "off":
+            parts.append("no drafter")
+        else:
+            if self.drafter is not None:
+                parts.append(f"drafter {self.drafter}" + (f" ({self.failure})" if self.failure else ""))
+            if self.steps:
+                parts.append(f"{self.steps_without_drafter} of {self.steps} steps without the drafter")
+        return ", ".join(parts)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the same for machines."""
+        return {
+            "tokens": self.tokens,
+            "elapsed_s": round(self.elapsed_s, 6),
+            "first_token_s": None if self.first_token_s is None else round(self.first_token_s, 6),
+            "tokens_per_s": round(self.tokens_per_s, 2),
+            "steps": self.steps,
+            "tokens_per_step": round(self.tokens_per_step, 4),
+            "steps_without_drafter": self.steps_without_drafter,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_rate": round(self.acceptance_rate, 4),
+            "drafter": self.drafter,
+            "draft_us_p50": self.draft_us(0.5),
+            "draft_us_p99": self.draft_us(0.99),
+        }
+
+
+def counted_tokens(count: int) -> str:
+    """Return a number of tokens in words."""
+    return f"{count} token{'' if count == 1 else 's'}"
+
+
+def total(parts: Sequence[RunStatistics]) -> RunStatistics:
+    """Add runs up; the time to the first token is the latest's, and so is the drafter's state."""
+    latest = parts[-1] if parts else RunStatistics()
+    return RunStatistics(
+        tokens=sum(part.tokens for part in parts),
+        elapsed_s=sum(part.elapsed_s for part in parts),
+        first_token_s=latest.first_token_s,
+        steps=sum(part.steps for part in parts),
+        steps_without_drafter=sum(part.steps_without_drafter for part in parts),
+        drafted=sum(part.drafted for part in parts),
+        accepted=sum(part.accepted for part in parts),
+        draft_s=tuple(seconds for part in parts for seconds in part.draft_s),
+        drafter=latest.drafter,
+        failure=latest.failure,
+    )
+
+
+class RunMeter:
+    """Measures a run of a decoder that nobody else uses, also one that is interrupted."""
+
+    def __init__(self, decoder: SpeculativeDecoder) -> None:
+        """Begin to measure."""
+        self._decoder = decoder
+        self._before, self._drafts_before = self._counts(), self._answered()
+        self._started_s = time.perf_counter()
+        self._first_token_s: float | None = None
+
+    def note(self, event: StepEvent) -> None:
+        """Take notice of an event."""
+        if self._first_token_s is None and event.token_ids:
+            self._first_token_s = time.perf_counter() - self._started_s
+
+    def statistics(self) -> RunStatistics:
+        """Return what the run came to so far."""
+        elapsed_s = time.perf_counter() - self._started_s
+        tokens, steps, alone, drafted, accepted = (
+            now - before for now, before in zip(self._counts(), self._before, strict=True)
+        )
+        drafter = self._decoder.drafter
+        answered = self._answered() - self._drafts_before
+        return RunStatistics(
+            tokens=tokens,
+            elapsed_s=elapsed_s,
+            first_token_s=self._first_token_s,
+            steps=steps,
+            steps_without_drafter=alone,
+            drafted=drafted,
+            accepted=accepted,
+            draft_s=drafter.statistics.round_trip_s[-answered:] if answered else (),
+            drafter=drafter.state,
+            failure=drafter.statistics.last_failure if drafter.state == "unavailable" else "",
+        )
+
+    def _counts(self) -> tuple[int, int, int, int, int]:
+        totals = self._decoder.totals
+        return (
+            totals.num_tokens,
+            totals.num_rows,
+            totals.num_steps_without_drafter,
+            sum(totals.drafted_by_depth),
+            sum(totals.accepted_by_depth),
+        )
+
+    def _answered(self) -> int:
+        statistics = self._decoder.drafter.statistics
+        return statistics.steps - statistics.failed_steps

@@ -1,0 +1,64 @@
+"""``speculant verifier``: serve a model that drafts and verifies, until SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.log import LogFormat, log_to_stderr
+from speculant_graph.settings import CommandSettings, load_settings
+
+
+class VerifierSettings(CommandSettings):
+    """Serve a model to clients over gRPC and HTTP, with drafts from a sidecar or from a graph in this process.
+
+    Stops cleanly on SIGTERM or Ctrl-C, reads the access file again on SIGHUP.
+    """
+
+    graph_path: Path | None = None
+    """Draft in this process from this graph file."""
+    service: ServiceConfig = ServiceConfig()
+    """The service."""
+    verifier: VerifierConfig = VerifierConfig()
+    """The model."""
+    draft: DraftConfig = DraftConfig()
+    """How much to draft."""
+    generation: GenerationConfig = GenerationConfig()
+    """What a request leaves open."""
+    client: ClientConfig = ClientConfig()
+    """The drafter sidecar, if there is one."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe messages to show, on standard error."""
+    log_format: LogFormat = "text"
+    """'text' for people, 'json' for one object a line."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Serve; returns when the server has stopped."""
+    # Asked to read the access file again before it has read it: it is about to.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Its core writes lines of its own for every connection that fails; what matters is in our messages.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    settings = load_settings(VerifierSettings, "verifier", arguments)
+    log_to_stderr(settings.log_level, settings.log_format)
+    from speculant_graph.serving.process import serve_until_stopped
+    from speculant_verifier.console import quiet_transformers
+    from speculant_verifier.decoder import SpeculativeDecoder
+    from speculant_verifier.service.server import VerifierServer
+
+    quiet_transformers()
+
+    def make_decoder() -> SpeculativeDecoder:
+        return SpeculativeDecoder(
+            settings.graph_path, settings.verifier, settings.draft, client_config=settings.client, must_fit=False
+        )
+
+    def make_server() -> VerifierServer:
+        return VerifierServer(settings.service, settings.generation, make_decoder, settings.verifier.max_batch_size)
+
+    serve_until_stopped(make_server, "verifier")
+    return 0

@@ -1,0 +1,178 @@
+"""The verifier as a server: sockets, health, the model and its end, and the order in which they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Self
+
+from grpc_health.v1 import health, health_pb2
+from loguru import logger
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from speculant_graph.config import GenerationConfig, ServiceConfig
+from speculant_graph.errors import ConfigError, DrafterUnavailableError
+from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.serving.calls import CallGate
+from speculant_graph.serving.credentials import server_credentials, warn_of_readable_keys
+from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.http import METRICS_TYPE, HttpServer, create_app
+from speculant_verifier.http.errors import unavailable
+from speculant_verifier.load import Load
+from speculant_verifier.service.metrics import RequestKey, render_metrics
+from speculant_verifier.service.service import SERVICE_NAME, VerifierService
+
+_LOADING, _DRAINING = "the model is being loaded", "the verifier is shutting down"
+_FAREWELL_S = 2.0
+_SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class VerifierServer:
+    """A verifier in this event loop; an async context manager that serves inside of its block."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        defaults: GenerationConfig,
+        make_decoder: Callable[[], SpeculativeDecoder],
+        max_batch_size: int,
+    ) -> None:
+        """Make a server that does not listen yet.
+
+        Args:
+            config: addresses and limits.
+            defaults: settings of requests that leave them open.
+            make_decoder: loads the model; called in a thread.
+            max_batch_size: sequences that it decodes together.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+        if not config.listen and not config.http:
+            raise ConfigError("there is nothing to serve on; set --service.listen or --service.http")
+        self._config, self._defaults, self._make_decoder = config, defaults, make_decoder
+        self._gate = CallGate(AccessPolicy.load(config.access_file), config.max_concurrent_rpcs)
+        self._load = Load(config, max_batch_size)
+        self._service = VerifierService(self._read_decoder, defaults, self._load, config.idle_timeout_s)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
+        self._http_requests: Counter[tuple[str, str]] = Counter()
+        self._credentials = server_credentials(config)
+        self._endpoints: list[GrpcEndpoint] = []
+        self._decoder: SpeculativeDecoder | None = None
+        self._app: ASGIApp | None = None
+        self._http = self._http_server() if config.http else None
+        self.addresses: list[str] = []
+        """Where the gRPC service is reached."""
+        self.http_address = ""
+        """Where the API over HTTP is."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen, load the model, and serve.
+
+        Raises:
+            ConfigError: an address is malformed or taken, or the model can't be loaded.
+        """
+        await self._tell_health(_NOT_SERVING)
+        if self._config.listen:
+            handler = self._service.handler(self._gate)
+            endpoint = GrpcEndpoint(self._config, self._credentials, self._health, [handler], SERVICE_NAME)
+            self._endpoints.append(endpoint)
+            self.addresses = await endpoint.listen(self._config.listen)
+        if self._http is not None:
+            self.http_address = await self._http.start()
+            warn_of_readable_keys(self._config, [self.http_address])
+        self._decoder = await asyncio.to_thread(self._make_decoder)
+        if self._http is not None:
+            self._app = create_app(
+                self._decoder,
+                self._config,
+                lambda: self._gate.policy,
+                self._defaults,
+                load=self._load,
+                read_problem=lambda: _DRAINING if self._load.is_draining else "",
+                render_metrics=self._render_metrics,
+                count_request=self._count_http,
+            )
+        await self._tell_health(_SERVING)
+        scheme = "http" if self._config.tls_certificate is None else "https"
+        urls = [f"{scheme}://{self.http_address}/v1"] if self.http_address else []
+        logger.info("verifier ready on {}", ", ".join([*self.addresses, *urls]))
+
+    async def stop(self) -> None:
+        """Say that nothing is served, let texts that are under way be finished, and let go."""
+        self._load.is_draining = True
+        await self._health.enter_graceful_shutdown()
+        self._service.drain()
+        draining: list[Awaitable[object]] = [endpoint.stop(self._config.grace_s) for endpoint in self._endpoints]
+        if self._http is not None:
+            draining.append(self._http.drain(self._config.grace_s))
+        await asyncio.gather(*draining)
+        if self._load.num_sequences:
+            logger.warning(
+                "{} sequences are cut off; raise service.grace_s for longer answers", self._load.num_sequences
+            )
+        if self._decoder is not None:
+            await asyncio.to_thread(self._decoder.close)
+        if self._http is not None:
+            await self._http.drain(_FAREWELL_S)  # who is cut off is told
+            await self._http.close()
+        for endpoint in self._endpoints:
+            endpoint.close()
+
+    async def reload(self) -> None:
+        """Read the access file again; what is wrong is logged and stays as it was."""
+        try:
+            self._gate.policy = AccessPolicy.load(self._config.access_file)
+        except ConfigError as error:
+            logger.error("the access file is not read again: {}", error)
+
+    def _count_http(self, endpoint: str, status: int) -> None:
+        self._http_requests[endpoint, str(status)] += 1
+
+    def _render_metrics(self) -> bytes:
+        requests: dict[RequestKey, int] = {("http", *key): number for key, number in self._http_requests.items()}
+        requests |= {("grpc", *key): number for key, number in self._gate.ended.items()}
+        return render_metrics(self._decoder, self._load, requests)
+
+    def _http_server(self) -> HttpServer:
+        config = self._config
+        return HttpServer(
+            self._serve_http,
+            config.http,
+            tls_certificate=config.tls_certificate,
+            tls_key=config.tls_key,
+            tls_client_ca=config.tls_client_ca,
+        )
+
+    async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; until the model is there, that it is being loaded."""
+        app = self._app
+        if app is None and scope["path"] == "/metrics":
+            app = PlainTextResponse(self._render_metrics(), media_type=METRICS_TYPE)
+        elif app is None and scope["path"].startswith("/v1/"):
+            app = unavailable(_LOADING).response()
+        await (app or PlainTextResponse(f"{_LOADING}\n", HTTPStatus.SERVICE_UNAVAILABLE))(scope, receive, send)
+
+    def _read_decoder(self) -> SpeculativeDecoder:
+        if self._decoder is None:
+            raise DrafterUnavailableError(f"{_LOADING}; try again in a while")
+        return self._decoder
+
+    async def _tell_health(self, status: int) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)

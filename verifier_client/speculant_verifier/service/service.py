@@ -1,0 +1,189 @@
+"""The gRPC service: text for those who ask for it, verification for those who bring drafts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import (
+    DrafterUnavailableError,
+    DraftRequestError,
+    GenerationError,
+    GenerationRequestError,
+    TokenizerMismatchError,
+)
+from speculant_graph.rpc.v1 import verifier_pb2 as pb
+from speculant_graph.serving.calls import Call, CallGate
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.engine.sequence import OUT_OF_MEMORY
+from speculant_verifier.load import Load, read_ahead
+from speculant_verifier.results import StepEvent
+from speculant_verifier.service.answers import generate_response, verify_response
+from speculant_verifier.service.requests import draft_of, generation_config, prompt_of
+from speculant_verifier.tenants import session_options
+
+SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
+_END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
+_MOST_FEEDBACK = 64
+_READER_PATIENCE_S = 120.0
+
+
+class VerifierService:
+    """Answers the methods of ``verifier.proto``."""
+
+    def __init__(
+        self,
+        read_decoder: Callable[[], SpeculativeDecoder],
+        defaults: GenerationConfig,
+        load: Load,
+        idle_timeout_s: float,
+    ) -> None:
+        """Make a service.
+
+        Args:
+            read_decoder: returns what decodes; raises while there is none.
+            defaults: settings of requests that leave them open.
+            load: how much is taken.
+            idle_timeout_s: a client that brings drafts and sends none for so long loses its place.
+        """
+        self._read_decoder, self._defaults, self._load = read_decoder, defaults, load
+        self._idle_timeout_s = idle_timeout_s
+        self._reading: set[asyncio.Task[Any]] = set()
+
+    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """Return what a server answers the service's methods with."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME,
+            {"Generate": gate.answers("Generate", self.generate), "Verify": gate.stream("Verify", self.verify)},
+        )
+
+    def drain(self) -> None:
+        """End the streams of those who bring drafts; texts that are under way are finished."""
+        for task in self._reading:
+            task.cancel()
+
+    async def generate(self, payload: bytes, call: Call) -> None:
+        """Continue a prompt, step by step."""
+        decoder = self._read_decoder()
+        request = _parsed(pb.GenerateRequest, payload)
+        speculation = request.speculation
+        budget = speculation.node_budget if speculation.HasField("node_budget") else None
+        config = generation_config(
+            request.sampling, speculation.rule, self._defaults, decoder.target.end_token_ids, speculate=budget != 0
+        )
+        learn = speculation.learn if speculation.HasField("learn") else None
+        options = session_options(call.principal, speculation.tenant, speculation.graph, learn)
+        with self._load.admitted(config.n) as give_back:
+            prompt = await asyncio.to_thread(_token_ids, request, decoder)
+            stream = decoder.astream([prompt], config, session=options, most_nodes=budget)
+            async with aclosing(read_ahead(cast(AsyncGenerator[StepEvent, None], stream), give_back)) as events:
+                async for event in events:
+                    if event.result is not None and event.result.finish_reason == "error":
+                        raise _failure(event.result.error, decoder, is_clients_fault=event.result.is_clients_fault)
+                    await _written(call, generate_response(event, config.seed))
+
+    async def verify(self, call: Call) -> None:
+        """Verify the drafts of a client, one after another."""
+        decoder = self._read_decoder()
+        payload = await self._next_request(call.context)
+        if payload is _END_OF_STREAM:
+            return
+        request = _parsed(pb.VerifyRequest, payload)
+        if request.tokenizer_sha256 and request.tokenizer_sha256.hex() != decoder.target.fingerprint.sha256:
+            raise TokenizerMismatchError(
+                f"the client's tokenizer is not that of '{decoder.target.fingerprint.name}'; use the model's own"
+            )
+        if request.sampling.num_samples > 1:
+            raise GenerationRequestError("num_samples is for Generate; open a stream for every sample")
+        config = generation_config(request.sampling, request.rule, self._defaults, decoder.target.end_token_ids)
+        with self._load.admitted(1):
+            session = decoder.draft_session(list(request.prompt_tokens), config)
+            try:
+                last_step = -1
+                forward_s = 0.0
+                while True:
+                    if request.step_id <= last_step:
+                        raise GenerationRequestError(
+                            f"step {request.step_id} comes after step {last_step}; number them upwards"
+                        )
+                    last_step = request.step_id
+                    if request.feedback_width > _MOST_FEEDBACK:
+                        raise GenerationRequestError(
+                            f"feedback_width is {request.feedback_width}; ask for at most {_MOST_FEEDBACK}"
+                        )
+                    emission = await session.verify(draft_of(request, decoder.draft_config.k), request.feedback_width)
+                    if emission.finish_reason == "error":
+                        sequence = emission.sequence
+                        raise _failure(sequence.error, decoder, is_clients_fault=sequence.is_refused)
+                    elapsed_s = emission.sequence.forward_s - forward_s
+                    forward_s = emission.sequence.forward_s
+                    await _written(call, verify_response(request.step_id, emission, elapsed_s))
+                    if emission.finish_reason is not None:
+                        return
+                    payload = await self._next_request(call.context)
+                    if payload is _END_OF_STREAM:
+                        return
+                    request = _parsed(pb.VerifyRequest, payload)
+                    if request.prompt_tokens:
+                        raise GenerationRequestError(
+                            "prompt_tokens are for the first request of a stream; leave them out"
+                        )
+            finally:
+                session.close()
+
+    async def _next_request(self, context: Any) -> Any:
+        if self._load.is_draining:
+            raise DrafterUnavailableError("the verifier is shutting down; ask another")
+        task = asyncio.current_task()
+        assert task is not None
+        self._reading.add(task)
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                return await context.read()
+        except TimeoutError:
+            raise DrafterUnavailableError(
+                f"no draft came for {self._idle_timeout_s:g} s; open another stream when there is one"
+            ) from None
+        except asyncio.CancelledError:
+            if self._load.is_draining:
+                raise DrafterUnavailableError("the verifier is shutting down; ask another") from None
+            raise
+        finally:
+            self._reading.discard(task)
+
+
+def _parsed(kind: Any, payload: bytes) -> Any:
+    try:
+        return kind.FromString(payload)
+    except DecodeError as error:
+        raise DraftRequestError(f"the message is no {kind.DESCRIPTOR.name}; send one") from error
+
+
+def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list[int]:
+    """Return what is to be continued; in a thread, as a long text takes its time."""
+    prompt = prompt_of(request, decoder.chat_prompt)
+    return decoder.target.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+
+def _failure(error: str, decoder: SpeculativeDecoder, *, is_clients_fault: bool) -> Exception:
+    """Return why a request failed, without what only the server's own people may know."""
+    message = error.replace(f"'{decoder.target.name}'", "the model")
+    if is_clients_fault or error.startswith("no token is left"):
+        return GenerationRequestError(message)
+    return DrafterUnavailableError(message) if error == OUT_OF_MEMORY else GenerationError(message)
+
+
+async def _written(call: Call, response: Any) -> None:
+    """Send a message, unless the client does not read for a long time."""
+    try:
+        async with asyncio.timeout(_READER_PATIENCE_S):
+            await call.context.write(response.SerializeToString())
+    except TimeoutError:
+        raise DrafterUnavailableError(f"nothing was read for {_READER_PATIENCE_S:g} s; read as messages come") from None
