@@ -18,6 +18,7 @@ setup: $(STAMP) ## create .venv and install everything into it
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one: make setup PYTHON=python3.12"; exit 1; }
+	@echo "installing everything into $(VENV), silently: a few minutes, about 2.5 GB, more with CUDA; PyTorch is the largest part"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,cluster]" --group dev
@@ -77,9 +78,9 @@ protos-check: $(STAMP) $(PROTO_VENV)/.installed ## lint the wire, prove that its
 train: $(STAMP) ## train the demo model again (about an hour on two cores)
 	$(BIN)/python -m speculant_verifier.demo.train
 
-pictures: $(STAMP) ## take the pictures of docs/explorer.md and docs/terminal.md again, where there is Chromium
+pictures: $(STAMP) ## take the pictures of README.md, docs/explorer.md and docs/terminal.md again, where there is Chromium
 	PYTHONPATH=tests $(BIN)/python -m support.explorer_pictures
-	PYTHONPATH=tests $(BIN)/python -m support.terminal_picture
+	PYTHONPATH=tests $(BIN)/python -m support.terminal_pictures
 
 reference: $(STAMP) ## write the reference of the Python API to build/reference
 	PYTHONPATH=tests $(BIN)/python -m support.reference build/reference

@@ -17,6 +17,7 @@ from loguru import logger
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import socket_path
+from speculant_graph.serving.bind_failure import bind_failure
 
 PLAIN_TEXT = "text/plain; charset=utf-8"
 _MAX_HEAD_BYTES = 8_192
@@ -105,9 +106,7 @@ class HttpServer:
                 ssl_handshake_timeout=None if tls is None else self._timeout_s,
             )
         except OSError as error:
-            raise ConfigError(
-                f"server.metrics_listen: can't listen on {address}: in use or not this machine's; choose another"
-            ) from error
+            raise bind_failure(address, "--server.metrics-listen") from error
         return f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallGate
-from speculant_graph.serving.credentials import server_credentials
+from speculant_graph.serving.credentials import server_credentials, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
 from speculant_graph.serving.process import serve_until_stopped
 
@@ -98,17 +98,21 @@ class DrafterServer:
         """
         await self._tell_health()
         self.addresses = await self._listen(
-            self._config.listen, self._service.handler(self._gate), service.SERVICE_NAME
+            self._config.listen, "--server.listen", self._service.handler(self._gate), service.SERVICE_NAME
         )
         if self._config.admin_listen:
             self.admin_addresses = await self._listen(
-                self._config.admin_listen, self._admin.handler(self._admin_gate), admin.SERVICE_NAME
+                self._config.admin_listen,
+                "--server.admin-listen",
+                self._admin.handler(self._admin_gate),
+                admin.SERVICE_NAME,
             )
         if self._config.metrics_listen:
             tls = tls_context(self._config)
             self.metrics_address = await self._metrics.start(self._config.metrics_listen, tls)
             if self._explorer.is_open:
                 self.explorer_url = f"{'http' if tls is None else 'https'}://{self.metrics_address}/explorer/"
+                warn_of_exposure(self._config, [self.metrics_address])
         await asyncio.to_thread(self._steps.warm_up)
         await self._graphs.load_configured()
         await self._tell_health()
@@ -139,6 +143,10 @@ class DrafterServer:
             endpoint.close()
         await asyncio.to_thread(self._tracer.close)
 
+    async def hurry(self) -> None:
+        """Let no running call finish any more."""
+        await asyncio.gather(*(endpoint.hurry() for endpoint in self._endpoints))
+
     async def reload(self) -> None:
         """Read the access file and all graphs again; what is wrong is logged and stays as it was."""
         try:
@@ -147,10 +155,10 @@ class DrafterServer:
             logger.error("the access file is not read again: {}", error)
         await self._graphs.reload_all()
 
-    async def _listen(self, addresses: str, handler: Any, name: str) -> list[str]:
+    async def _listen(self, addresses: str, option: str, handler: Any, name: str) -> list[str]:
         endpoint = GrpcEndpoint(self._config, self._credentials, self._health, [handler], name)
         self._endpoints.append(endpoint)
-        return await endpoint.listen(addresses)
+        return await endpoint.listen(addresses, option)
 
     async def _tell_health(self) -> None:
         """Say of the service and of every graph whether it is served."""

@@ -343,5 +343,7 @@ class ServiceConfig(EndpointConfig):
     """Most requests that wait for a place in the batch; more are refused until there is room."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """A client that brings its own drafts and sends none for so long loses its place in the batch."""
+    max_new_tokens: Annotated[int, Field(ge=0)] = 0
+    """Most new tokens that a request may ask for; 0: as many as the model's context holds."""
     max_samples: Annotated[int, Field(ge=1, le=1_024)] = 16
     """Most samples of one request, all prompts together."""

@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
+    CliPositionalArg,
     CliSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -43,6 +44,7 @@ DEFAULT_FILE = Path("speculant.toml")
 
 
 _WRAPPED = "verbatim-hex:"
+_POSITIONAL = get_args(CliPositionalArg[str])[1]
 
 
 def _unwrap(value: object) -> object:
@@ -121,7 +123,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
     try:
         loaded: Settings = Loaded()
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from error
+        raise ConfigError(_explain(kind, error)) from error
     except SettingsError as error:
         raise ConfigError(f"{_explain_syntax(kind, error)} (see speculant {command} --help)") from error
     return loaded
@@ -257,16 +259,24 @@ def _variable_without_json(kind: type[CommandSettings], section: str) -> str:
     return f"SPECULANT_{section}".upper()
 
 
-def _explain(error: ValidationError) -> str:
-    """Put the first complaint of pydantic into one line that names the setting as a flag."""
+def _explain(kind: type[CommandSettings], error: ValidationError) -> str:
+    """Put the first complaint of pydantic into one line that names the setting as help does."""
     first: Any = error.errors()[0]
     location = [str(part) for part in first["loc"] if part != "[key]"]  # that is how pydantic names keys of tables
-    flag = "--" + ".".join(location).replace("_", "-")
-    variable = "SPECULANT_" + "__".join(location).upper()
     if first["type"] == "extra_forbidden":
         return f"there is no setting '{'.'.join(location)}'; --help lists those there are"
     value = first.get("input")
     is_shown = isinstance(value, str | int | float) and not any(word in location[-1] for word in _SECRET_WORDS)
     got = f" (got {value!r})" if is_shown else ""
     message = first["msg"].replace("a valid tuple", "a list")
-    return f"{flag} (or {variable}): {message[0].lower()}{message[1:]}{got}"
+    if first["type"] in ("byte_size", "byte_size_unit"):
+        message = "write a number of bytes, as 2GB or 512MB"
+    return f"{_shown_name(kind, location)}: {message[0].lower()}{message[1:]}{got}"
+
+
+def _shown_name(kind: type[CommandSettings], location: Sequence[str]) -> str:
+    field = kind.model_fields.get(location[0])
+    if field is not None and _POSITIONAL in field.metadata:
+        return location[0].upper()
+    flag, variable = ".".join(location).replace("_", "-"), "__".join(location).upper()
+    return f"--{flag} (or SPECULANT_{variable})"

@@ -181,8 +181,10 @@ class Drafter(Protocol):
     def statistics(self) -> DrafterStatistics:
         """Counts since the drafter was made."""
 
-    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
+    def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence. Raises only if asked to be strict or if the tokenizers differ.
+
+        Returns why the session gets no drafts if its options are the reason, one line for whoever chose them.
 
         The engine passes ``options`` only for requests that have some, so a drafter of one's own may do without.
         """

@@ -229,6 +229,7 @@ def successors_of(first: int, number: int) -> list[int]:
     return [token for other in range(number) for _ in range(1 + other % 3) for token in (first, 100 + other)]
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), max_session_tokens=st.sampled_from([256, 300, 1_000]))
 def test_more_than_is_looked_at(seed: int, max_session_tokens: int) -> None:

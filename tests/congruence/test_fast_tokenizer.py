@@ -87,6 +87,7 @@ def test_ids_of_any_text_are_the_same(pair: tuple[CorpusTokenizer, CorpusTokeniz
     assert ids.tolist() == slow.encode(text) == slow.encode_array(text).tolist()
 
 
+@pytest.mark.slow
 def test_every_code_point_is_split_alike(pair: tuple[CorpusTokenizer, CorpusTokenizer]) -> None:
     fast, slow = pair
     points = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]

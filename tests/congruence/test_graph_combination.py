@@ -39,7 +39,7 @@ def pruned(graph: NgramGraph, min_count: int) -> NgramGraph:
         return prune_graph(graph, min_count, Path(folder) / "graph.pkl")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(first=corpus, second=corpus, third=corpus, max_order=order, boundaries=st.booleans())
 def test_a_merged_graph_is_the_graph_of_both_texts(
     first: list[list[int]], second: list[list[int]], third: list[list[int]], max_order: int, boundaries: bool

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from documents.claims import ELSEWHERE, ELSEWHERE_BY_LINE, EXPECTED, SLOW
+from documents.claims import ELSEWHERE, ELSEWHERE_BY_LINE, EXPECTED, NOT_RUN, SLOW
 from support.pages import Block, all_blocks, pages, read_page
 from support.reader import Reader, make_folder
 
@@ -19,7 +19,7 @@ def followed(page: str) -> list[Block]:
         for block in all_blocks(read_page(page))
         if (block.file_name or block.language in ("bash", "python"))
         and (page, block.language) not in ELSEWHERE
-        and (page, block.first_line) not in ELSEWHERE_BY_LINE
+        and (page, block.first_line) not in {**ELSEWHERE_BY_LINE, **NOT_RUN}
     ]
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from speculant_graph.bench.rpc import BenchRpcSettings
 from speculant_graph.cli.main import main
+from speculant_graph.settings import load_settings
 
 KEYS = {
     "batch", "client", "client_cpu_us_per_rpc", "client_p50_us", "client_p99_us", "client_rpc_per_s", "cpu_us_per_rpc",
@@ -55,3 +57,8 @@ def test_figures_of_every_batch(graph_path: Path, capsys: pytest.CaptureFixture[
 def test_sockets_are_not_encrypted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "rpc", "--tls", "--transport", "uds,tcp"]) == 2
     assert "give --transport tcp with --tls" in capsys.readouterr().err
+
+
+def test_one_setting_leaves_the_other_defaults() -> None:
+    draft = load_settings(BenchRpcSettings, "bench rpc", ["--strategy", "tree"]).draft
+    assert (draft.strategy, draft.k, draft.max_candidates) == ("tree", 10, 8)

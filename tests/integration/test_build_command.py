@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from speculant_graph.graph.store import load_graph, verify_graph
 from speculant_verifier.demo.run import MODEL_FOLDER
 
 PHASES = ("tokenize", "count", "save")
+LATE_PHASE = [*(pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES[:-1]), PHASES[-1]]
+"""Ended in the last phase there is most to be swept; the others are left to the slow tests."""
 TEXT = "The parties agree to the terms of the agreement.\nA clause ends the agreement.\n" * 200
 
 # The command itself, but its progress waits for a signal where the test wants it to be.
@@ -75,13 +78,20 @@ def paused_in(phase: str, cwd: Path, *arguments: str, through: tuple[str, ...] =
             process.kill()
 
 
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``with_graph`` copies."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "old.txt").write_text("one two three " * 100, encoding="utf-8")
+    (folder / "new.txt").write_text(TEXT, encoding="utf-8")
+    build(folder, "old.txt", "-o", "g.pkl")
+    return folder
+
+
 @pytest.fixture
-def with_graph(tmp_path: Path) -> Path:
+def with_graph(built_once: Path, tmp_path: Path) -> Path:
     """A folder with a finished graph and the text of a new one."""
-    (tmp_path / "old.txt").write_text("one two three " * 100, encoding="utf-8")
-    (tmp_path / "new.txt").write_text(TEXT, encoding="utf-8")
-    build(tmp_path, "old.txt", "-o", "g.pkl")
-    return tmp_path
+    return shutil.copytree(built_once, tmp_path, dirs_exist_ok=True)
 
 
 def listing(folder: Path) -> list[str]:
@@ -126,7 +136,7 @@ def test_files_that_are_left_out_are_listed(tmp_path: Path) -> None:
     assert "utf-8" in skipped[0]["reason"]
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", LATE_PHASE)
 def test_ctrl_c(phase: str, with_graph: Path) -> None:
     before, old = listing(with_graph), (with_graph / "g.pkl").read_bytes()
     with paused_in(phase, with_graph) as process:
@@ -146,6 +156,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_signals_that_end_it(command: str, end: signal.Signals, with_graph: Path) -> None:
@@ -160,6 +171,7 @@ def test_signals_that_end_it(command: str, end: signal.Signals, with_graph: Path
     assert (with_graph / "g.pkl").read_bytes() == old
 
 
+@pytest.mark.slow
 def test_a_hangup_that_is_ignored_stays_so(with_graph: Path) -> None:
     with paused_in("count", with_graph, through=("sh", "-c", 'trap "" HUP; exec "$@"', "sh")) as process:
         process.send_signal(signal.SIGHUP)
@@ -168,7 +180,7 @@ def test_a_hangup_that_is_ignored_stays_so(with_graph: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", LATE_PHASE)
 def test_a_build_that_is_killed(phase: str, with_graph: Path) -> None:
     before, old = listing(with_graph), (with_graph / "g.pkl").read_bytes()
     with paused_in(phase, with_graph) as process:
@@ -182,6 +194,7 @@ def test_a_build_that_is_killed(phase: str, with_graph: Path) -> None:
     verify_graph(with_graph / "g.pkl")
 
 
+@pytest.mark.slow
 def test_a_build_does_not_sweep_one_that_runs(with_graph: Path) -> None:
     with paused_in("count", with_graph) as process:
         during = set(listing(with_graph))
@@ -245,8 +258,8 @@ with progress.show_progress() as show:
 """
 
 
-@pytest.mark.parametrize(("total", "whole"), [(100_000_000, "/100 MB"), (1_000_000_000, "/1.00 GB")])
-@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.slow
+@pytest.mark.parametrize(("columns", "total", "whole"), [(80, 100_000_000, "/100 MB"), (60, 1_000_000_000, "/1.00 GB")])
 def test_lines_fit_a_terminal(total: int, whole: str, columns: int, tmp_path: Path) -> None:
     shown, _ = on_a_terminal([sys.executable, "-c", REPORTING, str(total)], tmp_path, columns)
     assert max(map(len, shown)) <= columns

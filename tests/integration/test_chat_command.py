@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from rich.console import Console
 
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, GenerationError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.engine import Request
 from speculant_verifier.model import TargetModel
+from speculant_verifier.run_statistics import total
 from speculant_verifier.talk.command import ChatSettings
 from speculant_verifier.talk.conversation import COMMANDS, Conversation
 from speculant_verifier.talk.local import LocalPartner
@@ -270,6 +272,37 @@ def test_a_server_that_wants_a_key(channels, writes_answer, tmp_path: Path, caps
         say(monkeypatch, "Who?")
         assert main(["chat", "--url", f"{api.url}/v1", "--max-tokens", "200"]) == 0
         assert capsys.readouterr().out == f"{SAID}\n"
+
+
+def test_an_answer_of_a_server_that_was_left_is_counted_by_its_pieces(channels, writes_answer) -> None:
+    with serving(channels, model_id="m", defaults=GenerationConfig(max_tokens=200)) as api:
+        partner = RemotePartner(f"{api.url}/v1", GenerationConfig(), "", "")
+        with closing(partner.answer([{"role": "user", "content": "Who?"}], 0)) as pieces:
+            shown = [next(pieces) for _ in range(4)]
+            with pytest.raises(KeyboardInterrupt):
+                pieces.throw(KeyboardInterrupt)
+        left = partner.statistics
+        assert left.tokens == sum(bool(piece.content or piece.reasoning) for piece in shown) > 0
+        assert left.first_token_s is not None
+        assert left.line().startswith(f"at least {left.tokens} token")
+        assert sum(1 for _ in partner.answer([{"role": "user", "content": "Who?"}], 0)) > 4
+        whole = partner.statistics
+        assert not whole.has_more_tokens
+        assert whole.tokens > left.tokens
+        assert total([left, whole]).line().startswith(f"at least {left.tokens + whole.tokens} tokens, at least ")
+    with pytest.raises(GenerationError, match="does not answer"):
+        next(partner.answer([{"role": "user", "content": "Who?"}], 0))
+    assert not partner.statistics.has_more_tokens
+
+
+def test_an_address_with_no_api_behind_it_says_where_to_look(channels, capsys, monkeypatch) -> None:
+    with serving(channels, model_id="m") as api:
+        for path in ("", "/wrong/path", "/v1/chat/completions"):
+            say(monkeypatch, "Hello")
+            assert main(["chat", "--url", f"{api.url}{path}"]) == 1
+            said = capsys.readouterr().err
+            assert said.startswith(f"speculant: chat: there is no OpenAI-compatible API at {api.url}{path} (404: ")
+            assert said.endswith(f"; give the address where it begins, such as {api.url}/v1\n")
 
 
 def test_a_refusal_of_the_server_is_one_turns_error(channels, capsys, monkeypatch) -> None:

@@ -15,8 +15,12 @@ from speculant_graph.cli.build import BuildSettings
 from speculant_graph.cli.main import COMMANDS, main
 from speculant_graph.settings import load_settings
 from speculant_verifier.cli import GenerateSettings
+from speculant_verifier.demo.command import DemoSettings
 from speculant_verifier.demo.corpus import standard_library_folder
+from speculant_verifier.demo.report import DemoReport
 from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent
+from support.pages import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +77,7 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["build"], "CORPUS"),
         (["build", "nowhere.txt", "--tokenizer", str(MODEL_FOLDER)], "nowhere.txt does not exist"),
         (["build", "x", "--max-order", "11"], "--graph.max-order"),
+        (["build", "x", "--memory", "lots"], "write a number of bytes, as 2GB"),
         (["build", "x", "--colour", "blue"], "--colour"),
         (["build", __file__, "--tokenizer", "."], "tokenizer.json"),
         (["inspect", "nowhere.pkl"], "nowhere.pkl"),
@@ -82,6 +87,8 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["drafter", "--graph", "nowhere.pkl", "--listen", "localhost:0"], "nowhere.pkl"),
         (["drafter", "--listen", "nonsense"], "nonsense"),
         (["inspect", "x", "--config", "missing.toml"], "missing.toml"),
+        (["completion", "tcsh"], "completion: SHELL: input should be 'bash', 'zsh' or 'fish' (got 'tcsh')"),
+        (["admin", "lsit"], "admin: ACTION: input should be 'list', 'load',"),
     ],
 )
 def test_user_errors_are_one_line(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +175,26 @@ def test_a_bug_in_the_verifier_is_not_called_a_missing_extra() -> None:
     assert "pip install" not in result.stderr
 
 
+@pytest.mark.parametrize("is_coloured", [True, False])
+def test_the_demo_explains_colours_where_there_are_any(capsys, monkeypatch, is_coloured: bool) -> None:
+    if is_coloured:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    result = GenerationResult("ab", (5,), (), "length", 1, 0, (), (), PhaseTimes())
+    event = StepEvent(0, (5,), 1, "ab", "a", result)
+    assert DemoReport([]).show_stream("speculative", iter([event])) is result
+    shown = capsys.readouterr().out
+    assert "[speculative]" in shown
+    assert ("accepted from the draft" in shown) == ("\x1b[" in shown) == is_coloured
+
+
+def test_a_setting_of_the_demo_leaves_its_other_defaults() -> None:
+    chosen = load_settings(DemoSettings, "demo", ["--speculation", "on"]).generation
+    assert (chosen.speculation, chosen.max_tokens) == ("on", 160)
+    assert load_settings(DemoSettings, "demo", ["--max-tokens", "32"]).generation.max_tokens == 32
+
+
 @pytest.mark.slow
 def test_demo(elsewhere: Path) -> None:
     """The whole demo as a user runs it, with short texts, twice: the second run finds its graph."""
@@ -176,6 +203,7 @@ def test_demo(elsewhere: Path) -> None:
     for _ in range(2):
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stdout + result.stderr
+        assert result.stdout.startswith("demo:    graph of ")
         report = json.loads(result.stdout.splitlines()[-1])
         assert report["identical"] is True
         assert report["mean_accepted_tokens"] > 1
@@ -185,6 +213,16 @@ def test_demo(elsewhere: Path) -> None:
         assert keys | {"prompts", "machine", "command"} <= report.keys()
         assert all(keys <= prompt.keys() for prompt in report["prompts"])
     assert "is there already" in result.stdout
+
+
+@pytest.mark.slow
+def test_make_demo() -> None:
+    """The README's first command, to the letter, where it has nothing left to install."""
+    if subprocess.run(["make", "--question", ".venv/.installed"], cwd=ROOT, capture_output=True).returncode:
+        pytest.skip("there is no .venv here that is up to date; run make setup")
+    result = subprocess.run(["make", "demo"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "every text is identical to plain decoding\n" in result.stdout  # a make around this one adds a line
 
 
 @pytest.mark.parametrize("text", ["Hello, world", "x = [1, 2]", "{x}", 'say "hi"', "a\n\tb ", " null", "None"])

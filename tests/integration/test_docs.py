@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import io
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -23,12 +25,15 @@ from pydantic import ByteSize, TypeAdapter
 from speculant_drafter.counts import ServerCounts, ServerState
 from speculant_drafter.metrics import render_metrics
 from speculant_drafter.server import DrafterServer
+from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc.status import STATUS_OF_ERROR
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1 import verifier_pb2
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.credentials import server_credentials
+from speculant_verifier.demo.run import MODEL_FOLDER
 from support.graphs import graph_of
 from support.pages import blocks, rows, section
 
@@ -100,7 +105,8 @@ def test_the_certificates_can_be_served_with(tmp_path: Path) -> None:
 
 
 def served(folder: Path, scenario: Callable[[str], Awaitable[None]]) -> None:
-    graph_of([TEXT], 3, VOCABULARY_SIZE).save(folder / "graph.pkl")
+    if not (folder / "graph.pkl").exists():
+        graph_of([TEXT], 3, VOCABULARY_SIZE).save(folder / "graph.pkl")
     config = ServerConfig(listen=f"unix://{folder}/d.sock", graph=folder / "graph.pkl")
 
     async def run() -> None:
@@ -152,7 +158,8 @@ def outline(answer: Message) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name in kept}
 
 
-def test_the_exchange_by_hand_is_what_the_page_shows(tmp_path: Path) -> None:
+def hold_exchange(folder: Path, part: Callable[[Message], dict[str, Any]]) -> None:
+    """Send what the page sends; of the answers, this part is as the page shows it."""
     service = pb.DESCRIPTOR.services_by_name["DrafterService"]
     shown = list(exchanges())
     assert [method for method, _, _ in shown].count("Draft") == 4
@@ -169,6 +176,32 @@ def test_the_exchange_by_hand_is_what_the_page_shows(tmp_path: Path) -> None:
                 else:
                     got = [await channel.unary_unary(path)(message) for message in sent]
                 expected = [json_format.ParseDict(answer, answer_class()) for answer in answers]
-                assert [outline(answer_class.FromString(each)) for each in got] == list(map(outline, expected))
+                assert [part(answer_class.FromString(each)) for each in got] == list(map(part, expected)), name
 
-    served(tmp_path, scenario)
+    served(folder, scenario)
+
+
+def test_the_exchange_by_hand_is_what_the_page_shows(tmp_path: Path) -> None:
+    hold_exchange(tmp_path, outline)
+
+
+def figures(answer: Message) -> dict[str, Any]:
+    """Return what of an answer does not depend on the clock and on how many drafts were made before."""
+    known = json_format.MessageToDict(answer)
+    known |= known.pop("draft", {})
+    shares = [round(share, 6) for share in known.get("draftPathProbabilities", ())]
+    left_out = ("draftId", "serverTime", "tokenizerName", "draftPathProbabilities")
+    return {name: value for name, value in known.items() if name not in left_out} | {"shares": shares}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(f"Python {platform.python_version()};" not in CLIENTS, reason="the page has another library's text")
+def test_the_exchange_by_hand_has_the_figures_of_the_page(tmp_path: Path) -> None:
+    [packages] = re.findall(r"import ([a-z, ]+); print", CLIENTS)
+    folders = [importlib.import_module(name).__path__[0] for name in packages.split(", ")]
+    graph_path = tmp_path / "graph.pkl"
+    assert main(["build", *folders, "--tokenizer", str(MODEL_FOLDER), "-o", str(graph_path)]) == 0
+    hold_exchange(tmp_path, figures)
+    [graph] = json.loads(re.findall(r'^\{"graphs".*?^ .*?$', CLIENTS, re.MULTILINE | re.DOTALL)[0])["graphs"]
+    assert int(graph["fileBytes"]) == graph_path.stat().st_size
+    assert int(graph["corpusTokens"]) == NgramGraph.load(graph_path).metadata.num_tokens

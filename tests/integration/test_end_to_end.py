@@ -123,6 +123,7 @@ def test_streamed_pieces_make_up_the_text(target: TargetModel, graph_file: Path,
         assert any(event.num_accepted for event in of_prompt)
 
 
+@pytest.mark.slow
 def test_sidecar_killed_and_restarted_in_the_middle_of_a_generation(
     target: TargetModel, graph_file: Path, tmp_path: Path
 ) -> None:

@@ -86,6 +86,18 @@ def test_a_text_is_explored_by_mouse(page: Page) -> None:
     assert page.input_value("#typed") == ""
 
 
+def test_the_row_of_all_orders_says_what_is_mixed(page: Page) -> None:
+    typed(page, "The parties agree")
+    first = page.locator("#matches .match").first
+    titles = {"calibrated": "All orders and text", "attention": "All orders together", "longest": "Longest match alone"}
+    for blend, title in titles.items():
+        page.select_option("#blend", blend)
+        settled(page)
+        expect(first).to_contain_text(title)
+        expect(first).to_contain_text(blend)
+    assert "All orders" not in page.inner_text("#matches")
+
+
 def test_the_draft_is_drawn_as_it_is_made(page: Page, explored: Explored) -> None:
     typed(page, "The parties ")
     page.fill("#budget", "7")
@@ -221,6 +233,16 @@ def test_of_a_long_text_the_end_is_looked_at(page: Page) -> None:
     expect(page.locator("#problem")).to_be_hidden()
     expect(page.locator("#told")).to_contain_text("the last 4 are the longest end")
     assert page.locator("#chips .token").count() == 64
+    expect(page.locator("#told")).to_contain_text("Only the end is looked at: at most 20,000 characters")
+    page.click("#successors button >> nth=0")
+    settled(page)
+    expect(page.locator("#told")).to_contain_text("Only the end is looked at")
+    page.go_back()
+    settled(page)
+    typed(page, "The parties agree")
+    expect(page.locator("#told")).not_to_contain_text("Only the end")
+    typed(page, "x" * 20_000)
+    assert page.locator("#told").text_content().startswith("20,000 tokens")
 
 
 def test_what_is_wrong_is_said(browser: Browser, graph_path: Path, tmp_path: Path) -> None:
@@ -234,6 +256,13 @@ def test_what_is_wrong_is_said(browser: Browser, graph_path: Path, tmp_path: Pat
         running.sidecar.kill()
         typed(page, "1 9 4")
         expect(page.get_by_role("alert").first).to_contain_text("see whether it runs")
+        expect(page.locator("#told")).to_contain_text("No answer for this text")
+        page.click("#retry")
+        expect(page.locator("#told")).to_contain_text("No answer for this text")
+        with exploring(graph_path, tmp_path / "again", metrics_listen=running.asker.address):
+            # Asked again without a hand on it.
+            expect(page.locator("#told")).to_contain_text("3 tokens")
+            expect(page.locator("#problem")).to_be_hidden()
 
 
 def test_a_key_is_asked_for(browser: Browser, graph_path: Path, tmp_path: Path) -> None:

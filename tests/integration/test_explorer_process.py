@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import subprocess
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +105,40 @@ def test_whoever_goes_away_leaves_no_answer_for_the_next(header: dict[str, Any])
             await impatient
         _, body = await explorer.ask(header, b'{"token_ids": [4]}')
         assert b'"token_ids": [4]' in body
+
+    run(scenario)
+
+
+def test_whoever_goes_away_while_it_starts_leaves_no_process(
+    header: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, has_begun, may_go_on = subprocess.Popen, threading.Event(), threading.Event()
+    connections: list[int] = []
+
+    def slow(command: list[str], stdin: Any, **more: Any) -> Any:
+        number = stdin if isinstance(stdin, int) else stdin.fileno()
+        connections.append(os.fstat(number).st_ino)
+        has_begun.set()
+        may_go_on.wait(PATIENCE_S)
+        connections.append(os.fstat(number).st_ino)
+        return start(command, stdin=stdin, **more)
+
+    async def scenario(explorer: ExplorerProcess) -> None:
+        monkeypatch.setattr(subprocess, "Popen", slow)
+        impatient = asyncio.create_task(explorer.ask(header, QUESTION))
+        await asyncio.to_thread(has_begun.wait, PATIENCE_S)
+        impatient.cancel()
+        await asyncio.sleep(0.05)
+        others = [each for _ in range(4) for each in socket.socketpair()]  # they take numbers that are free
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await impatient
+        await until(lambda: len(connections) == 2)
+        assert connections[0] == connections[1], "it would get somebody else's connection"
+        await until(lambda: not children())
+        for each in others:
+            each.close()
+        assert (await explorer.ask(header, QUESTION))[0]["status"] == 200
 
     run(scenario)
 

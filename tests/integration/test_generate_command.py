@@ -18,6 +18,7 @@ from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.generate_output import InOrder, TextPrinter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent
+from support.server import graph_file, serving
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
@@ -156,6 +157,17 @@ def test_mistakes_are_one_line(capfd, arguments: list[str], status: int, message
     assert len(complaints) == 1
     assert message in complaints[0]
     assert shown.out == ""
+
+
+def test_a_drafter_of_another_tokenizer_is_the_only_thing_said(elsewhere: Path, capfd) -> None:
+    with serving(graph_file(elsewhere / "g.pkl", [1, 2, 3] * 9), elsewhere) as sidecar:
+        client = ["--address", sidecar.address, "--client.open-deadline-ms", "5000"]
+        assert generate("x = [", *client, "--strategy", "tree") == 1
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("speculant: generate: ")
+    assert "tests/alphabet" in shown.err
+    assert len(shown.err.splitlines()) == 1
 
 
 def test_conversations_go_through_the_template_of_the_model(elsewhere: Path, capsys, decoder) -> None:

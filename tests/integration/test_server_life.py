@@ -141,11 +141,38 @@ def test_a_second_server_is_refused_while_the_first_one_lives(serve: Serve, grap
         async with DrafterServer(ServerConfig(listen=address, graph=graph_path), DraftConfig()):
             pass
 
-    with pytest.raises(ConfigError, match=r"another server answers on unix://.*; stop it"):
+    with pytest.raises(ConfigError, match=r"another server answers on unix://.*; stop it, .* --server\.listen"):
         run_in_loop(start_second())
     server.drafter.Draft(step_of(0, [1]))
     server.stop()
     run_in_loop(start_second())
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:{taken}", "another program listens there; stop it"),
+        ("192.0.2.1:5000", "it is no address of this machine"),
+        ("nowhere.invalid:5000", "there is no host of this name"),
+        ("unix://{folder}/file/drafter.sock", "exists; choose another path|directory; choose another path"),
+    ],
+)
+@pytest.mark.parametrize("setting", ["listen", "admin_listen"])
+def test_why_an_address_can_not_be_listened_on_is_said(
+    graph_path: Path, tmp_path: Path, setting: str, address: str, reason: str
+) -> None:
+    (tmp_path / "file").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wanted = address.format(taken=taken.getsockname()[1], folder=tmp_path)
+        addresses = {"listen": f"unix://{tmp_path}/drafter.sock", setting: wanted}
+
+        async def start() -> None:
+            async with DrafterServer(ServerConfig(graph=graph_path, **addresses), DraftConfig()):
+                pass
+
+        option = f"--server.{setting.replace('_', '-')}"
+        with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with {option}$"):
+            run_in_loop(start())
 
 
 def test_of_two_that_start_at_the_same_time_one_serves(graph_path: Path, tmp_path: Path) -> None:

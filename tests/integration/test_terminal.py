@@ -175,6 +175,19 @@ def test_a_conversation_that_is_typed(folder: Path) -> None:
     assert "Traceback" not in shown
 
 
+def test_a_terminal_that_does_not_say_where_its_cursor_is_will_do(folder: Path) -> None:
+    process = on_terminal(folder, "chat", *MODEL, "--generation.max-tokens", "4", PROMPT_TOOLKIT_NO_CPR="0")
+    process.expect_exact("\x1b[6n")  # where is it? No answer comes, which is noticed after two seconds
+    assert process.expect(["WARNING", pexpect.TIMEOUT], timeout=4) == 1
+    process.send("Hello\r")
+    process.expect("4 tokens, ")
+    process.expect(PROMPT)
+    process.sendcontrol("d")
+    shown, status = all_of(process)
+    assert status == 0
+    assert "WARNING" not in shown
+
+
 def test_ctrl_c_ends_a_conversation_from_a_pipe(folder: Path) -> None:
     command = [*PROGRAM, "chat", *MODEL, "--generation.max-tokens", "3500", "--ignore-end-tokens"]
     process = subprocess.Popen(

@@ -10,66 +10,30 @@ import grpc
 import httpx2
 import pytest
 
-from speculant_graph.client import LocalDrafter
-from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierServiceStub
-from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.model import TargetModel
 from speculant_verifier.service.server import VerifierServer
-
-PROMPT = "def wrap(self, text):\n"
-DRAFT = DraftConfig(k=6, strategy="tree")
-VERIFIER = VerifierConfig(max_batch_size=4, measure_costs=False)
+from support.verifier_service import (
+    PROMPT,
+    collected,
+    decoder_of,
+    demo_target,
+    plain_decoder,
+    play,
+    request,
+)
 
 
 @pytest.fixture(scope="module")
 def target():
-    return TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
+    return demo_target()
 
 
 @pytest.fixture(scope="module")
 def library(target):
-    with SpeculativeDecoder(target=target, verifier_config=VERIFIER, draft_config=DraftConfig(k=0)) as decoder:
+    with plain_decoder(target) as decoder:
         yield decoder
-
-
-def decoder_of(target):
-    return SpeculativeDecoder(
-        target=target, verifier_config=VERIFIER, draft_config=DRAFT, drafter=LocalDrafter(None, DRAFT)
-    )
-
-
-def play(target, tmp_path, scenario, make=decoder_of, **settings):
-    """Serve, and play a scenario of (stub, server)."""
-    config = ServiceConfig(listen=f"unix://{tmp_path}/v.sock", http="", **settings)
-
-    async def everything():
-        server = VerifierServer(config, GenerationConfig(max_tokens=20), lambda: make(target), 4)
-        async with server, grpc.aio.insecure_channel(server.addresses[0]) as channel:
-            await scenario(VerifierServiceStub(channel), server)
-
-    asyncio.run(asyncio.wait_for(everything(), 120))
-
-
-async def collected(call):
-    responses = []
-    while (response := await call.read()) is not grpc.aio.EOF:
-        responses.append(response)
-    return responses, "".join(response.text for response in responses)
-
-
-async def talk(call, messages):
-    """Write messages, read an answer to each and then the end."""
-    for message in messages:
-        await call.write(message)
-        await call.read()
-    await call.read()
-
-
-def request(**sampling):
-    return pb.GenerateRequest(prompt=PROMPT, sampling=pb.SamplingOptions(**sampling))
 
 
 @pytest.mark.parametrize("sampling", [
@@ -120,64 +84,6 @@ def test_samples_logprobs_chat_and_seeds(target, library, tmp_path):
     play(target, tmp_path, scenario)
 
 
-BAD = {
-    "no input": (pb.GenerateRequest(), "INVALID_ARGUMENT", "set prompt, prompt_tokens or chat"),
-    "empty": (pb.GenerateRequest(prompt=""), "INVALID_ARGUMENT", "the prompt is empty"),
-    "tokens": (
-        pb.GenerateRequest(prompt_tokens=pb.TokenSequence(token_ids=[10**6])), "INVALID_ARGUMENT", "outside 0..",
-    ),
-    "top_p": (request(top_p=1.5), "INVALID_ARGUMENT", "top_p"),
-    "NaN": (request(temperature=float("nan")), "INVALID_ARGUMENT", "temperature"),
-    "rule": (
-        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(rule=99)), "INVALID_ARGUMENT", "no rule 99",
-    ),
-    "samples": (request(num_samples=17), "INVALID_ARGUMENT", "at most 16"),
-    "stop": (request(stop_strings=[""]), "INVALID_ARGUMENT", "stop text"),
-    "bias": (request(logit_biases=[pb.TokenBias(token_id=10**6, bias=1)]), "INVALID_ARGUMENT", "logit_bias"),
-    "chat": (
-        pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(content="x")])), "INVALID_ARGUMENT", "",
-    ),
-    "graph": (
-        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(graph="x")), "INVALID_ARGUMENT",
-        "no graph 'x' in this process",
-    ),
-    "bad words": (request(bad_words=["a"] * 129), "INVALID_ARGUMENT", "bad_words has 129 entries; send at most 128"),
-    "long stop text": (request(stop_strings=["a" * 1025]), "INVALID_ARGUMENT", "a text of stop_strings is too long"),
-    "length": (pb.GenerateRequest(prompt="a " * 9_000), "INVALID_ARGUMENT", "but the model"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_is_named_and_others_go_on(target, library, tmp_path, name):
-    bad, code, said = BAD[name]
-
-    async def scenario(stub, server):
-        other = asyncio.create_task(collected(stub.Generate(request())))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collected(stub.Generate(bad))
-        assert caught.value.code().name == code
-        assert said in caught.value.details()
-        assert (await other)[1] == library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
-        assert server._load.num_sequences == 0
-
-    play(target, tmp_path, scenario)
-
-
-def test_bytes_that_are_no_message_are_refused(target, tmp_path):
-    async def scenario(_, server):
-        async with grpc.aio.insecure_channel(server.addresses[0]) as channel:
-            path, nonsense = "/speculant_graph.rpc.v1.VerifierService/", b"\xff\xff\xff"
-            for answers in (
-                collected(channel.unary_stream(f"{path}Generate")(nonsense)),
-                talk(channel.stream_stream(f"{path}Verify")(), [nonsense]),
-            ):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await answers
-                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    play(target, tmp_path, scenario)
-
-
 def test_a_client_that_leaves_frees_its_place(target, tmp_path):
     async def scenario(stub, server):
         call = stub.Generate(request(max_tokens=400, num_samples=4, temperature=1.0))
@@ -193,7 +99,7 @@ def test_a_client_that_leaves_frees_its_place(target, tmp_path):
 
 def test_more_than_may_wait_are_refused_with_a_delay(target, tmp_path):
     async def scenario(stub, server):
-        long = request(max_tokens=300, ignore_end_tokens=True, temperature=2.0)
+        long = request(max_tokens=100, ignore_end_tokens=True, temperature=2.0)
         calls = [stub.Generate(long) for _ in range(6)]
         while server._load.num_sequences < 6:
             await asyncio.sleep(0.001)
@@ -223,6 +129,22 @@ def test_draining_finishes_texts_and_takes_no_more(target, library, tmp_path):
         await stopping
 
     play(target, tmp_path, scenario, grace_s=30)
+
+
+def test_hurrying_cuts_off_what_draining_waits_for(target, tmp_path):
+    async def scenario(stub, server):
+        call = stub.Generate(request(max_tokens=4000, ignore_end_tokens=True, num_samples=4))
+        await call.read()
+        stopping = asyncio.create_task(server.stop())
+        while not server._load.is_draining:
+            await asyncio.sleep(0.01)
+        await server.hurry()
+        await stopping
+        with pytest.raises(grpc.aio.AioRpcError):
+            await collected(call)
+        assert not server._load.num_sequences
+
+    play(target, tmp_path, scenario, grace_s=3600)
 
 
 def test_keys_are_asked_for(target, tmp_path):
@@ -286,35 +208,6 @@ def test_clients_with_drafts_of_their_own_get_the_same_text_in_fewer_steps(targe
         assert server._load.num_sequences == 0
 
     play(target, tmp_path, scenario)
-
-
-@pytest.mark.parametrize(("messages", "code", "said"), [
-    ([pb.VerifyRequest(prompt_tokens=[1], tokenizer_sha256=b"x" * 32)], "FAILED_PRECONDITION", "tokenizer"),
-    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1] * 7)], "INVALID_ARGUMENT", "at most 6"),
-    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1, 2], draft_parents=[0])], "INVALID_ARGUMENT", "for 2 draft"),
-    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1, 2], draft_parents=[0, 5])], "INVALID_ARGUMENT", "no tree"),
-    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[9], candidate_counts=[2], candidate_tokens=[1, 9],
-      candidate_probabilities=[0.9, 0.3])], "INVALID_ARGUMENT", "sum to 1"),
-    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[9], candidate_counts=[2], candidate_tokens=[9, 1],
-      candidate_probabilities=[0.5, 0.5])], "INVALID_ARGUMENT", "ascend"),
-    ([pb.VerifyRequest(prompt_tokens=[1], candidate_tokens=[9])], "INVALID_ARGUMENT", "candidate_counts"),
-    ([pb.VerifyRequest(prompt_tokens=[])], "INVALID_ARGUMENT", "the prompt is empty"),
-    ([pb.VerifyRequest(prompt_tokens=[1], feedback_width=65)], "INVALID_ARGUMENT", "at most 64"),
-    ([pb.VerifyRequest(step_id=3, prompt_tokens=[1]), pb.VerifyRequest(step_id=3)], "INVALID_ARGUMENT", "upwards"),
-    ([pb.VerifyRequest(prompt_tokens=[1]), pb.VerifyRequest(step_id=1, prompt_tokens=[1])],
-     "INVALID_ARGUMENT", "leave"),
-    ([pb.VerifyRequest(prompt_tokens=[1])], "UNAVAILABLE", "no draft came"),
-])  # fmt: skip
-def test_a_wrong_step_ends_its_stream_and_frees_its_place(target, tmp_path, messages, code, said):
-    async def scenario(stub, server):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await talk(stub.Verify(), messages)
-        assert caught.value.code().name == code
-        assert said in caught.value.details()
-        while server._load.num_sequences or server._decoder.num_running:
-            await asyncio.sleep(0.01)
-
-    play(target, tmp_path, scenario, idle_timeout_s=0.3 if code == "UNAVAILABLE" else 60.0)
 
 
 def test_while_the_model_is_loaded_everybody_is_told_so(target, tmp_path):

@@ -99,3 +99,11 @@ def test_the_example_of_all_settings_is_true() -> None:
         assert kind.model_validate(content[section]) == kind()
         unset = {name for name, field in kind.model_fields.items() if field.default is None}
         assert content[section].keys() == kind.model_fields.keys() - unset
+
+
+def test_setup_says_what_it_is_about_to_do() -> None:
+    shown = subprocess.run(["make", "-n", "-B", "setup"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    before, _, after = shown.partition("PyTorch is the largest part")
+    assert "a few minutes" in before
+    assert "pip" not in before
+    assert "pip install" in after

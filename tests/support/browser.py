@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 _QUIET = ("background-networking", "component-update", "sync", "gpu")
 PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)  # five seconds are too few for the first look on a busy machine
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from speculant_verifier.demo.run import MODEL_FOLDER
 from support.sidecar import READY_TIMEOUT_S
 
+_PROGRAM = ("-m", "speculant_graph.cli.main", "verifier")
 _READY = re.compile(r"verifier ready on (?P<grpc>.*), (?P<url>https?://\S+)")
 
 
@@ -63,16 +64,19 @@ def fetched(url: str, body: Any = None) -> str:
 
 
 @contextmanager
-def running_verifier(folder: Path, *arguments: str, name: str = "verifier") -> Iterator[Verifier]:
-    """Run a verifier that listens on a socket in a folder and on a free port; it is ended with SIGTERM.
+def started_verifier(
+    folder: Path, *arguments: str, name: str = "verifier", program: Sequence[str] = _PROGRAM
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Start a verifier that listens on a socket in a folder and on a free port; give it and its log.
 
     Args:
         folder: for its socket and its log.
         arguments: more of its command line.
         name: of its files.
+        program: what Python runs.
     """
     command = [
-        sys.executable, "-m", "speculant_graph.cli.main", "verifier", "--model", str(MODEL_FOLDER),
+        sys.executable, *program, "--model", str(MODEL_FOLDER),
         "--listen", f"unix://{folder}/{name}.sock", "--http", "127.0.0.1:0", "--num-threads", "1",
         "--no-measure-costs", *arguments,
     ]  # fmt: skip
@@ -80,15 +84,22 @@ def running_verifier(folder: Path, *arguments: str, name: str = "verifier") -> I
     with log_path.open("w", encoding="utf-8") as log_file:
         process = subprocess.Popen(command, stderr=log_file, text=True)
     try:
+        yield process, log_path
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def running_verifier(folder: Path, *arguments: str, name: str = "verifier") -> Iterator[Verifier]:
+    """Do the same, wait until it serves, and end it with SIGTERM."""
+    with started_verifier(folder, *arguments, name=name) as (process, log_path):
         found = _wait_until_ready(process, log_path)
         verifier = Verifier(process, found["grpc"], found["url"], log_path)
         yield verifier
         if process.poll() is None:
             assert verifier.stop() == 0, verifier.log
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 def _wait_until_ready(process: subprocess.Popen[str], log_path: Path) -> re.Match[str]:

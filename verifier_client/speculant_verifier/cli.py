@@ -65,10 +65,12 @@ def run(arguments: Sequence[str]) -> int:
 
     lines = read_prompts(settings.prompt, settings.prompts, settings.generation)
     from speculant_verifier.console import quiet_transformers, waiting_for
+    from speculant_verifier.sources import require_sources
 
     log_to_stderr("INFO")
     with heeding_interrupts():
         with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color, "INFO"):
+            require_sources(settings.verifier)
             from speculant_verifier.decoder import SpeculativeDecoder
 
             quiet_transformers()
@@ -117,19 +119,22 @@ def _generate(
         if not settings.json_output and any(reason != "error" for reason in (*reasons, missing or "error")):
             notes.print(meter.statistics().line() + ending(reasons, sum(num_samples), missing), style="dim")
 
-    if not settings.json_output and console.color_system and notes.is_terminal and decoder.drafter.state != "off":
-        notes.print(legend())
+    is_coloured = not settings.json_output and console.color_system and notes.is_terminal
+    needs_legend = is_coloured and decoder.drafter.state != "off"
     order = InOrder(num_samples)
     try:
         for event in decoder.stream(prompts, [line.config for line in lines]):
             meter.note(event)
+            if needs_legend:
+                notes.print(legend())
+                needs_legend = False
             show(order.push(event))
     except BrokenPipeError:
         raise  # nobody reads what is left
-    except BaseException:
+    except BaseException as end:
         show(order.rest())  # what was decoded before an interruption is not lost
         printer.stop()
-        conclude("interrupted")
+        conclude("error" if isinstance(end, Exception) else "interrupted")
         raise
     conclude()
     return 1 if "error" in reasons else 0

@@ -80,6 +80,8 @@ class GenerationResult:
     """What went wrong, if the finish reason is ``error``."""
     is_refused: bool = False
     """Whether that was the request itself: its prompt or its settings."""
+    warning: str = ""
+    """Why there were no drafts, if the request is the reason: it names a graph that the drafter does not serve."""
 
     @property
     def is_clients_fault(self) -> bool:

@@ -20,6 +20,8 @@ class RunStatistics:
 
     tokens: int = 0
     """Emitted."""
+    has_more_tokens: bool = False
+    """Whether there may be more: a server's answer that was left is known by its pieces, of a token or more."""
     elapsed_s: float = 0.0
     """From the call to now."""
     first_token_s: float | None = None
@@ -63,7 +65,8 @@ class RunStatistics:
 
     def line(self) -> str:
         """Return one line for people, without a line end."""
-        parts = [counted_tokens(self.tokens), f"{self.tokens_per_s:.1f} tokens/s"]
+        least = "at least " if self.has_more_tokens else ""
+        parts = [least + counted_tokens(self.tokens), f"{least}{self.tokens_per_s:.1f} tokens/s"]
         if self.first_token_s is not None:
             parts.append(f"first after {self.first_token_s:.2f} s")
         if self.steps:
@@ -85,6 +88,7 @@ class RunStatistics:
         """Return the same for machines."""
         return {
             "tokens": self.tokens,
+            "has_more_tokens": self.has_more_tokens,
             "elapsed_s": round(self.elapsed_s, 6),
             "first_token_s": None if self.first_token_s is None else round(self.first_token_s, 6),
             "tokens_per_s": round(self.tokens_per_s, 2),
@@ -110,6 +114,7 @@ def total(parts: Sequence[RunStatistics]) -> RunStatistics:
     latest = parts[-1] if parts else RunStatistics()
     return RunStatistics(
         tokens=sum(part.tokens for part in parts),
+        has_more_tokens=any(part.has_more_tokens for part in parts),
         elapsed_s=sum(part.elapsed_s for part in parts),
         first_token_s=latest.first_token_s,
         steps=sum(part.steps for part in parts),

@@ -164,6 +164,7 @@ class Batch:
             sample=self._sources[sequence.index][1],
             error=sequence.error,
             is_refused=sequence.is_refused,
+            warning="" if any(sequence.drafted_by_depth) else sequence.drafter_problem,
         )
 
 

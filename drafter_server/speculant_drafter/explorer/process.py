@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,7 @@ class ExplorerProcess:
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self._running: _Running | None = None
+        self._ending: set[asyncio.Task[Any]] = set()
         self._known_graphs: set[int] = set()
         self._end: asyncio.Task[None] | None = None
 
@@ -96,12 +98,13 @@ class ExplorerProcess:
     async def _start(self) -> _Running:
         if self._running is None:
             here, there = socket.socketpair()
+            spawning = asyncio.create_task(asyncio.to_thread(_spawn, self._arguments, there))
             try:
-                with there:
-                    process = await asyncio.to_thread(_spawn, self._arguments, there.fileno())
+                process = await asyncio.shield(spawning)  # whoever asked may go away, the thread does not
                 reader, writer = await asyncio.open_unix_connection(sock=here)
             except BaseException:
-                here.close()  # by which the process ends, if there is one
+                here.close()
+                self._await_end(_end(spawning))
                 raise
             self._running = _Running(process, reader, writer)
         return self._running
@@ -116,12 +119,30 @@ class ExplorerProcess:
         if running is not None:
             running.writer.transport.abort()
             running.process.kill()
-            await asyncio.to_thread(running.process.wait)
+            self._await_end(asyncio.to_thread(running.process.wait))
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def _await_end(self, end: Coroutine[Any, Any, Any]) -> None:
+        """See a process to its end, also if whoever asks for that goes away."""
+        ending = asyncio.create_task(end)
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
 
-def _spawn(arguments: Sequence[str], connection: int) -> subprocess.Popen[bytes]:
+async def _end(spawning: asyncio.Task[subprocess.Popen[bytes]]) -> None:
+    """End a process that nobody waits for any more."""
+    with suppress(OSError):  # there is none
+        process = await spawning
+        process.kill()
+        await asyncio.to_thread(process.wait)
+
+
+def _spawn(arguments: Sequence[str], connection: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the process, and close the connection's end that it has got."""
     # It must not look for tokenizers elsewhere, nor take more than one core.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # -P: nothing is imported from the working folder. Not by the event loop, whose fork() gRPC would notice.
     command = [sys.executable, "-P", "-m", _MODULE, *arguments]
-    return subprocess.Popen(command, stdin=connection, stdout=connection, env=environment)
+    with connection:
+        return subprocess.Popen(command, stdin=connection.fileno(), stdout=connection.fileno(), env=environment)

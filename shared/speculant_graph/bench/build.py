@@ -38,7 +38,7 @@ class BenchBuildSettings(CommandSettings):
     output: Path | None = None
     """Keep the graph here. Default: it is thrown away."""
     dict_tokens: Annotated[int, Field(ge=100)] = 1_000_000
-    """Tokens that the comparison with plain Python counts; a million takes 20 s and a gigabyte."""
+    """Tokens that the comparison with plain Python counts, at least 100; a million takes 20 s and a gigabyte."""
     json_output: bool = False
     """Print one JSON object as the last line."""
     graph: GraphConfig = GraphConfig()

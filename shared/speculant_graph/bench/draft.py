@@ -53,7 +53,7 @@ class BenchDraftSettings(CommandSettings):
     learned: Annotated[int, Field(ge=1)] = 200_000
     """Tokens that earlier sequences accepted, for the drafts that gain by them."""
     drafts: Annotated[int, Field(ge=_FEWEST_DRAFTS)] = 2_048
-    """Drafts that are timed, of each kind; batches are an eighth, drafts of the slow reference one in 64."""
+    """Drafts timed of each kind, at least 64; batches are an eighth, drafts of the slow reference one in 64."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the choice of sessions, and of 'sampling'."""
     json_output: bool = False

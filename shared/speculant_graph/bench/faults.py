@@ -37,15 +37,15 @@ class BenchFaultsSettings(CommandSettings):
     repeats: Annotated[int, Field(ge=1, le=100)] = 5
     """How often the drafter is stopped, and how often killed, under each of the two clients."""
     open_steps: Annotated[int, Field(ge=10, le=100_000)] = 500
-    """Steps that are timed each time while it is stopped."""
+    """Steps that are timed each time while it is stopped, at least 10."""
     requests: Annotated[int, Field(ge=10, le=1_000_000)] = 1_000
-    """Requests while graphs are reloaded, and as many while none is."""
+    """Requests while graphs are reloaded, and as many while none is; at least 10."""
     sessions: Annotated[int, Field(ge=10, le=1_000_000)] = 10_000
-    """Sessions that are opened and dropped."""
+    """Sessions that are opened and dropped, at least 10."""
     session_memory_mb: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Memory that they may take together, in millions of bytes."""
     messages: Annotated[int, Field(ge=10, le=10_000_000)] = 10_000
-    """Mutated messages."""
+    """Mutated messages, at least 10."""
     connections: Annotated[int, Field(ge=1, le=1_000_000)] = 500
     """Malformed connections."""
     slow: Annotated[int, Field(ge=1, le=400)] = 200
@@ -53,7 +53,7 @@ class BenchFaultsSettings(CommandSettings):
     slow_s: Annotated[float, Field(ge=0, le=600)] = 8.0
     """How long they are held."""
     tokens: Annotated[int, Field(ge=10_000, le=1_500_000)] = 1_500_000
-    """Words of Python's own sources that the graph is of."""
+    """Words of Python's own sources that the graph is of, at least 10,000."""
     seed: int = 0
     """Seed of texts, messages and connections."""
     check: bool = False

@@ -41,7 +41,7 @@ class BenchLookupSettings(CommandSettings):
     held: Path | None = None
     """Text for the contexts; it is not counted, as what a model writes is not. Default: what follows in the corpus."""
     num_tokens: Annotated[int, Field(ge=100)] = 1_000_000
-    """Tokens of the corpus that are counted; the dict takes about 700 bytes for each."""
+    """Tokens of the corpus that are counted, at least 100; the dict takes about 700 bytes for each."""
     seconds: Annotated[float, Field(gt=0)] = 20.0
     """How long to measure."""
     seed: int = 0

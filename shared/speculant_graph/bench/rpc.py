@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_settings import SettingsConfigDict
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.errors import ConfigError
@@ -29,6 +30,9 @@ class BenchRpcSettings(CommandSettings):
     the same bytes to and from processes that only echo.
     """
 
+    # One setting of a section leaves the bench's own defaults of the others.
+    model_config = SettingsConfigDict(nested_model_default_partial_update=True)
+
     batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], BeforeValidator(_split)] = [1, 8, 32]  # noqa: RUF012
     """Sequences of a step, one or several numbers."""
     transport: Annotated[list[Literal["uds", "tcp"]], BeforeValidator(_split)] = ["uds"]  # noqa: RUF012
@@ -40,7 +44,7 @@ class BenchRpcSettings(CommandSettings):
     graph: Path | None = None
     """Draft from this graph file; by default from one of the words of Python's own sources."""
     steps: Annotated[int, Field(ge=100, le=100_000)] = 2_000
-    """Steps that are timed, of each kind."""
+    """Steps that are timed, of each kind; at least 100."""
     pin: bool = True
     """Give the servers and this process a core each, as a deployment would."""
     seed: int = 0

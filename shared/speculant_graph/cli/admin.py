@@ -16,6 +16,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
 
 if TYPE_CHECKING:
+    import grpc
     from google.protobuf.message import Message
 
     from speculant_graph.rpc.channel import Endpoint
@@ -67,6 +68,8 @@ def run(arguments: Sequence[str]) -> int:
             answers.append({"address": endpoint.address, "error": problem})
         else:
             answers.append({"address": endpoint.address, **answer})
+            if remark := _remark(answer) if settings.action == "list" else "":
+                sys.stderr.write(f"speculant: admin: {endpoint.address}: {remark}\n")
     if settings.json_output:
         sys.stdout.write(json.dumps({"action": settings.action, "sidecars": answers}) + "\n")
     else:
@@ -114,7 +117,31 @@ def _ask(endpoint: Endpoint, method: str, request: Message, timeout_s: float) ->
         except grpc.RpcError as error:
             # A call's RpcError is the call itself.
             return None, str(from_status(error.code(), error.details()))
-    return _plain(answer), ""
+        state = {"is_loading": _is_loading(channel, endpoint, timeout_s)} if method == "ListGraphs" else {}
+    return {**_plain(answer), **state}, ""
+
+
+def _is_loading(channel: grpc.Channel, endpoint: Endpoint, timeout_s: float) -> bool:
+    """Return whether graphs of a sidecar's settings are still to come; not if it does not say."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    from speculant_graph.rpc.v1 import drafter_pb2 as pb
+
+    request = health_pb2.HealthCheckRequest(service=pb.DESCRIPTOR.services_by_name["DrafterAdminService"].full_name)
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s, metadata=endpoint.metadata)
+    except grpc.RpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+def _remark(answer: dict[str, Any]) -> str:
+    """Return what a list alone does not tell."""
+    if answer["is_loading"]:
+        num_served = len(answer["graphs"])
+        return f"it is still loading graphs (or about to end), {num_served} are served now; ask again in a moment"
+    return "" if answer["graphs"] else "no graph is served; load one by 'speculant admin load NAME PATH'"
 
 
 def _plain(message: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
 
-MODEL_CHECKS = "speculant_verifier.checks"
-"""Module of the verifier that looks at torch and the model: named as text, as in ``main``."""
+_VERIFIER = "speculant_verifier"
+"""Looks at torch and the model: named as text, as in ``main``."""
 
 _MEND_SETTINGS = "correct it; speculant config show prints what holds"
 _COLORS: dict[Status, str] = {"ok": "32", "warn": "33", "fail": "1;31", "skip": "2"}
@@ -139,7 +139,7 @@ def _check(settings: DoctorSettings, problem: ConfigError | None) -> Iterator[Fi
 def _check_model(settings: DoctorSettings, identities: Identities) -> Iterator[Finding]:
     is_named = "model_name" in settings.verifier.model_fields_set
     try:
-        checks = importlib.import_module(MODEL_CHECKS)
+        devices = importlib.import_module(f"{_VERIFIER}.checks.devices")
     except ImportError as error:
         missing = f"{error.name} is not installed"
         yield Finding("torch", "skip", missing)
@@ -148,15 +148,21 @@ def _check_model(settings: DoctorSettings, identities: Identities) -> Iterator[F
         else:
             yield Finding("model", "skip", missing)
         return
-    yield from guarded("torch", "install torch again", checks.check_torch)
+    yield from guarded("torch", "install torch again", devices.check_torch)
     if not is_named:
         yield Finding("model", "skip", "not named; --model NAME or FOLDER")
         return
     yield from guarded(
         "model",
         "check the name or the folder, and that it is complete",
-        lambda: checks.check_model(settings.verifier, load=settings.verify, identities=identities),
+        lambda: _look_at_model(settings, identities),
     )
+
+
+def _look_at_model(settings: DoctorSettings, identities: Identities) -> Iterator[Finding]:
+    importlib.import_module(f"{_VERIFIER}.sources").require_sources(settings.verifier)  # says at once what is mistyped
+    model = importlib.import_module(f"{_VERIFIER}.checks.model")
+    yield from model.check_model(settings.verifier, load=settings.verify, identities=identities)
 
 
 def _row(finding: Finding, *, is_colored: bool) -> str:

@@ -19,6 +19,9 @@ from speculant_graph.cli.terminal import printable
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.extras import missing_extra
 
+_AGAIN_S = 0.05
+"""After which a signal is sent again that a callback has swallowed."""
+
 COMMANDS = {
     "build": ("speculant_graph.cli.build", "build", "count a corpus into a graph file"),
     "update": ("speculant_graph.cli.update", "build", "add text to a graph"),
@@ -119,11 +122,24 @@ def _signals_unwind() -> Iterator[None]:
             signal.signal(end, signal.SIG_IGN)  # a second one would interrupt the cleaning up
         raise SystemExit(128 + number)
 
+    def send_again(lost: sys.UnraisableHookArgs) -> None:
+        """Repeat a signal whose exception came up in a call from machine code, such as a compiler's: it is dropped."""
+        if isinstance(lost.exc_value, SystemExit | KeyboardInterrupt):
+            number = signal.SIGINT
+            if isinstance(lost.exc_value, SystemExit) and isinstance(lost.exc_value.code, int):
+                number = signal.Signals(lost.exc_value.code - 128)
+                signal.signal(number, leave)
+            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
+        else:
+            report_lost(lost)
+
+    report_lost, sys.unraisablehook = sys.unraisablehook, send_again
     for end in ends:
         signal.signal(end, leave)
     try:
         yield
     finally:
+        sys.unraisablehook = report_lost
         for end in ends:
             signal.signal(end, signal.SIG_DFL)
 

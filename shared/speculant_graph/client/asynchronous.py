@@ -13,7 +13,7 @@ import grpc.aio
 from loguru import logger
 
 from speculant_graph.client.actions import CloseSession, DropStream, OpenSession, Report, Send, StartProbing
-from speculant_graph.client.sessions import Opening
+from speculant_graph.client.sessions import Opening, problem_of
 from speculant_graph.client.setup import (
     OPEN_GRACE_S,
     PROBE,
@@ -101,12 +101,15 @@ class AsyncDrafterClient:
         """Counts since the drafter was made."""
         return self._core.statistics()
 
-    async def open(self, session_id: int, options: SessionOptions | None = None) -> None:
+    async def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session; if the drafter does not answer, its first steps try again.
 
         Args:
             session_id: the caller's id.
             options: what this session wants beside the client's settings.
+
+        Returns:
+            Why the session gets no drafts, if its options are the reason.
 
         Raises:
             TokenizerMismatchError: the drafter's graph is of another tokenizer.
@@ -125,6 +128,7 @@ class AsyncDrafterClient:
             error = opening
         if error is not None and (self._strict or isinstance(error, TokenizerMismatchError)):
             raise error
+        return problem_of(options, error)
 
     async def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch within the deadline; never raises, except if it is cancelled itself."""

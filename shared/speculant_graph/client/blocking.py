@@ -19,7 +19,7 @@ from loguru import logger
 
 from speculant_graph.client.actions import CloseSession, DropStream, OpenSession, Report, Send, StartProbing
 from speculant_graph.client.connection import StepStream
-from speculant_graph.client.sessions import Opening
+from speculant_graph.client.sessions import Opening, problem_of
 from speculant_graph.client.setup import (
     OPEN_GRACE_S,
     PROBE,
@@ -117,12 +117,15 @@ class DrafterClient:
         with self._lock:
             return self._core.statistics()
 
-    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
+    def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session; if the drafter does not answer, its first steps try again.
 
         Args:
             session_id: the caller's id.
             options: what this session wants beside the client's settings.
+
+        Returns:
+            Why the session gets no drafts, if its options are the reason.
 
         Raises:
             TokenizerMismatchError: the drafter's graph is of another tokenizer.
@@ -131,7 +134,7 @@ class DrafterClient:
         if os.getpid() != self._pid:
             if self._strict:
                 raise DrafterUnavailableError(_FORKED)
-            return
+            return None
         started_s = self._clock()
         waiter = _closed_gate()
         with self._lock:
@@ -149,6 +152,7 @@ class DrafterClient:
             error = opening
         if error is not None and (self._strict or isinstance(error, TokenizerMismatchError)):
             raise error
+        return problem_of(options, error)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch within the deadline; never raises."""

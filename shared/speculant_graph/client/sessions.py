@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from speculant_graph.errors import SpeculantError
+from speculant_graph.errors import SpeculantError, UnknownGraphError
 from speculant_graph.rpc.messages import OpenRequest
 from speculant_graph.types import Feedback, SequenceStep, SessionOptions, TokenId
 
@@ -24,6 +24,18 @@ _MAX_WIRE_TOKEN = (1 << 32) - 1
 def new_wire_id() -> int:
     """Return a session id for the wire, at random: clients that count 1, 2, 3 must never meet in a drafter."""
     return secrets.randbits(64) or 1
+
+
+def problem_of(options: SessionOptions | None, error: SpeculantError | None) -> str | None:
+    """Return why a session gets no drafts, if its options are the reason.
+
+    Args:
+        options: what it wanted.
+        error: why it was not opened, if it was not.
+    """
+    if options is None or not options.graph or not isinstance(error, UnknownGraphError):
+        return None
+    return f"there were no drafts, as the drafter serves no graph '{options.graph}'; name one that it serves"
 
 
 @dataclass(slots=True, eq=False)

@@ -137,16 +137,17 @@ class _Corpus:
                 self._finished_bytes += source.num_bytes
         self._writer.finish(self._finished_bytes)
         if self._writer.num_tokens == 0:
-            raise self._empty(len(files), skipped)
+            raise self._empty(files, skipped)
         return TokenStream(path, self._writer.num_tokens, self._num_documents, tuple(described), tuple(skipped))
 
-    def _empty(self, num_files: int, skipped: Sequence[SkippedFile]) -> CorpusError:
+    def _empty(self, files: Sequence[Path], skipped: Sequence[SkippedFile]) -> CorpusError:
         if self._num_documents:
             return CorpusError(
                 f"tokenizer {self._tokenizer.fingerprint.name} makes no tokens of this text; "
                 "set --graph.tokenizer-name to another, or name other files"
             )
-        found = "the file holds no text" if num_files == 1 else f"none of {num_files} files holds text"
+        num_files = len(files)
+        found = f"{files[0]} holds no text" if num_files == 1 else f"none of {num_files} files holds text"
         if skipped:
             number = "it was" if num_files == 1 else "1 was" if len(skipped) == 1 else f"{len(skipped)} were"
             found += f", {number} left out: {skipped[0].name}: {skipped[0].reason}"

@@ -17,6 +17,7 @@ from loguru import logger
 from numpy.typing import NDArray
 
 from speculant_graph.corpus.fast_bpe import PROBES, FastBpe
+from speculant_graph.corpus.hub import first_line, only_local
 from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
 from speculant_graph.extras import needed_for
 from speculant_graph.types import Fingerprint
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
+_SETTING = "--graph.tokenizer-name"
 
 _CUT_PROBES = (
     ("one of", " the two"), ("at", " a"), ("in", " order"), ("A", " B"), ("do", " not"),
@@ -105,17 +107,16 @@ class CorpusTokenizer:
             name = str(Path(name).resolve())  # a graph remembers it, and is read from other folders
             file, config_file = Path(name) / _TOKENIZER_FILE, Path(name) / _CONFIG_FILE
             if not file.is_file():
-                raise ConfigError(f"folder {name} has no {_TOKENIZER_FILE}; set --graph.tokenizer-name to one that has")
-        elif _is_plainly_a_path(str(name_or_folder)):
-            raise ConfigError(f"there is no folder {name_or_folder}; set --graph.tokenizer-name to one")
+                raise ConfigError(f"folder {name} has no {_TOKENIZER_FILE}; set {_SETTING} to one that has")
         else:
-            file, config_file = _download(name, hf_token)
+            is_local = only_local(str(name_or_folder), _SETTING, hf_token)
+            file, config_file = _download(name, hf_token, is_local=is_local)
             revision = file.parent.name  # the hub's cache has one folder for each commit
         try:
             tokenizer = Tokenizer.from_file(str(file))
             config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
         except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"tokenizer {name} can't be read ({_one_line(error)}); download it again") from error
+            raise ConfigError(f"tokenizer {name} can't be read ({first_line(error)}); download it again") from error
         bos_id, eos_id = (_special_id(tokenizer, config, role) for role in ("bos", "eos"))
         return cls(name, tokenizer, bos_id, eos_id, revision)
 
@@ -148,7 +149,7 @@ class CorpusTokenizer:
             if type(error).__name__ != "PanicException":  # which the library does not export, and is no Exception
                 raise
             raise GraphError(
-                f"the tokenizer gave up ({_one_line(error)}); look for millions of alike characters in a row"
+                f"the tokenizer gave up ({first_line(error)}); look for millions of alike characters in a row"
             ) from None
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
@@ -200,40 +201,30 @@ class CorpusTokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def _is_plainly_a_path(name: str) -> bool:
-    return name.startswith((os.sep, ".", "~")) or name.count("/") > 1
-
-
 def _special_id(tokenizer: Tokenizer, config: dict[str, Any], role: str) -> int | None:
     token = config.get(f"{role}_token")
     content = token.get("content") if isinstance(token, dict) else token
     return None if content is None else tokenizer.token_to_id(content)
 
 
-def _download(name: str, hf_token: str | None) -> tuple[Path, Path]:
+def _download(name: str, hf_token: str | None, *, is_local: bool) -> tuple[Path, Path]:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, LocalEntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        file = Path(hf_hub_download(name, _TOKENIZER_FILE, token=hf_token))
+        file = Path(hf_hub_download(name, _TOKENIZER_FILE, token=hf_token, local_files_only=is_local))
         try:
-            config_file = Path(hf_hub_download(name, _CONFIG_FILE, token=hf_token))
+            config_file = Path(hf_hub_download(name, _CONFIG_FILE, token=hf_token, local_files_only=is_local))
         except LocalEntryNotFoundError:  # it may be there: without it special tokens would be missed in silence
             raise
         except EntryNotFoundError:
             config_file = file.with_name(_CONFIG_FILE)
-    except GatedRepoError as error:
-        raise ConfigError(f"tokenizer {name} needs permission; accept its licence and set --graph.hf-token") from error
     except LocalEntryNotFoundError as error:
         raise ConfigError(
-            f"tokenizer {name} is not on this machine and the hub can't be reached; name a folder"
+            f"tokenizer {name} is not whole in the hub's cache and the hub can't be reached; name a folder"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"no tokenizer {name} ({_one_line(error)}); set --graph.tokenizer-name to a folder or a hub name"
+            f"no tokenizer {name} ({first_line(error)}); set {_SETTING} to a folder or a hub name"
         ) from error
     return file, config_file
-
-
-def _one_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -49,6 +49,8 @@ def socket_path(address: str) -> Path | None:
     is_plain_host = "/" not in host and (":" not in host or (host.startswith("[") and host.endswith("]")))
     if separator and host and is_plain_host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
         return None
+    if separator and host and is_plain_host and port.isascii() and port.isdigit():
+        raise ConfigError(f"there is no port {port}, as in {address!r}; choose one up to 65535, or 0 for any")
     raise ConfigError(f"{address!r} is not an address; write unix:///path/to.sock or host:port")
 
 

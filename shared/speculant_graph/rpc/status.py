@@ -6,6 +6,8 @@ sentence, so that no exception text, path or value leaks to a client.
 
 from __future__ import annotations
 
+import re
+
 import grpc
 
 from speculant_graph.errors import (
@@ -71,6 +73,10 @@ ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
 _CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
+_NOBODY = re.compile(r"failed to connect to all addresses.*(Connection refused|No such file or directory)")
+"""What gRPC says where nobody listens: each address in three spellings, and why not at the end."""
+
+
 def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
     """Return the status code and the message that a client may see for ``error``."""
     for base in type(error).__mro__:
@@ -83,6 +89,8 @@ def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
 def from_status(code: grpc.StatusCode, details: str | None) -> SpeculantError:
     """Return the error that a status stands for; its message is one line and begins with the code's name."""
     reason = " ".join((details or "no details").split())
+    if nobody := _NOBODY.fullmatch(reason):
+        reason = f"nobody answers there ({nobody[1]})"
     return ERROR_OF_STATUS.get(code, DrafterUnavailableError)(f"{code.name}: {reason}")
 
 

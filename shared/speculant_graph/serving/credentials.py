@@ -58,15 +58,24 @@ def server_credentials(config: EndpointConfig) -> grpc.ServerCredentials | None:
     )
 
 
-def warn_of_readable_keys(config: EndpointConfig, addresses: Iterable[str]) -> None:
-    """Warn of addresses where keys travel in the clear, unless they are this machine's own.
+def warn_of_exposure(config: EndpointConfig, addresses: Iterable[str]) -> None:
+    """Warn of addresses that are open to everyone, and of those where keys travel in the clear.
 
-    No more than that, as a proxy before the server may be the one who encrypts.
+    Addresses that are this machine's own are neither. It is no more than a warning, as the network or a proxy before
+    the server may be what protects it.
     """
-    if config.access_file is None or config.tls_certificate is not None:
+    is_open = config.access_file is None and config.tls_client_ca is None
+    if not is_open and (config.access_file is None or config.tls_certificate is not None):
         return
     for address in addresses:
-        if not address.startswith("unix:") and not is_loopback(address.rpartition(":")[0]):
+        if address.startswith("unix:") or is_loopback(address.rpartition(":")[0]):
+            continue
+        if is_open:
+            logger.warning(
+                "{} is open to everyone who reaches it; set {}.access_file, or listen on 127.0.0.1 or a Unix socket",
+                address, config.section,
+            )  # fmt: skip
+        else:
             logger.warning(
                 "keys can be read by others on their way to {}; set {}.tls_certificate and .tls_key, or let a proxy "
                 "encrypt", address, config.section,

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from speculant_graph.config import EndpointConfig
 from speculant_graph.rpc.channel import message_limits
-from speculant_graph.serving.credentials import warn_of_readable_keys
+from speculant_graph.serving.credentials import warn_of_exposure
 from speculant_graph.serving.listening import Listener
 
 _HANDSHAKE_TIMEOUT_MS = 5_000
@@ -57,20 +57,28 @@ class GrpcEndpoint:
             reflection.enable_server_reflection(names, self._server)
         self._listener = Listener(self._server, credentials)
 
-    async def listen(self, addresses: str) -> list[str]:
+    async def listen(self, addresses: str, option: str) -> list[str]:
         """Serve on addresses, separated by commas; return them with the ports that were given for port 0.
+
+        Args:
+            addresses: to be served on.
+            option: of the command line, which sets them.
 
         Raises:
             ConfigError: one is malformed or taken.
         """
-        bound = self._listener.bind(addresses)
-        warn_of_readable_keys(self._config, bound)
+        bound = self._listener.bind(addresses, option)
+        warn_of_exposure(self._config, bound)
         await self._server.start()
         return bound
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls; end those that run after a while."""
         await self._server.stop(grace_s)
+
+    async def hurry(self) -> None:
+        """End the calls that :meth:`stop` waits for."""
+        await self._server.stop(None)
 
     def close(self) -> None:
         """Remove sockets and locks; the server must have stopped."""

@@ -13,6 +13,7 @@ import grpc.aio
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import grpc_target, socket_path
+from speculant_graph.serving.bind_failure import bind_failure
 
 _CONNECT_TIMEOUT_S = 1.0
 
@@ -32,13 +33,17 @@ class Listener:
         self._paths: list[Path] = []
         self._locks: list[int] = []
 
-    def bind(self, addresses: str) -> list[str]:
+    def bind(self, addresses: str, option: str) -> list[str]:
         """Bind addresses, separated by commas; return them with the ports that were given for port 0.
+
+        Args:
+            addresses: to be bound.
+            option: of the command line, which sets them.
 
         Raises:
             ConfigError: one is malformed, or something else serves there; those before it are bound.
         """
-        return [self._bind(address.strip()) for address in addresses.split(",")]
+        return [self._bind(address.strip(), option) for address in addresses.split(",")]
 
     def close(self) -> None:
         """Remove sockets and locks; the server must have stopped."""
@@ -48,21 +53,24 @@ class Listener:
             os.close(lock)
         self._paths, self._locks = [], []
 
-    def _bind(self, address: str) -> str:
+    def _bind(self, address: str, option: str) -> str:
         path = socket_path(address)
         # Whoever can connect can draft and open sessions: nobody but this user.
         previous_mask = os.umask(0o077)
         try:
             if path is not None:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._lock(path)
-                _clear_stale_socket(path)
+                self._lock(path, option)
+                _clear_stale_socket(path, option)
             if path is None and self._credentials is not None:
                 port = self._server.add_secure_port(grpc_target(address), self._credentials)
             else:
                 port = self._server.add_insecure_port(grpc_target(address))
         except (RuntimeError, OSError) as error:
-            raise ConfigError(f"can't listen on {address}: in use or not writable; choose another") from error
+            if path is None:
+                raise bind_failure(address, option) from error
+            reason = getattr(error, "strerror", None) or "no socket can be made there"
+            raise ConfigError(f"can't listen on {address}: {reason}; choose another path with {option}") from error
         finally:
             os.umask(previous_mask)
         if path is None:
@@ -70,17 +78,17 @@ class Listener:
         self._paths.append(path)
         return address
 
-    def _lock(self, path: Path) -> None:
+    def _lock(self, path: Path, option: str) -> None:
         """Make sure that of two servers that start at the same time one gives up."""
         descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._locks.append(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _taken(path) from None
+            raise _taken(path, option) from None
 
 
-def _clear_stale_socket(path: Path) -> None:
+def _clear_stale_socket(path: Path, option: str) -> None:
     """Remove the socket that a killed server left behind.
 
     gRPC would bind over any socket file and so take the address away from a server that lives.
@@ -90,7 +98,7 @@ def _clear_stale_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"{path} exists and is not a socket; choose another path")
+        raise ConfigError(f"{path} exists and is not a socket; choose another path with {option}")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_CONNECT_TIMEOUT_S)
         try:
@@ -100,8 +108,8 @@ def _clear_stale_socket(path: Path) -> None:
             return
         except OSError:
             pass  # a full backlog or a lack of rights: somebody is there
-    raise _taken(path)
+    raise _taken(path, option)
 
 
-def _taken(path: Path) -> ConfigError:
-    return ConfigError(f"another server answers on unix://{path}; stop it or choose another path")
+def _taken(path: Path, option: str) -> ConfigError:
+    return ConfigError(f"another server answers on unix://{path}; stop it, or choose another path with {option}")

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from loguru import logger
 
 from speculant_graph.errors import SpeculantError
+
+_T = TypeVar("_T")
+_UNINTERRUPTIBLE = "speculant-uninterruptible"
 
 
 class Server(Protocol):
@@ -22,12 +30,17 @@ class Server(Protocol):
     async def stop(self) -> None:
         """Let running calls finish, and let go. Called once, also if the start failed or was cancelled."""
 
+    async def hurry(self) -> None:
+        """Let no running call finish any more. Called while :meth:`stop` runs, which then returns soon."""
+
     async def reload(self) -> None:
         """Read files again."""
 
 
 def serve_until_stopped(make_server: Callable[[], Server], name: str) -> None:
-    """Serve until SIGTERM or SIGINT, and read files again on SIGHUP.
+    """Serve until SIGTERM or SIGINT, and read files again on SIGHUP. A second SIGTERM or SIGINT lets no call finish.
+
+    What :func:`in_uninterruptible_thread` still does at the end dies with the process, whose exit status is 0.
 
     Args:
         make_server: makes the server, in the event loop.
@@ -38,6 +51,29 @@ def serve_until_stopped(make_server: Callable[[], Server], name: str) -> None:
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(make_server, name))
+    if any(thread.name == _UNINTERRUPTIBLE for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # machine code in a thread does not survive that Python takes itself apart
+
+
+async def in_uninterruptible_thread(function: Callable[[], _T]) -> _T:
+    """Call a function that takes long and can't be interrupted, in a thread that holds up no end of the process.
+
+    Args:
+        function: what it returns or raises goes nowhere if nobody waits for it any more.
+    """
+    outcome: Future[_T] = Future()
+    outcome.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, name=_UNINTERRUPTIBLE, daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -50,9 +86,15 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(make_server: Callable[[], Server], name: str) -> None:
     loop = asyncio.get_running_loop()
-    stopping, reloading = asyncio.Event(), asyncio.Event()
-    for number, event in ((signal.SIGTERM, stopping), (signal.SIGINT, stopping), (signal.SIGHUP, reloading)):
-        loop.add_signal_handler(number, event.set)
+    stopping, hurrying, reloading = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def end() -> None:
+        (hurrying if stopping.is_set() else stopping).set()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
+    if multiprocessing.parent_process() is None:  # Ctrl-C reaches workers, too, but it is their parent who ends them
+        loop.add_signal_handler(signal.SIGINT, end)
+    loop.add_signal_handler(signal.SIGHUP, reloading.set)
     server = make_server()
     starting = asyncio.create_task(server.start())
     waiting = asyncio.create_task(stopping.wait())
@@ -63,13 +105,20 @@ async def _serve(make_server: Callable[[], Server], name: str) -> None:
         reloader = asyncio.create_task(_reload_when_asked(server, reloading))
         await waiting
         reloader.cancel()
-        logger.info("{} stopping", name)
+        logger.info("{} stopping when what runs has ended; a second signal ends it at once", name)
     finally:
         starting.cancel()
         waiting.cancel()
         with suppress(asyncio.CancelledError, SpeculantError):
             await starting
+        hurry = asyncio.create_task(_hurry_when_asked(server, hurrying))
         await server.stop()
+        hurry.cancel()
+
+
+async def _hurry_when_asked(server: Server, asked: asyncio.Event) -> None:
+    await asked.wait()
+    await server.hurry()
 
 
 async def _reload_when_asked(server: Server, asked: asyncio.Event) -> None:

@@ -22,9 +22,14 @@ def request_id_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
         metadata: the call's, as ``ServicerContext.invocation_metadata()`` returns it.
     """
     for key, value in metadata or ():
-        if key == REQUEST_ID_KEY and isinstance(value, str) and _SANE.fullmatch(value):
+        if key == REQUEST_ID_KEY and isinstance(value, str) and is_request_id(value):
             return value
     return secrets.token_hex(8)
+
+
+def is_request_id(text: str) -> bool:
+    """Say whether a text of a client's is short and plain enough to stand in messages."""
+    return _SANE.fullmatch(text) is not None
 
 
 def bound_to_messages(request_id: str, **more: str) -> AbstractContextManager[None]:

@@ -127,6 +127,15 @@ def test_what_is_wrong_is_named(api: Api, path: str, body: dict[str, Any], param
     assert says in error["message"]
 
 
+def test_more_new_tokens_than_the_service_gives_are_refused(decoder: SpeculativeDecoder) -> None:
+    with serving(decoder, max_new_tokens=20) as api:
+        for path, body in (("completions", COMPLETION), ("chat/completions", CHAT)):
+            assert api.post(path, body | {"max_tokens": 20}).status_code == 200
+            error = error_of(api.post(path, body | {"max_tokens": 21}))
+            assert error["param"] == "max_tokens"
+            assert "a request may have 20" in error["message"]
+
+
 def test_other_models_are_not_found(api: Api) -> None:
     client = api.client()
     with pytest.raises(openai.NotFoundError) as caught:
@@ -156,11 +165,28 @@ def test_prompts_that_are_too_long(api: Api, decoder: SpeculativeDecoder) -> Non
 
 def test_bodies_that_are_no_json(api: Api) -> None:
     kind = {"content-type": "application/json"}
-    for content in (b"", b"{", b"[]", b"null", b'"x"', b"[" * 100_000, b"\xff\xfe", b'{"n": ' + b"9" * 5_000 + b"}"):
-        error_of(api.http.post("/v1/completions", content=content, headers=kind))
+    for content, says in (
+        (b"", "the body is empty"),
+        (b"{", "it breaks at character 2"),
+        (b'{"model": "m",}', "it breaks at character 15"),
+        (b"[]", "the body is no JSON object"),
+        (b"null", "the body is"),
+        (b'"x"', "the body is no JSON object"),
+        (b"[" * 100_000, "can't be read as JSON"),
+        (b"\xff\xfe", "the body is no JSON"),
+        (b'{"n": ' + b"9" * 5_000 + b"}", "can't be read as JSON"),
+    ):
+        for more in ("", "; charset=utf-8"):
+            headers = {"content-type": f"application/json{more}"}
+            assert says in error_of(api.http.post("/v1/completions", content=content, headers=headers))["message"]
     body = json.dumps(COMPLETION).encode()
-    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data; boundary=x"}):
-        assert "JSON" in error_of(api.http.post("/v1/completions", content=body, headers=headers))["message"]
+    for given, says in (
+        ("", "content-type is missing"),
+        ("text/plain", "content-type is 'text/plain'; send the body as application/json"),
+        ("multipart/form-data; boundary=x", "content-type is 'multipart/form-data'"),
+    ):
+        headers = {"content-type": given} if given else {}
+        assert says in error_of(api.http.post("/v1/completions", content=body, headers=headers))["message"]
     for value in (b"NaN", b"Infinity", b"1e999"):
         text = body[:-1] + b', "temperature": ' + value + b"}"
         assert error_of(api.http.post("/v1/completions", content=text, headers=kind))["param"] == "temperature"

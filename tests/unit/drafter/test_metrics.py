@@ -261,7 +261,8 @@ def test_addresses_that_cannot_be_listened_on(address: str) -> None:
 def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=rf"server\.metrics_listen: can't listen on {address}: .*choose another"):
+        said = rf"can't listen on {address}: another program .* --server\.metrics-listen"
+        with pytest.raises(ConfigError, match=said):
             asyncio.run(MetricsEndpoint(ServerCounts(), ServerState, str).start(address))
 
 

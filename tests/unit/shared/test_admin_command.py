@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,12 +14,15 @@ import grpc
 import pytest
 import trustme
 
+from speculant_drafter.server import DrafterServer
 from speculant_graph.cli.main import main
+from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import (
     DrafterAdminServiceServicer,
     add_DrafterAdminServiceServicer_to_server,
 )
+from support.server import graph_file, run_in_loop
 
 
 class Graphs(DrafterAdminServiceServicer):
@@ -133,6 +138,53 @@ def test_failures_are_a_line_each_and_stop_nothing(
     assert services[second].paths == {}
 
 
+def test_a_sidecar_that_loads_its_graphs_or_has_none_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph_file(tmp_path / "docs.pkl", [1, 2, 3] * 9)
+    address = f"unix://{tmp_path}/admin.sock"
+    fields = {"listen": f"unix://{tmp_path}/d.sock", "admin_listen": address, "graph": tmp_path / "docs.pkl"}
+    server = DrafterServer(ServerConfig.model_validate(fields), DraftConfig())
+    goes_on = threading.Event()
+    load = server._graphs.load_configured
+
+    async def load_slowly() -> None:
+        await asyncio.to_thread(goes_on.wait)
+        await load()
+
+    async def begin() -> asyncio.Task[None]:
+        starting = asyncio.create_task(server.start())
+        while not server.admin_addresses:
+            await asyncio.sleep(0.005)
+        return starting
+
+    def listed() -> tuple[dict[str, Any], str, str]:
+        assert main(["admin", "list", "--address", address, "--json"]) == 0
+        (sidecar,) = json.loads(capsys.readouterr().out)["sidecars"]
+        assert main(["admin", "list", "--address", address]) == 0
+        return sidecar, *capsys.readouterr()
+
+    monkeypatch.setattr(server._graphs, "load_configured", load_slowly)
+    starting = run_in_loop(begin())
+    try:
+        sidecar, out, err = listed()
+        assert (sidecar["graphs"], sidecar["is_loading"], out) == ([], True, "")
+        assert err.startswith(f"speculant: admin: {address}: it is still loading graphs")
+        goes_on.set()
+        run_in_loop(asyncio.wait_for(starting, 60))
+        sidecar, out, err = listed()
+        assert ([each["name"] for each in sidecar["graphs"]], sidecar["is_loading"], err) == (["docs"], False, "")
+        assert "docs" in out
+        assert main(["admin", "unload", "docs", "--address", address]) == 0
+        capsys.readouterr()
+        sidecar, out, err = listed()
+        assert (sidecar["graphs"], sidecar["is_loading"], out) == ([], False, "")
+        assert "no graph is served; load one" in err
+    finally:
+        goes_on.set()
+        run_in_loop(server.stop())
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -142,7 +194,7 @@ def test_failures_are_a_line_each_and_stop_nothing(
         (["unload", "--address", "localhost:1"], "'unload' needs the name of a graph"),
         (["list", "docs", "--address", "localhost:1"], "'list' takes no name"),
         (["unload", "docs", "x.pkl", "--address", "localhost:1"], "'unload' takes no path"),
-        (["forget", "--address", "localhost:1"], "action"),
+        (["forget", "--address", "localhost:1"], "ACTION"),
         ([], "ACTION"),
         (["list", "--address", "example.com:1", "--token", "hush"], "client.token would travel to example.com:1"),
     ],

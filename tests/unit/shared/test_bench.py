@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 from collections import Counter
@@ -26,6 +27,7 @@ from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchErr
 from speculant_graph.graph.builder import build_from_token_ids
 from speculant_graph.graph.count import map_tokens
 from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.settings import CommandSettings
 from speculant_graph.types import Fingerprint
 
 BUILD_KEYS = {
@@ -75,6 +77,7 @@ def test_bench_build(bench: Run, corpus: Path, tmp_path: Path) -> None:
     assert report["command"][:3] == ["speculant", "bench", "build"]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_bench_lookup(bench: Run, corpus: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
     report = bench("lookup", "--corpus", corpus, "--num-tokens", 1_000, "--seconds", 0.2)
     assert report.keys() >= LOOKUP_KEYS
@@ -199,3 +202,15 @@ def test_processes_share_the_pages_of_a_graph(tmp_path: Path) -> None:
     assert sharing.private_dirty_bytes == 0
     with pytest.raises(GraphError, match="can't be opened in a new process"):
         measure_sharing(tmp_path / "missing.pkl", 1)
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_help_says_how_few_are_taken(bench: str) -> None:
+    pytest.importorskip("torch")
+    module = importlib.import_module(BENCHES[bench][0])
+    kinds = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, CommandSettings)]
+    assert len(kinds) > 1
+    for name, field in (pair for kind in kinds for pair in kind.model_fields.items()):
+        for bound in field.metadata:
+            if getattr(bound, "ge", 0) > 1:
+                assert f"at least {bound.ge:,}" in (field.description or ""), name

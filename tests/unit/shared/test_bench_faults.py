@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -87,6 +89,13 @@ SMALL = [
     *("--tokens", "20000", "--repeats", "1", "--open-steps", "50", "--requests", "60", "--sessions", "300"),
     *("--session-memory-mb", "2", "--messages", "300", "--connections", "40", "--slow", "20", "--slow-s", "1"),
 ]
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose sockets have short paths: 107 bytes are the most, and those of ``tmp_path`` are long."""
+    with tempfile.TemporaryDirectory(prefix="s-") as folder:
+        yield Path(folder)
 
 
 def parsed(call: MutatedCall) -> Any:
@@ -202,9 +211,9 @@ def test_the_whole_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.faults
-def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process(short_folder: Path) -> None:
     command = [sys.executable, "-m", "speculant_graph.cli.main", "bench", "faults", *SMALL, "--only", "stop"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(short_folder)}
     with subprocess.Popen([*command, "--open-steps", "100000"], env=environment, stderr=subprocess.PIPE) as process:
         bench = psutil.Process(process.pid)
         assert process.stderr is not None
@@ -217,4 +226,4 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60.0) == 130
     assert not server.is_running()
-    assert not list(tmp_path.iterdir())
+    assert not list(short_folder.iterdir())

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import speculant_graph
 
 CALLEE = """
@@ -31,6 +33,7 @@ print(ask(), sum(ask.stats.cache_hits.values()))
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_again_when_what_it_calls_has_changed(tmp_path: Path) -> None:
     [folder] = speculant_graph.__path__
     package = shutil.copytree(folder, tmp_path / "speculant_graph", ignore=shutil.ignore_patterns("__pycache__"))

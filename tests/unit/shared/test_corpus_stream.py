@@ -91,7 +91,7 @@ def test_a_stream_is_its_documents_one_after_another(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_module, "_PIECE_CHARACTERS", piece)
         if not any(documents):
-            with pytest.raises(CorpusError, match=r"^(none of [2-9] files|the file) holds (no )?text; name files"):
+            with pytest.raises(CorpusError, match=r"^(none of [2-9] files|.*) holds (no )?text; name files"):
                 write_token_stream(tokenizer, paths, folder / "out", config)
             assert not (folder / "out").exists()
             return
@@ -201,7 +201,7 @@ def test_a_bad_file_stops_the_build_or_is_left_out_whole(
         assert stream.skipped == (SkippedFile(str(paths[1]), reason),)
         total = sum(path.stat().st_size for path in paths if path.exists())
         assert reports[-1] == (total, stream.num_tokens)
-    with pytest.raises(CorpusError, match=r"^the file holds no text, it was left out: .*name files"):
+    with pytest.raises(CorpusError, match=r"holds no text, it was left out: .*name files"):
         write_token_stream(tokenizer, [paths[1]], output, config)
     assert not output.exists()
 
@@ -209,9 +209,9 @@ def test_a_bad_file_stops_the_build_or_is_left_out_whole(
 def test_a_corpus_without_text_is_said_in_proper_words(tmp_path: Path, tokenizer: CorpusTokenizer) -> None:
     empty, other, bad, worse = write(tmp_path, {"a.txt": "", "b.txt": "", "c.txt": b"\xff", "d.txt": b"\xff"})
     for files, message in (
-        ([empty], "the file holds no text; name files that do"),
+        ([empty], f"{empty} holds no text; name files that do"),
         ([empty, other], "none of 2 files holds text; name files that do"),
-        ([bad], f"the file holds no text, it was left out: {bad}: byte 0 is not utf-8 "),
+        ([bad], f"{bad} holds no text, it was left out: {bad}: byte 0 is not utf-8 "),
         ([empty, bad], f"none of 2 files holds text, 1 was left out: {bad}: byte 0 "),
         ([bad, worse], f"none of 2 files holds text, 2 were left out: {bad}: byte 0 "),
     ):

@@ -249,6 +249,7 @@ def test_drawings_count_well(tmp_path: Path, prompt: list[int], said: str) -> No
     assert f">{said}<" in (tmp_path / "picture").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["png", "svg"])
 def test_drawings_of_little_and_of_much(tmp_path: Path, file_format: Any) -> None:
     little = graph_of([[7]], 1, VOCABULARY_SIZE)

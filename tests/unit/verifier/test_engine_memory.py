@@ -37,6 +37,25 @@ def test_requests_wait_until_keys_and_values_fit(target):
     assert [ended[index] for index in range(6)] == [alone(target, range(1, 2 + 5 * index)) for index in range(6)]
 
 
+class Leaving(list):
+    """Sequences that leave as soon as somebody has looked whether there are any, as they do in another thread."""
+
+    def __len__(self):
+        length = super().__len__()
+        self.clear()
+        return length
+
+
+def test_what_is_kept_can_be_asked_for_while_sequences_leave(target):
+    engine = make_engine(target)
+    assert (engine.num_kv_tokens, engine.num_reserved_kv_tokens) == (0, 0)
+    engine.add(Request(0, (1, 2, 3), CONFIG))
+    engine.step()
+    assert 0 < engine.num_kv_tokens < engine.num_reserved_kv_tokens
+    engine._running = Leaving(engine._running)
+    assert engine.num_reserved_kv_tokens >= 0
+
+
 def test_memory_that_does_not_suffice_ends_the_youngest_and_spares_the_others(target, monkeypatch):
     expected = [alone(target, (1, 2, index)) for index in range(3)]
     forward = target.forward

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
@@ -142,3 +143,30 @@ def test_devices_that_are_not_there(tmp_path, device):
 def test_free_memory_is_known_on_linux():
     free = loading.available_bytes()
     assert free is None or 10**7 < free < 10**15
+
+
+def test_folders_that_hold_no_model(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no model: it needs config\.json, .*; set --verifier\.model-name to"):
+        load(tmp_path)
+    tiny_model("llama").model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"no tokenizer: it needs tokenizer\.json .*; set --verifier\.model-name to"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match=r"no tokenizer: it needs .*; set --verifier\.tokenizer-name to"):
+        load(tmp_path, tokenizer_name=str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"can't load tokenizer .* Set --verifier\.model-name to a folder"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_a_program_that_loads_a_model_sees_no_bars(tmp_path, capfd, is_wanted):
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    was_wanted = logging.is_progress_bar_enabled()
+    (logging.enable_progress_bar if is_wanted else logging.disable_progress_bar)()
+    try:
+        load(folder)
+        assert logging.is_progress_bar_enabled() == is_wanted
+        assert logging.set_tqdm_hook(None) is None
+    finally:
+        (logging.enable_progress_bar if was_wanted else logging.disable_progress_bar)()
+    assert "weights" not in capfd.readouterr().err

@@ -10,13 +10,12 @@ import re
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoTokenizer, GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
+from transformers import GptOssConfig, GptOssForCausalLM
 
 from speculant_graph.config import VerifierConfig
-from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError
 from speculant_verifier.model import TargetModel
-from speculant_verifier.model.loading import device_named, prepare_cpu
+from speculant_verifier.model.loading import device_named, load_tokenizer, prepare_cpu
 
 RANDOM = "random:"
 """Prefix of names of models with random weights: 'random:150M', 'random:gpt-oss-20b'."""
@@ -66,19 +65,16 @@ def load_target(config: VerifierConfig) -> TargetModel:
     device = device_named(config.device)
     if device.type == "cpu":
         prepare_cpu(config)
-    known = CorpusTokenizer.load(config.tokenizer_name)
-    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name)
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ConfigError(f"the tokenizer of '{config.tokenizer_name}' is not a fast one; choose another folder")
+    tokenizer, fingerprint = load_tokenizer(config)
     if config.dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     else:
         dtype = getattr(torch, config.dtype)
-    architecture = _real() if size == _REAL else _small(size, known.fingerprint.vocabulary_size)
+    architecture = _real() if size == _REAL else _small(size, fingerprint.vocabulary_size)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(_SEED)
         model = GptOssForCausalLM._from_config(architecture, dtype=dtype)
-    return TargetModel(model, tokenizer, config.model_name, known.fingerprint)
+    return TargetModel(model, tokenizer, config.model_name, fingerprint)
 
 
 def _real() -> GptOssConfig:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
 from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.settings import CommandSettings, load_settings
@@ -17,6 +19,9 @@ class DemoSettings(CommandSettings):
 
     The exit status is 1 if any two texts differ.
     """
+
+    # One setting of a section leaves the demo's own defaults of the others.
+    model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
     folder: Path | None = None
     """Keep the graph in this folder and use it again next time. Default: a temporary folder."""
@@ -33,6 +38,8 @@ class DemoSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Run the demo."""
     settings = load_settings(DemoSettings, "demo", arguments)
+    sys.stdout.write("demo:    graph of Python's standard library, a sidecar, a small model; torch is imported …\n")
+    sys.stdout.flush()  # before the import, which takes seconds
     from speculant_verifier.demo.run import run_demo
 
     return run_demo(settings, arguments)

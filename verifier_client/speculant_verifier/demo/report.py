@@ -90,7 +90,7 @@ class DemoReport:
     def show_stream(self, name: str, events: Iterator[StepEvent]) -> GenerationResult:
         """Print text as it is decoded and return the result."""
         legend = f"[dim]\\[{name}][/]"
-        if name != "plain":
+        if name != "plain" and self._console.color_system:
             legend += f"  [{ACCEPTED_STYLE}]accepted from the draft[/]  [{OWN_STYLE}]the model's own[/]"
         self._console.print(legend)
         result = None

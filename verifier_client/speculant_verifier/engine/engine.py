@@ -100,12 +100,12 @@ class Engine:
     @property
     def num_kv_tokens(self) -> int:
         """Tokens that keys and values are kept of."""
-        return sum(sequence.num_cached for sequence in self._running)
+        return sum(sequence.num_cached for sequence in self._running.copy())  # a step may be changing it
 
     @property
     def num_reserved_kv_tokens(self) -> int:
         """Tokens that the running sequences may come to need: their number times the longest that any may become."""
-        return self._admission.reserved_tokens(self._running)
+        return self._admission.reserved_tokens(self._running.copy())  # a step may be changing it
 
     @property
     def max_kv_tokens(self) -> int:
@@ -275,7 +275,7 @@ class Engine:
             if options is None:
                 self._drafter.open(sequence.session_id)
             else:
-                self._drafter.open(sequence.session_id, options)
+                sequence.drafter_problem = self._drafter.open(sequence.session_id, options) or ""
             sequence.has_session, self._has_warned = True, False
         except TokenizerMismatchError as error:
             self._drafter.finish(sequence.session_id)

@@ -83,6 +83,8 @@ class ActiveSequence:
     draft_nodes: Sequence[int] = ()
     """Per node of the latest draft, its number in the drafter's message, of which nodes may have been left out."""
     has_session: bool = False
+    drafter_problem: str = ""
+    """Why the drafter has nothing for it, if the request is the reason."""
     offered: OfferedDraft | None = None
     """The caller's own draft for the next step."""
     prefix_key: PrefixKey | None = None

@@ -79,7 +79,8 @@ class Decoding:
                             raise of_result(event.result, self._decoder.target.name, prepared.job.model)
                         yield event
             except GenerationError as error:
-                logger.warning("requests ended: {}", error)
+                # At the end of the grace period the server has said already how many it cuts off.
+                logger.log("DEBUG" if self._load.is_draining else "WARNING", "requests ended: {}", error)
                 raise of_call(error) from error
             except SpeculantError as error:
                 logger.error("decoding failed: {}", error)

@@ -70,6 +70,8 @@ class Speculation(Answer):
     """Share of the tokens drafted at depth 1, 2, ... that was accepted."""
     seconds: Seconds
     """Of the choice that took longest."""
+    warning: str | None = None
+    """Why there were no drafts, if the request is the reason: it names a graph that the drafter does not serve."""
 
 
 class TopLogprob(Answer):

@@ -25,7 +25,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import HarmonyTokens
 from speculant_verifier.http.answering import Decoding, GenerationResponse
 from speculant_verifier.http.answers import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
-from speculant_verifier.http.errors import ApiError, internal, no_such_model, of_validation
+from speculant_verifier.http.errors import ApiError, internal, no_such_model, of_content_type, of_validation
 from speculant_verifier.http.gate import PRINCIPAL, CountRequest, Gate
 from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.preparing import Preparation
@@ -148,11 +148,11 @@ def create_app(
     return Gate(app, config, read_policy, read_problem, count_request)
 
 
-async def _refuse(_request: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, ApiError):
         return error.response()
     if isinstance(error, RequestValidationError):
-        return of_validation(error.errors()).response()
+        return (of_content_type(request.headers.get("content-type", "")) or of_validation(error.errors())).response()
     if isinstance(error, HTTPException):
         return _of_framework(error)
     return internal().response()  # the gate, which gets it next, tells the log
@@ -163,7 +163,7 @@ def _of_framework(error: HTTPException) -> Response:
         404: "there is nothing at this path; /openapi.json lists what there is",
         405: "this path does not take the method; /openapi.json says which",
     }
-    message = messages.get(error.status_code, "the body is no JSON that can be read; send another")
+    message = messages.get(error.status_code, "the body can't be read as JSON; send UTF-8, not nested deeply")
     response = ApiError(error.status_code, message).response()
     response.headers.update(error.headers or {})
     return response

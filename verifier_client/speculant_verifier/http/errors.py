@@ -120,6 +120,19 @@ def of_call(error: GenerationError) -> ApiError:
     return unavailable("the server stopped decoding")
 
 
+def of_content_type(content_type: str) -> ApiError | None:
+    """Explain a body that was not read as its header does not call it JSON; None if that is not what was wrong.
+
+    Args:
+        content_type: the header; empty if there is none.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
+        return None
+    said = f"is '{_printable(kind)}'" if kind else "is missing"
+    return ApiError(400, f"the header content-type {said}; send the body as application/json")
+
+
 def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
     """Put pydantic's complaints into one; fields that are not served come first, and all of them are named.
 
@@ -138,8 +151,11 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
         what, code = ("not supported here", "unsupported_parameter") if known else ("unknown", "unknown_parameter")
         return ApiError(400, f"{what}: {names}; leave it out", param=(known or strange)[0], code=code)
     place, complaint = places[0], complaints[0]
-    if not place or complaint["type"] == "json_invalid":
-        return ApiError(400, "the body must be a JSON object with content-type application/json; send one")
+    if complaint["type"] == "json_invalid":
+        return ApiError(400, f"the body is no JSON: it breaks at character {int(place[0]) + 1}; mend it there")
+    if not place:
+        is_empty = complaint["type"] == "missing"
+        return ApiError(400, f"the body {'is empty' if is_empty else 'is no JSON object'}; send a JSON object")
     param = ".".join(place)
     if complaint["type"] == "missing" and not _EXPECTED.keys() & set(place[:-1]):
         return ApiError(400, f"{param} is missing; add it", param=param)
@@ -153,7 +169,8 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
     if complaint["type"] in ("model_attributes_type", "model_type"):
         return ApiError(400, f"{param}: give an object", param=param)
     reason = str(complaint["msg"]).removeprefix("Value error, ")
-    return ApiError(400, f"{param}: {reason[:1].lower()}{reason[1:]}", param=param)
+    advice = "" if complaint["type"] == "value_error" else "; correct it"
+    return ApiError(400, f"{param}: {reason[:1].lower()}{reason[1:]}{advice}", param=param)
 
 
 def _printable(name: str) -> str:

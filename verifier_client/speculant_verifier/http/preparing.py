@@ -146,6 +146,13 @@ class Preparation:
             raise no_such_model()
 
     def _require_room_for(self, num_prompts: int, config: GenerationConfig) -> None:
+        longest = self._config.max_new_tokens
+        if longest and config.max_tokens > longest:
+            raise ApiError(
+                400,
+                f"max_tokens is {config.max_tokens}, but a request may have {longest}; ask for fewer",
+                param="max_tokens",
+            )
         most = self._config.max_samples
         if num_prompts * config.n > most:
             raise ApiError(

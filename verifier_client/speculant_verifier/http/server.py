@@ -16,6 +16,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import socket_path
+from speculant_graph.serving.bind_failure import bind_failure
 from speculant_verifier.http.gate import CERTIFICATE_NAMES
 
 _POLL_S = 0.02
@@ -88,9 +89,7 @@ class HttpServer:
             try:
                 await self._serving
             except OSError as error:
-                raise ConfigError(
-                    f"service.http: can't listen on {self._address}: in use or not this machine's; choose another"
-                ) from error
+                raise bind_failure(self._address, "--service.http") from error
         self._server = server
         return f"{host}:{server.servers[0].sockets[0].getsockname()[1]}"
 

@@ -31,6 +31,7 @@ def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Speculatio
     accepted = [sum(counts) for counts in zip_longest(*(each.accepted_by_depth for each in results), fillvalue=0)]
     num_steps = sum(result.num_steps for result in results)
     times = max((result.times for result in results), key=lambda each: each.total_s)
+    warning = next((result.warning for result in results if result.warning), "")
     return Speculation(
         seed=seed,
         steps=num_steps,
@@ -51,4 +52,5 @@ def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Speculatio
             first_token=times.first_token_s,
             total=times.total_s,
         ),
+        **({"warning": warning} if warning else {}),
     )

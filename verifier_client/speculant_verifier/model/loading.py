@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,26 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging
 from transformers.utils.quantization_config import Mxfp4Config
 
 from speculant_graph.config import VerifierConfig
+from speculant_graph.corpus.hub import first_line
 from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_of
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Fingerprint
 from speculant_verifier.attention import register
+from speculant_verifier.sources import (
+    MODEL_SETTING,
+    TOKENIZER_SETTING,
+    access_token,
+    is_model_local,
+    is_tokenizer_local,
+)
 
 _REMEDY = "Give a folder with a checkpoint, or the hub name of a model you may download (--verifier.model-name)."
+_PATIENCE_S = 2.0
+"""Loading for longer than this is worth a word."""
 _SMALLER = "choose a smaller model (--verifier.model-name) or fewer bytes per weight (--verifier.dtype bfloat16)"
 
 
@@ -47,33 +60,35 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
     device = device_named(config.device)
     if device.type == "cpu":
         prepare_cpu(config)
-    token = config.hf_token.get_secret_value() if config.hf_token else None
+    is_local, token = is_model_local(config), access_token(config)
     dtype = "float32" if config.dtype == "auto" and device.type == "cpu" else config.dtype
     options: dict[str, Any] = {}
     try:
-        model_config = AutoConfig.from_pretrained(config.model_name, token=token)
+        model_config = AutoConfig.from_pretrained(config.model_name, token=token, local_files_only=is_local)
         if device.type == "cpu":
             if _is_mxfp4(model_config):
                 options["quantization_config"] = Mxfp4Config(dequantize=True)
             _check_memory(model_config, dtype, config.model_name)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            config.model_name,
-            config=model_config,
-            dtype=dtype,
-            token=token,
-            # Quantised weights must be put where they stay while they are loaded; moving them later fails.
-            device_map={"": device},
-            attn_implementation=register(),
-            output_loading_info=True,
-            **options,
-        )
+        with _patient_progress():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                config.model_name,
+                config=model_config,
+                dtype=dtype,
+                token=token,
+                local_files_only=is_local,
+                # Quantised weights must be put where they stay while they are loaded; moving them later fails.
+                device_map={"": device},
+                attn_implementation=register(),
+                output_loading_info=True,
+                **options,
+            )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, MemoryError, SafetensorError) as error:
         # On a CPU torch says no memory by an error without a type of its own.
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error):
             raise ConfigError(
                 f"model '{config.model_name}' does not fit into the memory of '{device}'; {_SMALLER}"
             ) from error
-        raise ConfigError(f"can't load model '{config.model_name}': {_first_line(error)} {_REMEDY}") from error
+        raise ConfigError(f"can't load model '{config.model_name}': {first_line(error)} {_REMEDY}") from error
     model: PreTrainedModel
     model, report = loaded
     # transformers fills what is missing with random numbers, which would decode without complaint.
@@ -91,12 +106,20 @@ def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fin
     Raises:
         ConfigError: it can't be read, or is not of the fast kind.
     """
-    token = config.hf_token.get_secret_value() if config.hf_token else None
+    is_local, token = is_tokenizer_local(config), access_token(config)
     name = config.tokenizer_name or config.model_name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, token=token)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"can't load model '{name}': {_first_line(error)} {_REMEDY}") from error
+        tokenizer = AutoTokenizer.from_pretrained(name, token=token, local_files_only=is_local)
+    except Exception as error:  # a damaged one fails in any way, the library of tokenizers by bare exceptions
+        setting = TOKENIZER_SETTING if config.tokenizer_name else MODEL_SETTING
+        if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "tokenizer.json")):
+            raise ConfigError(
+                f"folder {name} holds no tokenizer: it needs tokenizer.json and tokenizer_config.json; "
+                f"set {setting} to one that has them"
+            ) from error
+        raise ConfigError(
+            f"can't load tokenizer '{name}': {first_line(error)} Set {setting} to a folder with another, or a hub name."
+        ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(f"the tokenizer of '{name}' is not a fast one; choose a model with a tokenizer.json")
     try:
@@ -127,8 +150,18 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+@contextmanager
+def _patient_progress() -> Iterator[None]:
+    """Show the bars of transformers, which are never asked for, on a terminal alone, and if they take their time."""
+
+    def make(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return factory(*arguments, **{"disable": None, "delay": _PATIENCE_S} | options)
+
+    before = logging.set_tqdm_hook(make)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
 
 
 def _is_mxfp4(config: PreTrainedConfig) -> bool:

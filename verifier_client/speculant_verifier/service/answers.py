@@ -70,6 +70,7 @@ def _statistics(result: GenerationResult, seed: int) -> pb.GenerationStatistics:
         time_to_first_token=_duration(result.times.first_token_s),
         total_time=_duration(result.times.total_s),
         seed=seed % (1 << 63),
+        warning=result.warning,
     )
 
 

@@ -45,6 +45,9 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(VerifierSettings, "verifier", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
+    from speculant_verifier.sources import require_sources
+
+    require_sources(settings.verifier)
     from speculant_graph.serving.process import serve_until_stopped
     from speculant_verifier.console import quiet_transformers
     from speculant_verifier.decoder import SpeculativeDecoder

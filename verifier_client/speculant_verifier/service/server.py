@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Self
 
@@ -17,8 +17,9 @@ from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.errors import ConfigError, DrafterUnavailableError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallGate
-from speculant_graph.serving.credentials import server_credentials, warn_of_readable_keys
+from speculant_graph.serving.credentials import server_credentials, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
+from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http import METRICS_TYPE, HttpServer, create_app
 from speculant_verifier.http.errors import unavailable
@@ -54,6 +55,11 @@ class VerifierServer:
         """
         if not config.listen and not config.http:
             raise ConfigError("there is nothing to serve on; set --service.listen or --service.http")
+        if 0 < config.max_new_tokens < defaults.max_tokens:
+            raise ConfigError(
+                f"generation.max_tokens is {defaults.max_tokens}, but service.max_new_tokens {config.max_new_tokens}; "
+                "set --generation.max-tokens to no more than that"
+            )
         self._config, self._defaults, self._make_decoder = config, defaults, make_decoder
         self._gate = CallGate(AccessPolicy.load(config.access_file), config.max_concurrent_rpcs)
         self._load = Load(config, max_batch_size)
@@ -65,6 +71,8 @@ class VerifierServer:
         self._decoder: SpeculativeDecoder | None = None
         self._app: ASGIApp | None = None
         self._http = self._http_server() if config.http else None
+        self._draining: asyncio.Task[bool] | None = None
+        self._is_hurried = False
         self.addresses: list[str] = []
         """Where the gRPC service is reached."""
         self.http_address = ""
@@ -92,11 +100,11 @@ class VerifierServer:
             handler = self._service.handler(self._gate)
             endpoint = GrpcEndpoint(self._config, self._credentials, self._health, [handler], SERVICE_NAME)
             self._endpoints.append(endpoint)
-            self.addresses = await endpoint.listen(self._config.listen)
+            self.addresses = await endpoint.listen(self._config.listen, "--service.listen")
         if self._http is not None:
             self.http_address = await self._http.start()
-            warn_of_readable_keys(self._config, [self.http_address])
-        self._decoder = await asyncio.to_thread(self._make_decoder)
+            warn_of_exposure(self._config, [self.http_address])
+        self._decoder = await in_uninterruptible_thread(self._make_decoder)
         if self._http is not None:
             self._app = create_app(
                 self._decoder,
@@ -118,14 +126,15 @@ class VerifierServer:
         self._load.is_draining = True
         await self._health.enter_graceful_shutdown()
         self._service.drain()
-        draining: list[Awaitable[object]] = [endpoint.stop(self._config.grace_s) for endpoint in self._endpoints]
-        if self._http is not None:
-            draining.append(self._http.drain(self._config.grace_s))
-        await asyncio.gather(*draining)
+        stopping = asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))
+        if self._http is not None and not self._is_hurried:
+            self._draining = asyncio.create_task(self._http.drain(self._config.grace_s))
+            await asyncio.wait([self._draining])
+        await stopping
         if self._load.num_sequences:
-            logger.warning(
-                "{} sequences are cut off; raise service.grace_s for longer answers", self._load.num_sequences
-            )
+            advice = "" if self._is_hurried else "; raise service.grace_s for longer answers"
+            number = self._load.num_sequences
+            logger.warning("{} {} cut off{}", number, "sequence is" if number == 1 else "sequences are", advice)
         if self._decoder is not None:
             await asyncio.to_thread(self._decoder.close)
         if self._http is not None:
@@ -133,6 +142,13 @@ class VerifierServer:
             await self._http.close()
         for endpoint in self._endpoints:
             endpoint.close()
+
+    async def hurry(self) -> None:
+        """Let no text be finished any more."""
+        self._is_hurried = True
+        if self._draining is not None:
+            self._draining.cancel()
+        await asyncio.gather(*(endpoint.hurry() for endpoint in self._endpoints))
 
     async def reload(self) -> None:
         """Read the access file again; what is wrong is logged and stays as it was."""

@@ -73,11 +73,14 @@ class VerifierService:
         """Continue a prompt, step by step."""
         decoder = self._read_decoder()
         request = _parsed(pb.GenerateRequest, payload)
+        if request.request_id:
+            call.rename(request.request_id)
         speculation = request.speculation
         budget = speculation.node_budget if speculation.HasField("node_budget") else None
         config = generation_config(
             request.sampling, speculation.rule, self._defaults, decoder.target.end_token_ids, speculate=budget != 0
         )
+        self._load.require_length(config.max_tokens)
         learn = speculation.learn if speculation.HasField("learn") else None
         options = session_options(call.principal, speculation.tenant, speculation.graph, learn)
         with self._load.admitted(config.n) as give_back:
@@ -103,6 +106,7 @@ class VerifierService:
         if request.sampling.num_samples > 1:
             raise GenerationRequestError("num_samples is for Generate; open a stream for every sample")
         config = generation_config(request.sampling, request.rule, self._defaults, decoder.target.end_token_ids)
+        self._load.require_length(config.max_tokens)
         with self._load.admitted(1):
             session = decoder.draft_session(list(request.prompt_tokens), config)
             try:

@@ -88,8 +88,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _local(settings: ChatSettings) -> Partner:
     from speculant_verifier.console import quiet_transformers, waiting_for
+    from speculant_verifier.sources import require_sources
 
     with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color, "WARNING"):
+        require_sources(settings.verifier)
         from speculant_verifier.decoder import SpeculativeDecoder
         from speculant_verifier.talk.local import LocalPartner
 

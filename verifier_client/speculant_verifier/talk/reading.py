@@ -67,6 +67,8 @@ class TerminalReader:
             color_depth=None if is_colored else ColorDepth.MONOCHROME,
             output=create_output(sys.stderr),  # answers alone go to standard output
         )
+        # A terminal that does not say where its cursor is serves a prompt of a line as well: no warning about that.
+        self._session.app.renderer.cpr_not_supported_callback = None
         self._prompt = FormattedText([("bold", "> ")]) if is_colored else "> "
 
     def read(self) -> str:

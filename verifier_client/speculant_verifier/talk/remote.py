@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import Request
 
 from speculant_graph.config import GenerationConfig
@@ -75,19 +76,25 @@ class RemotePartner:
             "stream_options": {"include_usage": True},
             **fields,
         }
-        started_s, first_s = time.perf_counter(), None
-        with self._open("chat/completions", body, _PATIENCE_S) as answer:
-            for chunk in _events(answer):
-                if "error" in chunk:
-                    raise GenerationError(f"the server broke off: {_message(chunk)}")
-                for choice in chunk.get("choices") or ():
-                    delta = choice.get("delta") or {}
-                    piece = Piece(delta.get("reasoning_content") or "", delta.get("content") or "")
-                    if first_s is None and (piece.reasoning or piece.content):
-                        first_s = time.perf_counter() - started_s
-                    self._finish_reason = choice.get("finish_reason") or self._finish_reason
-                    yield piece
-                self._statistics = _statistics(chunk, time.perf_counter() - started_s, first_s)
+        started_s, first_s, num_pieces = time.perf_counter(), None, 0
+        counts: dict[str, Any] = {}
+        try:
+            with self._open("chat/completions", body, _PATIENCE_S) as answer:
+                for chunk in _events(answer):
+                    if "error" in chunk:
+                        raise GenerationError(f"the server broke off: {_message(chunk)}")
+                    if chunk.get("usage"):
+                        counts = chunk
+                    for choice in chunk.get("choices") or ():
+                        delta = choice.get("delta") or {}
+                        piece = Piece(delta.get("reasoning_content") or "", delta.get("content") or "")
+                        if piece.reasoning or piece.content:
+                            num_pieces += 1
+                            first_s = first_s or time.perf_counter() - started_s
+                        self._finish_reason = choice.get("finish_reason") or self._finish_reason
+                        yield piece
+        finally:
+            self._statistics = _statistics(counts, num_pieces, time.perf_counter() - started_s, first_s)
         if not self._finish_reason:
             raise GenerationError("the server broke off in the middle of the answer; try again")
 
@@ -98,7 +105,7 @@ class RemotePartner:
 
     @property
     def statistics(self) -> RunStatistics:
-        """How the latest answer came about; of one that was left only its times."""
+        """How the latest answer came about; of one that was left only its times and the fewest tokens it can have."""
         return self._statistics
 
     def close(self) -> None:
@@ -113,6 +120,12 @@ class RemotePartner:
             answer = open_url(request, patience_s)
         except HTTPError as error:
             with error:
+                if error.code == 404 and path == "models":
+                    parts = urlsplit(self._url)
+                    raise GenerationError(
+                        f"there is no OpenAI-compatible API at {self._url} (404: {error.reason}); "
+                        f"give the address where it begins, such as {parts.scheme}://{parts.netloc}/v1"
+                    ) from error
                 raise GenerationError(_refusal(error)) from error
         except (URLError, HTTPException, OSError) as error:
             reason = getattr(error, "reason", None) or error
@@ -153,10 +166,12 @@ def _events(answer: HTTPResponse) -> Iterator[dict[str, Any]]:
         raise GenerationError("the server sent what is no stream of events; check the address") from error
 
 
-def _statistics(chunk: dict[str, Any], elapsed_s: float, first_s: float | None) -> RunStatistics:
-    usage, own = chunk.get("usage") or {}, chunk.get("speculant") or {}
+def _statistics(counts: dict[str, Any], num_pieces: int, elapsed_s: float, first_s: float | None) -> RunStatistics:
+    """Return what a server counted; if it did not come to that, a token for each piece, which may have had more."""
+    usage, own = counts.get("usage") or {}, counts.get("speculant") or {}
     return RunStatistics(
-        tokens=usage.get("completion_tokens", 0),
+        tokens=usage.get("completion_tokens", num_pieces),
+        has_more_tokens=num_pieces > 0 and "completion_tokens" not in usage,
         elapsed_s=elapsed_s,
         first_token_s=first_s,
         steps=own.get("steps", 0),

@@ -21,7 +21,7 @@ async function ask(path, options = {}) {
     response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal(0, "the sidecar does not answer; see whether it runs, then try again");
+    throw new Refusal(0, "the sidecar does not answer; see whether it runs");
   }
   const content = await response.json().catch(() => ({}));
   if (!response.ok) throw new Refusal(response.status, content.error ?? `the sidecar answered ${response.status}`);

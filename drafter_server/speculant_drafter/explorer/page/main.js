@@ -6,23 +6,26 @@ import { focusSuccessors, showSuccessors } from "./successors.js";
 import { focusTree, showTree } from "./tree.js";
 import { byId, chip, colour, counted, html, learnGlyphs, whole } from "./words.js";
 
-const PAUSE_MS = 220;
-const main = document.querySelector("main"), typed = byId("typed"), problem = byId("problem");
+const PAUSE_MS = 220, RETRY_MS = 3000;
+const PASSING = [0, 429, 503];  // statuses of what may be over in a moment; 0 is no answer
+const main = document.querySelector("main"), typed = byId("typed"), wrong = byId("wrong");
 
 /** Everything that Back brings back. */
-let state = { graph: "", ids: [], order: "blend", strategy: "", budget: 0, seed: 0, blend: "", most: 20 };
+let state = { graph: "", ids: [], isCut: false, order: "blend", strategy: "", budget: 0, seed: 0, blend: "", most: 20 };
 let about = null;
 let answer = null;
 let asking = null;
 let depth = 0;
+let waiting = 0, attempt = null;
 
 const graph = () => about.graphs.find((each) => each.name === state.graph);
 const mode = () => document.querySelector('input[name="mode"]:checked').value;
 
 // --- asking
 
-async function refresh(question, { remember = "", keepTyped = false } = {}) {
+async function refresh(question, { remember = "", keepTyped = false, isCut = state.isCut } = {}) {
   asking?.abort();
+  clearTimeout(waiting);
   const mine = new AbortController();
   asking = mine;
   main.setAttribute("aria-busy", "true");
@@ -33,14 +36,15 @@ async function refresh(question, { remember = "", keepTyped = false } = {}) {
     if (asking !== mine) return;
     answer = found;
     complain("");
-    state = { ...state, ids: found.token_ids };
+    state = { ...state, ids: found.token_ids, isCut: isCut || found.num_tokens > found.token_ids.length };
     if (remember === "push") history.pushState({ state, depth: ++depth }, "");
     else if (remember === "replace") history.replaceState({ state, depth }, "");
     draw(keepTyped);
   } catch (error) {
     if (asking !== mine || error.name === "AbortError") return;
-    if (error.status === 401) return void askForKey(() => refresh(question, { remember, keepTyped }), error);
-    complain(error.message);
+    const repeat = () => refresh(question, { remember, keepTyped, isCut });
+    if (error.status === 401) return void askForKey(repeat, error);
+    complain(error, repeat);
   } finally {
     if (asking === mine) main.setAttribute("aria-busy", "false");
   }
@@ -52,13 +56,26 @@ const again = (change, remember = "replace") => {
 };
 
 function append(ids) {
-  if (ids.length) refresh({ token_ids: [...state.ids, ...ids].slice(-about.limits.tokens) }, { remember: "push" });
+  if (!ids.length) return;
+  const all = [...state.ids, ...ids], most = about.limits.tokens;
+  refresh({ token_ids: all.slice(-most) }, { remember: "push", isCut: state.isCut || all.length > most });
 }
 
-function complain(message) {
-  problem.textContent = message;
-  problem.hidden = !message;
+/** Say what is wrong, or by "" that nothing is. What may pass by itself is tried again, now and then or at once. */
+function complain(error, repeat = null) {
+  clearTimeout(waiting);
+  attempt = PASSING.includes(error.status) ? repeat : null;
+  const tries = attempt ? `. This page tries again every ${RETRY_MS / 1000} seconds.` : "";
+  const message = (error.message ?? error) + tries;
+  // The same again is not announced again.
+  if (wrong.textContent !== message) wrong.textContent = message;
+  byId("problem").hidden = !message;
+  byId("retry").hidden = !attempt;
+  main.classList.toggle("stale", Boolean(message));
+  if (message) byId("told").textContent = answer ? "No answer for this text: what is shown below is of an earlier one." : "";
+  if (attempt) waiting = setTimeout(attempt, RETRY_MS);
 }
+byId("retry").addEventListener("click", () => attempt?.());
 
 // --- drawing
 
@@ -90,10 +107,16 @@ function matchNote() {
   const { num_tokens: number, matched_order: order } = answer;
   const problem = answer.text_problem ? ` Shown as ids: ${answer.text_problem}.` : "";
   if (!number) return `No text yet: the most frequent tokens of the graph are listed.${problem}`;
+  const cut = state.isCut ? ` ${cutNote()}` : "";
   const known = order
     ? `the last ${order === 1 ? "one is" : `${order} are`} the longest end that the graph knows`
     : "no end of them is in the graph";
-  return `${counted(number, "token")}; ${known}.${problem}`;
+  return `${counted(number, "token")}; ${known}.${cut}${problem}`;
+}
+
+function cutNote() {
+  const { characters, tokens } = about.limits;
+  return `Only the end is looked at: at most ${whole(characters)} characters and ${whole(tokens)} tokens.`;
 }
 
 function drawSuccessors() {
@@ -119,9 +142,9 @@ function drawSuccessors() {
 }
 
 const BLENDS = {
-  longest: "The longest known context alone, as chains with this mixing draw.",
-  attention: "All known contexts, weighted by order, count and entropy.",
-  calibrated: "All known contexts and the text itself, weighted by how far each kind was right: what trees draft from.",
+  longest: "What followed the longest known context, shorter ones aside. Greedy and sampling draft from it, unless draft.mixing says otherwise.",
+  attention: "All known contexts, weighted by order, count and entropy. Greedy and sampling draft from it if draft.mixing is attention.",
+  calibrated: "All known contexts and the text itself, weighted by how far each kind was right. Trees and adaptive chains draft from it.",
 };
 
 const STRATEGIES = {
@@ -175,17 +198,24 @@ typed.addEventListener("input", () => {
   pause = setTimeout(() => {
     // Words that are typed one after another are one step for Back.
     const remember = history.state?.typing ? "replace" : "push";
-    refresh(question(), { remember, keepTyped: true }).then(() => {
+    const [asked, isCut] = question();
+    refresh(asked, { remember, keepTyped: true, isCut }).then(() => {
       if (history.state) history.replaceState({ ...history.state, typing: true }, "");
     });
   }, PAUSE_MS);
 });
 
+/** What was typed, or its end, and whether something was left out. */
 function question() {
-  // Of a long text only the end matters. It must not begin with half a character.
-  if (mode() === "text") return { text: typed.value.slice(-about.limits.characters).replace(/^[\udc00-\udfff]/, "") };
+  const { characters, tokens } = about.limits;
+  if (mode() === "text") {
+    // A character has two units at most; the first of those that are left may be half of one.
+    const end = [...typed.value.slice(-2 * characters - 1)];
+    const text = end.slice(-characters).join("").replace(/^[\udc00-\udfff]/, "");
+    return [{ text }, end.length > characters];
+  }
   const ids = typed.value.match(/\d+/g) ?? [];
-  return { token_ids: ids.slice(-about.limits.tokens).map(Number) };
+  return [{ token_ids: ids.slice(-tokens).map(Number) }, ids.length > tokens];
 }
 
 for (const radio of document.querySelectorAll('input[name="mode"]')) {
@@ -213,11 +243,13 @@ byId("graph").addEventListener("change", (event) => {
   state = { ...state, graph: event.target.value };
   describeGraph();
   // Another graph may have another tokenizer: what was typed is asked again, ids as they are.
-  refresh(mode() === "text" && !answer?.text_problem ? question() : { token_ids: state.ids }, { remember: "push" });
+  const [asked, isCut] = mode() === "text" && !answer?.text_problem ? question() : [{ token_ids: state.ids }, state.isCut];
+  refresh(asked, { remember: "push", isCut });
 });
 byId("back").addEventListener("click", () => depth > 0 && history.back());
 byId("clear").addEventListener("click", () => {
-  refresh({ token_ids: [] }, { remember: "push" });
+  refresh({ token_ids: [] }, { remember: "push", isCut: false });
+  typed.value = "";
   typed.focus();
 });
 
@@ -274,7 +306,7 @@ async function start() {
   } catch (error) {
     main.setAttribute("aria-busy", "false");
     if (error.status === 401) return askForKey(start, error);
-    return complain(error.message);
+    return complain(error, start);
   }
   complain("");
   learnGlyphs(about.glyphs);

@@ -3,9 +3,14 @@
 import { byId, chip, colour, counted, html, whole } from "./words.js";
 
 const list = byId("matches");
+const BLENDED = {
+  longest: ["↑", "Longest match alone"],
+  attention: ["∑", "All orders together"],
+  calibrated: ["∑", "All orders and text"],
+};
 
 /**
- * Draw one row for each order, the longest first, and one for all of them together.
+ * Draw one row for each order, the longest first, and one for what drafts are made from.
  * @param answer of the sidecar
  * @param maxOrder of the graph
  * @param chosen "blend", "anywhere" or an order; the nearest that can be chosen is returned
@@ -18,10 +23,11 @@ export function showMatches(answer, maxOrder, chosen, choose) {
   const hadFocus = list.contains(document.activeElement);
   const rows = [];
   if (answer.matched_order) {
-    rows.push(row("blend", "∑", ["All orders together"], blendNote(answer), "var(--strong)", now, choose));
+    const [label, title] = BLENDED[answer.blend.name];
+    rows.push(row("blend", label, [title], blendNote(answer), "var(--strong)", now, choose));
   } else {
     const note = counted(answer.num_different, "token");
-    rows.push(row("anywhere", "0", ["Anywhere in the text"], note, "var(--unordered)", now, choose));
+    rows.push(row("anywhere", "0", ["Anywhere in the corpus"], note, "var(--unordered)", now, choose));
   }
   for (const summary of [...answer.orders].reverse()) {
     const { order } = summary;

@@ -89,6 +89,9 @@ def check_graphs(address: str, config: ClientConfig) -> Iterator[Finding]:
             graphs = stub.ListGraphs(pb.ListGraphsRequest(), timeout=_PATIENCE_S, metadata=endpoint.metadata).graphs
         except grpc.RpcError as error:
             raise from_status(error.code(), error.details()) from error
+    if not graphs:
+        remedy = "wait while it loads its graphs, or load one by 'speculant admin load NAME PATH'"
+        yield Finding("drafter graphs", "warn", "none is served now", remedy)
     for graph in graphs:
         detail = (
             f"{graph.name}: generation {graph.generation}, {graph.corpus_tokens:,} tokens, orders 1-{graph.max_order}"

@@ -1,4 +1,4 @@
-"""What ``speculant doctor`` looks at in the verifier: torch, its devices, and the model."""
+"""What ``speculant doctor`` says of a model."""
 
 from __future__ import annotations
 
@@ -12,23 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from speculant_graph.cli.checks.finding import Finding, Identities
 from speculant_graph.cli.checks.machine import available_bytes
 from speculant_graph.config import VerifierConfig
+from speculant_graph.corpus.hub import first_line
 from speculant_graph.errors import ConfigError
 from speculant_verifier.console import quiet_transformers
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.architecture import check_architecture, sliding_layers
 from speculant_verifier.model.loading import device_named, load_tokenizer
-
-
-def check_torch() -> Iterator[Finding]:
-    """Say which torch this is and which GPUs it sees."""
-    yield Finding("torch", "ok", f"{torch.__version__}, threads: {torch.get_num_threads()}")
-    if not torch.cuda.is_available():
-        yield Finding("gpu", "ok", "none: the model runs on the processor")
-        return
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        name = torch.cuda.get_device_name(index)
-        yield Finding("gpu", "ok", f"cuda:{index} {name}, {free / 1e9:.1f} GB free of {total / 1e9:.1f} GB")
+from speculant_verifier.sources import access_token, is_model_local
 
 
 def check_model(config: VerifierConfig, *, load: bool, identities: Identities) -> Iterator[Finding]:
@@ -44,17 +34,18 @@ def check_model(config: VerifierConfig, *, load: bool, identities: Identities) -
     """
     quiet_transformers()
     device = device_named(config.device)
-    token = config.hf_token.get_secret_value() if config.hf_token else None
+    is_local = is_model_local(config)
     _, fingerprint = load_tokenizer(config)
     identities.add("the model", fingerprint)
     detail = f"{fingerprint.vocabulary_size:,} tokens, {fingerprint.sha256[:12]}"
     yield Finding("model tokenizer", "ok", detail)
     try:
-        described = AutoConfig.from_pretrained(config.model_name, token=token)
+        described = AutoConfig.from_pretrained(config.model_name, token=access_token(config), local_files_only=is_local)
         count = _parameters(described, config.model_name)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"can't load model '{config.model_name}': {reason}; check the name or the folder") from error
+        raise ConfigError(
+            f"can't load model '{config.model_name}': {first_line(error)}; check the name or the folder"
+        ) from error
     _require_weights(Path(config.model_name))
     yield _size(config, described, count, device)
     if not load:

@@ -1,0 +1,99 @@
+"""Names of models and tokenizers: folders of this machine, or repositories of the hub."""
+
+from __future__ import annotations
+
+import os
+
+from speculant_graph.errors import ConfigError
+from speculant_graph.extras import needed_for
+
+_PATIENCE_S = 5
+"""With a hub that says nothing, unless HF_HUB_ETAG_TIMEOUT says otherwise."""
+_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
+"""A copy in the hub's cache has at least one of them."""
+
+
+def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
+    """Find out where the files of a name are, before a library asks a hub that can't be reached again and again.
+
+    Args:
+        name: a folder, or a name on the hub.
+        setting: flag that it was given by, for messages.
+        hf_token: for repositories that need one.
+
+    Returns:
+        Whether only the copy in the hub's cache is left, as the hub can't be reached.
+
+    Raises:
+        ConfigError: there is no such folder, and no such name on the hub or no way to ask it. What looks like a path
+            is not asked for.
+        ModuleNotFoundError: the extra ``build`` is not installed.
+    """
+    if os.path.isdir(name):
+        return False
+    if os.path.exists(name):
+        raise ConfigError(f"{name} is a file; set {setting} to the folder it is in")
+    if _is_plainly_a_path(name):
+        raise ConfigError(f"there is no folder {name}; set {setting} to one")
+    with needed_for("fetching from the hub", "build"):
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            HFValidationError,
+            OfflineModeIsEnabled,
+            RepositoryNotFoundError,
+        )
+
+    def is_cached() -> bool:
+        return any(isinstance(try_to_load_from_cache(name, file), str) for file in _FILES)
+
+    nowhere = f"there is no folder {name} here"
+    remedy = f"set {setting} to the path of a folder"
+    parent = os.path.dirname(name)
+    if parent and os.path.isdir(parent) and not is_cached():
+        raise ConfigError(f"{nowhere}, and with a folder {parent} the hub is not asked; {remedy}")
+    try:
+        patience_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _PATIENCE_S)
+        get_hf_file_metadata(hf_hub_url(name, _FILES[-1]), token=hf_token, timeout=patience_s)
+    except HFValidationError as error:
+        raise ConfigError(f"{nowhere}, and none of this name can be on the hub; {remedy} or to a hub name") from error
+    except GatedRepoError as error:
+        if not is_cached():
+            raise ConfigError(
+                f"{name} on the hub needs permission; accept its licence and set {_token_setting(setting)}"
+            ) from error
+    except RepositoryNotFoundError as error:
+        if not is_cached():
+            raise ConfigError(
+                f"{nowhere}, and none of this name on the hub for you; {remedy} or a hub name, "
+                f"with {_token_setting(setting)} if it is private"
+            ) from error
+    except HfHubHTTPError:
+        pass  # it answers: whether the files are there shows when they are fetched
+    except OfflineModeIsEnabled as error:
+        if not is_cached():
+            raise ConfigError(
+                f"{nowhere} and no copy in the hub's cache, and HF_HUB_OFFLINE keeps the hub from being asked; {remedy}"
+            ) from error
+        return True
+    except Exception as error:  # of the HTTP library, which is another one with other releases of huggingface_hub
+        if not is_cached():
+            raise ConfigError(
+                f"{nowhere}, and the hub can't be reached ({first_line(error)}); {remedy}, or mend the network"
+            ) from error
+        return True
+    return False
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of a library says, in one line."""
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+def _is_plainly_a_path(name: str) -> bool:
+    return name.startswith((os.sep, ".", "~")) or name.count("/") > 1
+
+
+def _token_setting(setting: str) -> str:
+    return f"{setting.rpartition('.')[0]}.hf-token"

@@ -1,0 +1,195 @@
+"""What single requests to the verifier's gRPC service may ask for, how others are refused, and their names."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import httpx2
+import pytest
+from loguru import logger
+
+from speculant_graph.client import DrafterClient
+from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig
+from speculant_graph.errors import ConfigError
+from speculant_graph.rpc.v1 import verifier_pb2 as pb
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.demo.run import MODEL_FOLDER
+from support.verifier_service import (
+    PROMPT,
+    VERIFIER,
+    collected,
+    demo_target,
+    plain_decoder,
+    play,
+    request,
+    talk,
+)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return demo_target()
+
+
+@pytest.fixture(scope="module")
+def library(target):
+    with plain_decoder(target) as decoder:
+        yield decoder
+
+
+BAD = {
+    "no input": (pb.GenerateRequest(), "INVALID_ARGUMENT", "set prompt, prompt_tokens or chat"),
+    "request id": (pb.GenerateRequest(prompt="a", request_id="a\nb"), "INVALID_ARGUMENT", "a request_id has 1 to 64"),
+    "empty": (pb.GenerateRequest(prompt=""), "INVALID_ARGUMENT", "the prompt is empty"),
+    "tokens": (
+        pb.GenerateRequest(prompt_tokens=pb.TokenSequence(token_ids=[10**6])), "INVALID_ARGUMENT", "outside 0..",
+    ),
+    "top_p": (request(top_p=1.5), "INVALID_ARGUMENT", "top_p"),
+    "NaN": (request(temperature=float("nan")), "INVALID_ARGUMENT", "temperature"),
+    "rule": (
+        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(rule=99)), "INVALID_ARGUMENT", "no rule 99",
+    ),
+    "samples": (request(num_samples=17), "INVALID_ARGUMENT", "at most 16"),
+    "stop": (request(stop_strings=[""]), "INVALID_ARGUMENT", "stop text"),
+    "bias": (request(logit_biases=[pb.TokenBias(token_id=10**6, bias=1)]), "INVALID_ARGUMENT", "logit_bias"),
+    "chat": (
+        pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(content="x")])), "INVALID_ARGUMENT", "",
+    ),
+    "graph": (
+        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(graph="x")), "INVALID_ARGUMENT",
+        "no graph 'x' in this process",
+    ),
+    "bad words": (request(bad_words=["a"] * 129), "INVALID_ARGUMENT", "bad_words has 129 entries; send at most 128"),
+    "long stop text": (request(stop_strings=["a" * 1025]), "INVALID_ARGUMENT", "a text of stop_strings is too long"),
+    "length": (pb.GenerateRequest(prompt="a " * 9_000), "INVALID_ARGUMENT", "but the model"),
+}  # fmt: skip
+
+
+def test_what_is_wrong_is_named_and_others_go_on(target, library, tmp_path):
+    expected = library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
+
+    async def scenario(stub, server):
+        for name, (bad, code, said) in BAD.items():
+            other = asyncio.create_task(collected(stub.Generate(request())))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collected(stub.Generate(bad))
+            assert caught.value.code().name == code, name
+            assert said in caught.value.details(), name
+            assert (await other)[1] == expected, name
+            assert server._load.num_sequences == 0, name
+
+    play(target, tmp_path, scenario)
+
+
+@pytest.mark.parametrize("own", [pb.GenerateRequest(request_id="mine-7"), pb.GenerateRequest()])
+def test_a_request_s_own_id_is_in_the_log_and_comes_back(target, tmp_path, own):
+    lines = []
+    logger.enable("speculant_graph")
+    sink = logger.add(lambda message: lines.append(message.record["extra"]), level="DEBUG")
+
+    async def scenario(stub, _):
+        named = [("x-request-id", "theirs")]
+        wanted = own.request_id or "theirs"
+        call = stub.Generate(pb.GenerateRequest(prompt=PROMPT, request_id=own.request_id), metadata=named)
+        await collected(call)
+        assert dict(await call.trailing_metadata())["x-request-id"] == wanted
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collected(stub.Generate(own, metadata=named))  # it has no prompt
+        assert dict(caught.value.trailing_metadata())["x-request-id"] == wanted
+        assert {"request_id": wanted, "method": "Generate"} in lines
+
+    try:
+        play(target, tmp_path, scenario)
+    finally:
+        logger.remove(sink)
+        logger.disable("speculant_graph")
+
+
+def test_more_new_tokens_than_the_service_gives_are_refused(target, tmp_path):
+    async def scenario(stub, _):
+        assert (await collected(stub.Generate(request(max_tokens=30))))[1]
+        session = [pb.VerifyRequest(prompt_tokens=[1], sampling=pb.SamplingOptions(max_tokens=31))]
+        for answers in (collected(stub.Generate(request(max_tokens=31))), talk(stub.Verify(), session)):
+            with pytest.raises(grpc.aio.AioRpcError, match="a request may have 30; ask for fewer") as caught:
+                await answers
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    play(target, tmp_path, scenario, max_new_tokens=30)
+    with pytest.raises(ConfigError, match=r"generation\.max_tokens is 20, but service\.max_new_tokens 19"):
+        play(target, tmp_path, scenario, max_new_tokens=19)
+
+
+def test_bytes_that_are_no_message_are_refused(target, tmp_path):
+    async def scenario(_, server):
+        async with grpc.aio.insecure_channel(server.addresses[0]) as channel:
+            path, nonsense = "/speculant_graph.rpc.v1.VerifierService/", b"\xff\xff\xff"
+            for answers in (
+                collected(channel.unary_stream(f"{path}Generate")(nonsense)),
+                talk(channel.stream_stream(f"{path}Verify")(), [nonsense]),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await answers
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    play(target, tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("messages", "code", "said"), [
+    ([pb.VerifyRequest(prompt_tokens=[1], tokenizer_sha256=b"x" * 32)], "FAILED_PRECONDITION", "tokenizer"),
+    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1] * 7)], "INVALID_ARGUMENT", "at most 6"),
+    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1, 2], draft_parents=[0])], "INVALID_ARGUMENT", "for 2 draft"),
+    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1, 2], draft_parents=[0, 5])], "INVALID_ARGUMENT", "no tree"),
+    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[9], candidate_counts=[2], candidate_tokens=[1, 9],
+      candidate_probabilities=[0.9, 0.3])], "INVALID_ARGUMENT", "sum to 1"),
+    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[9], candidate_counts=[2], candidate_tokens=[9, 1],
+      candidate_probabilities=[0.5, 0.5])], "INVALID_ARGUMENT", "ascend"),
+    ([pb.VerifyRequest(prompt_tokens=[1], candidate_tokens=[9])], "INVALID_ARGUMENT", "candidate_counts"),
+    ([pb.VerifyRequest(prompt_tokens=[])], "INVALID_ARGUMENT", "the prompt is empty"),
+    ([pb.VerifyRequest(prompt_tokens=[1], feedback_width=65)], "INVALID_ARGUMENT", "at most 64"),
+    ([pb.VerifyRequest(step_id=3, prompt_tokens=[1]), pb.VerifyRequest(step_id=3)], "INVALID_ARGUMENT", "upwards"),
+    ([pb.VerifyRequest(prompt_tokens=[1]), pb.VerifyRequest(step_id=1, prompt_tokens=[1])],
+     "INVALID_ARGUMENT", "leave"),
+    ([pb.VerifyRequest(prompt_tokens=[1])], "UNAVAILABLE", "no draft came"),
+])  # fmt: skip
+def test_a_wrong_step_ends_its_stream_and_frees_its_place(target, tmp_path, messages, code, said):
+    async def scenario(stub, server):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await talk(stub.Verify(), messages)
+        assert caught.value.code().name == code
+        assert said in caught.value.details()
+        while server._load.num_sequences or server._decoder.num_running:
+            await asyncio.sleep(0.01)
+
+    play(target, tmp_path, scenario, idle_timeout_s=0.3 if code == "UNAVAILABLE" else 60.0)
+
+
+def test_a_graph_that_the_drafter_does_not_serve_costs_no_text_and_is_told(target, library, shared_sidecar, tmp_path):
+    expected = library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
+    client = ClientConfig(address=shared_sidecar.address, deadline_ms=5_000, open_deadline_ms=5_000)
+    draft = DraftConfig(k=4)
+
+    async def scenario(stub, server):
+        async with httpx2.AsyncClient(base_url=f"http://{server.http_address}/v1") as http:
+            for graph, warning in (
+                (
+                    "elsewhere",
+                    "there were no drafts, as the drafter serves no graph 'elsewhere'; name one that it serves",
+                ),
+                ("small", ""),
+            ):
+                wanted = request()
+                wanted.speculation.graph = graph
+                responses, text = await collected(stub.Generate(wanted))
+                assert (text, responses[-1].statistics.warning) == (expected, warning)
+                body = {"model": MODEL_FOLDER.name, "prompt": PROMPT, "speculant": {"graph": graph}}
+                answer = (await http.post("/completions", json=body)).json()
+                assert answer["choices"][0]["text"] == expected
+                assert answer["speculant"].get("warning", "") == warning
+
+    with DrafterClient(client, tokenizer=None, draft=draft) as drafter:
+
+        def make(target):
+            return SpeculativeDecoder(target=target, verifier_config=VERIFIER, draft_config=draft, drafter=drafter)
+
+        play(target, tmp_path, scenario, make, http="127.0.0.1:0")

@@ -1,0 +1,54 @@
+"""Where a model and its tokenizer come from: looked up without torch, whose import takes seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from speculant_graph.config import VerifierConfig
+from speculant_graph.corpus.hub import only_local
+from speculant_graph.errors import ConfigError
+
+MODEL_SETTING = "--verifier.model-name"
+TOKENIZER_SETTING = "--verifier.tokenizer-name"
+
+
+def require_sources(config: VerifierConfig) -> None:
+    """Refuse names that lead nowhere.
+
+    Raises:
+        ConfigError: there is no such model or tokenizer, or no way to the hub.
+    """
+    is_model_local(config)
+    if config.tokenizer_name is not None:
+        is_tokenizer_local(config)
+
+
+def is_model_local(config: VerifierConfig) -> bool:
+    """Return whether of the model only the hub's cache can be asked.
+
+    Raises:
+        ConfigError: there is no such model, its folder holds none, or there is no way to the hub.
+    """
+    folder = Path(config.model_name)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"folder {folder} holds no model: it needs config.json, tokenizer.json, tokenizer_config.json "
+            f"and weights in *.safetensors; set {MODEL_SETTING} to one that has them"
+        )
+    return only_local(config.model_name, MODEL_SETTING, access_token(config))
+
+
+def is_tokenizer_local(config: VerifierConfig) -> bool:
+    """Return whether of the tokenizer only the hub's cache can be asked.
+
+    Raises:
+        ConfigError: there is no such tokenizer, or no way to the hub.
+    """
+    if config.tokenizer_name is None:
+        return is_model_local(config)
+    return only_local(config.tokenizer_name, TOKENIZER_SETTING, access_token(config))
+
+
+def access_token(config: VerifierConfig) -> str | None:
+    """Return what the hub is to be shown."""
+    return config.hf_token.get_secret_value() if config.hf_token else None
