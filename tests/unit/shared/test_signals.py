@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from speculant_graph.cli.signals import signals_unwind
 
 CALLED_BACK = """
