@@ -84,10 +84,10 @@ def _run(given: Sequence[str]) -> int:
     try:
         with signals_unwind():
             status: int = importlib.import_module(module).run(given[1:])
-    except ConfigError as error:
-        return _fail(f"{name}: {error}", 2)
     except SpeculantError as error:
-        return _fail(f"{name}: {error}", 1)
+        from speculant_graph.settings import as_typed
+
+        return _fail(f"{name}: {as_typed(str(error), given[1:])}", 2 if isinstance(error, ConfigError) else 1)
     except ImportError as error:
         explained = missing_extra(error, extra)
         if explained is None:
