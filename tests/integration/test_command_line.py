@@ -161,6 +161,23 @@ def test_build_inspect_generate(elsewhere: Path, capsys, monkeypatch) -> None:
     assert capsys.readouterr().out == plain.out
 
 
+@pytest.mark.parametrize("command", ["generate", "view", "export"])
+def test_a_graph_with_another_byte_in_it_is_refused(
+    command: str, graph_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray(graph_path.read_bytes())
+    content[-len(content) // 4] ^= 1
+    damaged = tmp_path / "damaged.pkl"
+    damaged.write_bytes(content)
+    arguments = {
+        "generate": ["x", "--graph", str(damaged), "--model", str(MODEL_FOLDER)],
+        "view": [str(damaged), "-o", str(tmp_path / "x.html")],
+        "export": [str(damaged), "-o", str(tmp_path / "x.gexf")],
+    }
+    assert main([command, *arguments[command]]) == 1
+    assert "damaged.pkl is damaged (array " in capfd.readouterr().err
+
+
 def test_a_missing_extra_names_the_command_to_type() -> None:
     result = python(
         "import sys\nsys.modules['torch'] = None\nimport speculant_graph\n"
