@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, ByteSize, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -37,7 +37,7 @@ from speculant_graph.help_format import HelpFormatter
 SECTIONS = ("graph", "draft", "verifier", "generation", "client", "server", "service")
 """Tables that a TOML file may have."""
 
-_SECRET_WORDS = ("token", "key", "password")
+_SECRET_WORDS = frozenset({"token", "key", "password"})
 
 CONFIG_VARIABLE = "SPECULANT_CONFIG"
 DEFAULT_FILE = Path("speculant.toml")
@@ -59,6 +59,10 @@ def _unwrap(value: object) -> object:
 
 TypedPath = Annotated[Path, "as typed"]
 """A path in a list of arguments, exactly as it was typed."""
+
+
+_FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
+"""Settings -> what everybody calls them."""
 
 
 class CommandSettings(BaseSettings):
@@ -83,6 +87,24 @@ class CommandSettings(BaseSettings):
 
 
 Settings = TypeVar("Settings", bound=CommandSettings)
+
+
+def as_typed(message: str, arguments: Sequence[str]) -> str:
+    """Return a message that names flags as a command line does, where it uses a shorter name of theirs.
+
+    Args:
+        message: names them in full, such as ``--verifier.model-name``.
+        arguments: the command line.
+    """
+    typed = {argument.partition("=")[0] for argument in arguments}
+
+    def shorter(match: re.Match[str]) -> str:
+        names = (match[1], _FAMILIAR.get(match[1], match[1]))
+        # --graph may be the file, and --client.graph the name of another.
+        found = [f"--{name}" for name in names if f"--{name}" in typed and name != "graph"]
+        return match[0] if match[0] in typed or not found else found[0]
+
+    return re.sub(r"--[a-z]+\.([a-z0-9-]*[a-z0-9])", shorter, message)
 
 
 def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) -> Settings:
@@ -184,14 +206,8 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
     taken = Counter(name for _, name in fields) + Counter(name.replace("_", "-") for name in kind.model_fields)
     short: dict[str, str | list[str]] = {f"{section}.{name}": name for section, name in fields if taken[name] == 1}
     for section, name in fields:
-        if name == "tokenizer-name":  # what everybody calls it
-            short[f"{section}.{name}"] = [name, "tokenizer"]
-        elif name == "model-name":
-            short[f"{section}.{name}"] = [name, "model"]
-        elif (section, name) == ("client", "address"):
-            short[f"{section}.{name}"] = [name, "drafter"]
-        elif name == "attention":
-            short[f"{section}.{name}"] = [name, "attn"]
+        if name in _FAMILIAR:
+            short[f"{section}.{name}"] = [name, _FAMILIAR[name]]
     aliases = {"output": "o", "json-output": "json"}
     if "graph" not in kind.model_fields:  # else it is a section
         aliases["graph-path"] = "graph"  # as the sidecar's flag is; a graph's name at a sidecar is the rarer wish
@@ -266,12 +282,22 @@ def _explain(kind: type[CommandSettings], error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"there is no setting '{'.'.join(location)}'; --help lists those there are"
     value = first.get("input")
-    is_shown = isinstance(value, str | int | float) and not any(word in location[-1] for word in _SECRET_WORDS)
+    is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
     got = f" (got {value!r})" if is_shown else ""
     message = first["msg"].replace("a valid tuple", "a list")
     if first["type"] in ("byte_size", "byte_size_unit"):
         message = "write a number of bytes, as 2GB or 512MB"
+    elif first["type"] == "greater_than_equal" and _is_size(kind, location):
+        message = f"give at least {ByteSize(first['ctx']['ge']).human_readable(decimal=True).replace('.0', '')}"
     return f"{_shown_name(kind, location)}: {message[0].lower()}{message[1:]}{got}"
+
+
+def _is_size(kind: type[CommandSettings], location: Sequence[str]) -> bool:
+    annotation: Any = kind
+    for name in location:
+        is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        annotation = annotation.model_fields[name].annotation if is_section else None
+    return annotation is ByteSize
 
 
 def _shown_name(kind: type[CommandSettings], location: Sequence[str]) -> str:

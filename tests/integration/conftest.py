@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from speculant_graph.graph.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
+from support.server import Serve, serving
 from support.sidecar import Sidecar, start_sidecar
+
+if TYPE_CHECKING:
+    from speculant_verifier.decoder import SpeculativeDecoder
+    from speculant_verifier.model import TargetModel
 
 VOCABULARY_SIZE = 50
 
@@ -55,3 +61,27 @@ def run_sidecar(graph_path: Path, tmp_path: Path) -> Iterator[Callable[..., Side
     for sidecar in started:
         if sidecar.process.poll() is None:
             sidecar.kill()
+
+
+@pytest.fixture
+def serve(graph_path: Path, tmp_path: Path) -> Iterator[Serve]:
+    """Run sidecars in this process, each until the test ends."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(serving(graph_path, tmp_path, **settings))
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetModel:
+    """The demo's model."""
+    from support.verifier_service import demo_target
+
+    return demo_target()
+
+
+@pytest.fixture(scope="module")
+def library(target: TargetModel) -> Iterator[SpeculativeDecoder]:
+    """What decodes with the demo's model, without drafts."""
+    from support.verifier_service import plain_decoder
+
+    with plain_decoder(target) as decoder:
+        yield decoder

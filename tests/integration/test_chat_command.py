@@ -152,7 +152,7 @@ def test_saving_touches_no_other_file(elsewhere: Path) -> None:
         (["--url", "nowhere"], 2, "write --url http://127.0.0.1:8000/v1"),
         (["--url", "http://127.0.0.1:9/v1", "--graph-path", "g.pkl"], 2, "leave --graph-path"),
         (["--url", "http://example.com/v1", "--api-key", "k"], 2, "would travel unencrypted"),
-        (["--url", "http://127.0.0.1:9/v1", "--no-repeat-ngram-size", "2"], 2, "--generation.no-repeat-ngram-size"),
+        (["--url", "http://127.0.0.1:9/v1", "--no-repeat-ngram-size", "2"], 2, "chat: --no-repeat-ngram-size"),
     ],
 )
 def test_mistakes_are_one_line(capfd, monkeypatch, arguments: list[str], status: int, message: str) -> None:

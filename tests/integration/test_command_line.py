@@ -76,14 +76,18 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["bulid"], "no command 'bulid'"),
         (["build"], "CORPUS"),
         (["build", "nowhere.txt", "--tokenizer", str(MODEL_FOLDER)], "nowhere.txt does not exist"),
-        (["build", "x", "--max-order", "11"], "--graph.max-order"),
+        (["build", "x", "--max-order", "11"], "build: --max-order (or SPECULANT_GRAPH__MAX_ORDER): "),
+        (["build", "x", "--graph.max-order", "11"], "build: --graph.max-order (or "),
         (["build", "x", "--memory", "lots"], "write a number of bytes, as 2GB"),
         (["build", "x", "--colour", "blue"], "--colour"),
-        (["build", __file__, "--tokenizer", "."], "tokenizer.json"),
+        (["build", __file__, "--tokenizer", "."], "tokenizer.json; set --tokenizer to"),
+        (["build", __file__, "--graph.tokenizer-name=."], "tokenizer.json; set --graph.tokenizer-name to"),
         (["inspect", "nowhere.pkl"], "nowhere.pkl"),
         (["inspect", "no\x1b[31m\nwhere.pkl"], r"no\x1b[31m\nwhere.pkl"),
         (["inspect", "x", "--prompt", "\udcff"], "not valid UTF-8"),
-        (["generate", "x", "--model", "./nowhere"], "--verifier.model-name"),
+        (["generate", "x", "--model", "./nowhere"], "set --model to"),
+        (["build", "x", "--memory", "1"], "--memory (or SPECULANT_GRAPH__MEMORY): give at least 512MB (got '1')"),
+        (["generate", "x", "--max-tokens", "0"], "greater than or equal to 1 (got '0')"),
         (["drafter", "--graph", "nowhere.pkl", "--listen", "localhost:0"], "nowhere.pkl"),
         (["drafter", "--listen", "nonsense"], "nonsense"),
         (["inspect", "x", "--config", "missing.toml"], "missing.toml"),
@@ -155,6 +159,23 @@ def test_build_inspect_generate(elsewhere: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("def loads(s):"))
     assert main(["generate", *model]) == 0
     assert capsys.readouterr().out == plain.out
+
+
+@pytest.mark.parametrize("command", ["generate", "view", "export"])
+def test_a_graph_with_another_byte_in_it_is_refused(
+    command: str, graph_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray(graph_path.read_bytes())
+    content[-len(content) // 4] ^= 1
+    damaged = tmp_path / "damaged.pkl"
+    damaged.write_bytes(content)
+    arguments = {
+        "generate": ["x", "--graph", str(damaged), "--model", str(MODEL_FOLDER)],
+        "view": [str(damaged), "-o", str(tmp_path / "x.html")],
+        "export": [str(damaged), "-o", str(tmp_path / "x.gexf")],
+    }
+    assert main([command, *arguments[command]]) == 1
+    assert "damaged.pkl is damaged (array " in capfd.readouterr().err
 
 
 def test_a_missing_extra_names_the_command_to_type() -> None:

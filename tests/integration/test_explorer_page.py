@@ -129,6 +129,19 @@ def test_the_draft_is_drawn_as_it_is_made(page: Page, explored: Explored) -> Non
     assert len(page.input_value("#typed")) > len("The parties ")
 
 
+def test_a_node_can_be_chosen_straight_out_of_a_field(page: Page) -> None:
+    typed(page, "The parties ")
+    page.fill("#budget", "6")
+    page.hover("#tree .step >> nth=1")
+    with page.expect_response("**/look"):
+        page.mouse.down()  # leaving the field asks for another draft
+    page.wait_for_timeout(300)
+    page.mouse.up()
+    settled(page)
+    assert len(page.input_value("#typed")) > len("The parties ")
+    assert page.locator("#tree .step").count() == 7
+
+
 def test_everything_can_be_done_by_keyboard(page: Page) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("/")

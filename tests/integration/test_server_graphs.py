@@ -6,7 +6,7 @@ import asyncio
 import gc
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +27,7 @@ from support.server import (
     SERVICE,
     SERVING,
     LiveServer,
+    Serve,
     Wire,
     code_of,
     connected,
@@ -40,7 +41,6 @@ from support.server import (
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 MISMATCH = grpc.StatusCode.FAILED_PRECONDITION
 ADMIN = "speculant_graph.rpc.v1.DrafterAdminService"
-Serve = Callable[..., LiveServer]
 
 
 def successor_file(path: Path, successor: int, sha256: str = "ab" * 32) -> Path:

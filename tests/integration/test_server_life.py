@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import queue
-import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -19,7 +17,7 @@ from loguru import logger
 
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.errors import ConfigError, GraphFileError
+from speculant_graph.errors import GraphFileError
 from speculant_graph.log import json_line
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
@@ -27,23 +25,15 @@ from support.server import (
     PATIENCE_S,
     SERVICE,
     SERVING,
-    LiveServer,
+    Serve,
     code_of,
     connected,
     refusal,
     run_in_loop,
-    serving,
     step_of,
 )
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-Serve = Callable[..., LiveServer]
-
-
-@pytest.fixture
-def serve(graph_path: Path, tmp_path: Path) -> Iterator[Serve]:
-    with ExitStack() as stack:
-        yield lambda **settings: stack.enter_context(serving(graph_path, tmp_path, **settings))
 
 
 class Requests:
@@ -83,7 +73,7 @@ def test_a_stop_ends_streams_and_keeps_what_open_sessions_taught(serve: Serve, t
     assert failure.value.code() is UNAVAILABLE
     assert failure.value.details() == "the drafter is shutting down"
     assert code_of(server.drafter.Draft, step_of(0, [1])) is UNAVAILABLE
-    assert not list(tmp_path.glob("*.sock"))
+    assert not list(tmp_path.glob("*.sock*"))
 
     again = serve(**settings)
     session_id = again.open()
@@ -133,90 +123,6 @@ def test_a_stop_tells_health_before_the_last_call_is_done(serve: Serve) -> None:
     assert not stopping.is_alive()
 
 
-def test_a_second_server_is_refused_while_the_first_one_lives(serve: Serve, graph_path: Path, tmp_path: Path) -> None:
-    server = serve()
-    address = f"unix://{tmp_path}/drafter.sock"
-
-    async def start_second() -> None:
-        async with DrafterServer(ServerConfig(listen=address, graph=graph_path), DraftConfig()):
-            pass
-
-    with pytest.raises(ConfigError, match=r"another server answers on unix://.*; stop it, .* --server\.listen"):
-        run_in_loop(start_second())
-    server.drafter.Draft(step_of(0, [1]))
-    server.stop()
-    run_in_loop(start_second())
-
-
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [
-        ("127.0.0.1:{taken}", "another program listens there; stop it"),
-        ("192.0.2.1:5000", "it is no address of this machine"),
-        ("nowhere.invalid:5000", "there is no host of this name"),
-        ("unix://{folder}/file/drafter.sock", "exists; choose another path|directory; choose another path"),
-    ],
-)
-@pytest.mark.parametrize("setting", ["listen", "admin_listen"])
-def test_why_an_address_can_not_be_listened_on_is_said(
-    graph_path: Path, tmp_path: Path, setting: str, address: str, reason: str
-) -> None:
-    (tmp_path / "file").touch()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        wanted = address.format(taken=taken.getsockname()[1], folder=tmp_path)
-        addresses = {"listen": f"unix://{tmp_path}/drafter.sock", setting: wanted}
-
-        async def start() -> None:
-            async with DrafterServer(ServerConfig(graph=graph_path, **addresses), DraftConfig()):
-                pass
-
-        option = f"--server.{setting.replace('_', '-')}"
-        with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with {option}$"):
-            run_in_loop(start())
-
-
-def test_of_two_that_start_at_the_same_time_one_serves(graph_path: Path, tmp_path: Path) -> None:
-    async def race() -> list[object]:
-        import asyncio
-
-        config = ServerConfig(listen=f"unix://{tmp_path}/drafter.sock", graph=graph_path)
-        servers = [DrafterServer(config, DraftConfig()) for _ in range(3)]
-        results = await asyncio.gather(*(server.start() for server in servers), return_exceptions=True)
-        for server, result in zip(servers, results, strict=True):
-            if result is not None:  # the refused ones stop first, and must leave the socket alone
-                await server.stop()
-        async with grpc.aio.insecure_channel(config.listen) as channel:
-            call = channel.unary_unary(f"/{SERVICE}/Draft")
-            await call(step_of(0, [1]).SerializeToString(), timeout=PATIENCE_S)
-        for server, result in zip(servers, results, strict=True):
-            if result is None:
-                await server.stop()
-        return results
-
-    results = run_in_loop(race())
-    assert sum(result is None for result in results) == 1
-    assert sum(isinstance(result, ConfigError) for result in results) == 2
-
-
-def test_the_socket_of_a_killed_server_is_replaced(serve: Serve, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as left_behind:
-        left_behind.bind(str(tmp_path / "drafter.sock"))
-    serve().drafter.Draft(step_of(0, [1]))
-
-
-def test_sockets_and_their_folder_are_private(serve: Serve, tmp_path: Path) -> None:
-    serve(listen=f"unix://{tmp_path}/new folder/drafter.sock").drafter.Draft(step_of(0, [1]))
-    assert (tmp_path / "new folder").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "new folder" / "drafter.sock").stat().st_mode & 0o077 == 0
-
-
-def test_what_is_no_socket_is_left_alone(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "drafter.sock").write_text("mine", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is not a socket"):
-        serve()
-    assert (tmp_path / "drafter.sock").read_text(encoding="utf-8") == "mine"
-
-
 def test_a_graph_that_can_not_be_loaded_leaves_nothing_behind(tmp_path: Path) -> None:
     async def start() -> None:
         config = ServerConfig(
@@ -228,26 +134,6 @@ def test_a_graph_that_can_not_be_loaded_leaves_nothing_behind(tmp_path: Path) ->
     with pytest.raises(GraphFileError, match=r"missing\.pkl"):
         run_in_loop(start())
     assert not list(tmp_path.glob("*.sock"))
-
-
-def test_several_addresses_are_one_server(serve: Serve, tmp_path: Path) -> None:
-    server = serve(listen=f"unix://{tmp_path}/drafter.sock,127.0.0.1:0, [::1]:0")
-    session_id = server.open()
-    for position, address in enumerate(server.server.addresses):
-        with connected(address) as wire:
-            answer = wire.drafter.Draft(step_of(session_id, [1], position))
-            assert list(answer.next_positions) == [position + 1]
-
-
-def test_a_taken_port_is_refused(serve: Serve, graph_path: Path) -> None:
-    server = serve(listen="127.0.0.1:0")
-
-    async def start_second() -> None:
-        async with DrafterServer(ServerConfig(listen=server.address, graph=graph_path), DraftConfig()):
-            pass
-
-    with pytest.raises(ConfigError, match="choose another"):
-        run_in_loop(start_second())
 
 
 def test_metrics_and_health_over_http(serve: Serve) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,23 +13,15 @@ import pytest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
     PATIENCE_S,
-    LiveServer,
+    Serve,
     code_of,
     connected,
     refusal,
     retry_delay_s,
-    serving,
     step_of,
 )
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
-Serve = Callable[..., LiveServer]
-
-
-@pytest.fixture
-def serve(graph_path: Path, tmp_path: Path) -> Iterator[Serve]:
-    with ExitStack() as stack:
-        yield lambda **settings: stack.enter_context(serving(graph_path, tmp_path, **settings))
 
 
 def of_sequences(count: int, **fields: Any) -> pb.DraftRequest:

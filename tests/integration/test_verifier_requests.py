@@ -19,24 +19,10 @@ from support.verifier_service import (
     PROMPT,
     VERIFIER,
     collected,
-    demo_target,
-    plain_decoder,
     play,
     request,
     talk,
 )
-
-
-@pytest.fixture(scope="module")
-def target():
-    return demo_target()
-
-
-@pytest.fixture(scope="module")
-def library(target):
-    with plain_decoder(target) as decoder:
-        yield decoder
-
 
 BAD = {
     "no input": (pb.GenerateRequest(), "INVALID_ARGUMENT", "set prompt, prompt_tokens or chat"),

@@ -18,22 +18,9 @@ from support.verifier_service import (
     PROMPT,
     collected,
     decoder_of,
-    demo_target,
-    plain_decoder,
     play,
     request,
 )
-
-
-@pytest.fixture(scope="module")
-def target():
-    return demo_target()
-
-
-@pytest.fixture(scope="module")
-def library(target):
-    with plain_decoder(target) as decoder:
-        yield decoder
 
 
 @pytest.mark.parametrize("sampling", [

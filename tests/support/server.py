@@ -141,6 +141,10 @@ class LiveServer:
         return self._admin.admin
 
 
+Serve = Callable[..., LiveServer]
+"""Runs a sidecar with settings of its own."""
+
+
 @contextmanager
 def serving(
     graph_path: Path,

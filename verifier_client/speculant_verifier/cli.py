@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic_settings import CliPositionalArg
 
-from speculant_graph.cli.interrupts import heeding_interrupts
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
@@ -68,23 +67,22 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.sources import require_sources
 
     log_to_stderr("INFO")
-    with heeding_interrupts():
-        with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color, "INFO"):
-            require_sources(settings.verifier)
-            from speculant_verifier.decoder import SpeculativeDecoder
+    with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color, "INFO"):
+        require_sources(settings.verifier)
+        from speculant_verifier.decoder import SpeculativeDecoder
 
-            quiet_transformers()
-            decoder = SpeculativeDecoder(
-                settings.graph_path, settings.verifier, settings.draft, client_config=settings.client
+        quiet_transformers()
+        decoder = SpeculativeDecoder(
+            settings.graph_path, settings.verifier, settings.draft, client_config=settings.client
+        )
+    with decoder:
+        if decoder.drafter.state == "off" and settings.draft.k:
+            sys.stderr.write(
+                f"plain decoding: strategy {settings.draft.strategy} needs --graph-path or --address; "
+                "--strategy tree drafts from the sequence itself, too\n"
             )
-        with decoder:
-            if decoder.drafter.state == "off" and settings.draft.k:
-                sys.stderr.write(
-                    f"plain decoding: strategy {settings.draft.strategy} needs --graph-path or --address; "
-                    "--strategy tree drafts from the sequence itself, too\n"
-                )
-            prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
-            return _generate(decoder, prompts, lines, settings)
+        prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
+        return _generate(decoder, prompts, lines, settings)
 
 
 def _generate(

@@ -78,7 +78,7 @@ class SpeculativeDecoder:
         if sum(source is not None for source in (graph_path, sidecar, drafter)) > 1:
             raise ConfigError("give one source of drafts: graph_path, client_config.address or drafter")
         self.draft_config = draft_config or DraftConfig()
-        graph = None if graph_path is None else NgramGraph.load(graph_path)
+        graph = None if graph_path is None else NgramGraph.load(graph_path, verify=True)
         self.verifier_config = verifier_config or VerifierConfig()
         self.target = target or TargetModel.load(self.verifier_config)
         self._owns_drafter = drafter is None

@@ -6,7 +6,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from speculant_graph.cli.interrupts import heeding_interrupts
 from speculant_graph.errors import ConfigError
 from speculant_graph.extras import missing_extra
 
@@ -40,8 +39,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"there is no bench '{name}'; it may be: {', '.join(BENCHES)}")
     module = BENCHES[name][0]
     try:
-        with heeding_interrupts():
-            status: int = importlib.import_module(module).run(arguments[1:])
+        status: int = importlib.import_module(module).run(arguments[1:])
     except ImportError as error:
         explained = missing_extra(error, "verifier") if module.startswith("speculant_verifier.") else None
         if explained is None:

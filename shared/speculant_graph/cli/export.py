@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.graph.export import export_graph
     from speculant_graph.graph.ngrams import NgramGraph
 
-    graph = NgramGraph.load(settings.path)
+    graph = NgramGraph.load(settings.path, verify=True)
     tokenizer = CorpusTokenizer.load(settings.tokenizer or graph.metadata.tokenizer.name)
     tokenizer.require(graph.metadata.tokenizer)
     export_graph(graph, settings.output, tokenizer.decode, settings.max_edges)

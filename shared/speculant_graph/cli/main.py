@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 
+from speculant_graph.cli.signals import signals_unwind
 from speculant_graph.cli.terminal import printable
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.extras import missing_extra
-
-_AGAIN_S = 0.05
-"""After which a signal is sent again that a callback has swallowed."""
 
 COMMANDS = {
     "build": ("speculant_graph.cli.build", "build", "count a corpus into a graph file"),
@@ -61,9 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # it was closed before we began, and nobody will read it
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
     try:
-        with _signals_unwind():
-            status = _run(list(sys.argv[1:] if arguments is None else arguments))
-            sys.stdout.flush()  # now: at the end of the process a closed pipe would be an error
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()  # now: at the end of the process a closed pipe would be an error
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as end:
@@ -89,11 +82,12 @@ def _run(given: Sequence[str]) -> int:
         return _fail(f"there is no command '{name}'; it may be: {', '.join(COMMANDS)}", 2)
     module, extra, _ = COMMANDS[name]
     try:
-        status: int = importlib.import_module(module).run(given[1:])
-    except ConfigError as error:
-        return _fail(f"{name}: {error}", 2)
+        with signals_unwind():
+            status: int = importlib.import_module(module).run(given[1:])
     except SpeculantError as error:
-        return _fail(f"{name}: {error}", 1)
+        from speculant_graph.settings import as_typed
+
+        return _fail(f"{name}: {as_typed(str(error), given[1:])}", 2 if isinstance(error, ConfigError) else 1)
     except ImportError as error:
         explained = missing_extra(error, extra)
         if explained is None:
@@ -106,42 +100,6 @@ def _run(given: Sequence[str]) -> int:
             raise
         return 0  # it was asked for help
     return status
-
-
-@contextmanager
-def _signals_unwind() -> Iterator[None]:
-    """Leave by an exception on SIGTERM and SIGHUP, so that nothing half-written remains."""
-    if threading.current_thread() is not threading.main_thread():  # only that one can be told
-        yield
-        return
-    # What is ignored, as nohup does it, or handled by whoever calls main(), stays so.
-    ends = [end for end in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(end) is signal.SIG_DFL]
-
-    def leave(number: int, _: FrameType | None) -> None:
-        for end in ends:
-            signal.signal(end, signal.SIG_IGN)  # a second one would interrupt the cleaning up
-        raise SystemExit(128 + number)
-
-    def send_again(lost: sys.UnraisableHookArgs) -> None:
-        """Repeat a signal whose exception came up in a call from machine code, such as a compiler's: it is dropped."""
-        if isinstance(lost.exc_value, SystemExit | KeyboardInterrupt):
-            number = signal.SIGINT
-            if isinstance(lost.exc_value, SystemExit) and isinstance(lost.exc_value.code, int):
-                number = signal.Signals(lost.exc_value.code - 128)
-                signal.signal(number, leave)
-            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
-        else:
-            report_lost(lost)
-
-    report_lost, sys.unraisablehook = sys.unraisablehook, send_again
-    for end in ends:
-        signal.signal(end, leave)
-    try:
-        yield
-    finally:
-        sys.unraisablehook = report_lost
-        for end in ends:
-            signal.signal(end, signal.SIG_DFL)
 
 
 def _reader_left() -> int:

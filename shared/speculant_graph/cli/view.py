@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.view.neighbourhood import explore
 
-    graph = NgramGraph.load(settings.path)
+    graph = NgramGraph.load(settings.path, verify=True)
     tokenizer = CorpusTokenizer.load(settings.tokenizer or graph.metadata.tokenizer.name)
     tokenizer.require(graph.metadata.tokenizer)
     shown = explore(

@@ -8,7 +8,8 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.extras import needed_for
 
 _PATIENCE_S = 5
-"""With a hub that says nothing, unless HF_HUB_ETAG_TIMEOUT says otherwise."""
+"""With a hub that says nothing, unless a variable says otherwise."""
+_PATIENCE_VARIABLE = "HF_HUB_ETAG_TIMEOUT"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 """A copy in the hub's cache has at least one of them."""
 
@@ -26,9 +27,10 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
 
     Raises:
         ConfigError: there is no such folder, and no such name on the hub or no way to ask it. What looks like a path
-            is not asked for.
+            is not asked for. Or HF_HUB_ETAG_TIMEOUT is no number.
         ModuleNotFoundError: the extra ``build`` is not installed.
     """
+    patience_s = _patience_s()  # first: the library stumbles over a wrong one when it is imported
     if os.path.isdir(name):
         return False
     if os.path.exists(name):
@@ -54,7 +56,6 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
     if parent and os.path.isdir(parent) and not is_cached():
         raise ConfigError(f"{nowhere}, and with a folder {parent} the hub is not asked; {remedy}")
     try:
-        patience_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _PATIENCE_S)
         get_hf_file_metadata(hf_hub_url(name, _FILES[-1]), token=hf_token, timeout=patience_s)
     except HFValidationError as error:
         raise ConfigError(f"{nowhere}, and none of this name can be on the hub; {remedy} or to a hub name") from error
@@ -84,6 +85,13 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
             ) from error
         return True
     return False
+
+
+def _patience_s() -> int:
+    given = os.environ.get(_PATIENCE_VARIABLE, str(_PATIENCE_S))
+    if not given.isdecimal() or not int(given):
+        raise ConfigError(f"{_PATIENCE_VARIABLE} is {given!r}; set it to whole seconds, such as {_PATIENCE_S}")
+    return int(given)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The one way in which kernels are compiled: without the GIL, and kept on disk between processes."""
+"""The one way in which kernels are compiled: without the GIL, and kept on disk for other processes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import numba
 from loguru import logger
+
+from speculant_graph.graph.kernel_cache import SharedCache
 
 Integer = Any
 """A number inside a kernel: an ``int`` to Python, 64 bits to the machine."""
@@ -41,6 +43,7 @@ def compiled(function: Kernel) -> Kernel:
     function.__qualname__ += f"-{_DIGEST}"
     try:
         kernel = numba.njit(function, nogil=True, cache=True)
+        kernel._cache = SharedCache(function)
     except RuntimeError as error:  # neither the package's folder nor the user's cache can be written
         logger.debug("kernels are compiled in every process: {}", error)
         kernel = numba.njit(function, nogil=True)

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -16,6 +17,7 @@ from speculant_graph.rpc.addresses import grpc_target, socket_path
 from speculant_graph.serving.bind_failure import bind_failure
 
 _CONNECT_TIMEOUT_S = 1.0
+_TRIES = 20
 
 
 class Listener:
@@ -31,7 +33,8 @@ class Listener:
         self._server = server
         self._credentials = credentials
         self._paths: list[Path] = []
-        self._locks: list[int] = []
+        self._locks: list[tuple[Path, int]] = []
+        self._folders: list[Path] = []
 
     def bind(self, addresses: str, option: str) -> list[str]:
         """Bind addresses, separated by commas; return them with the ports that were given for port 0.
@@ -46,12 +49,16 @@ class Listener:
         return [self._bind(address.strip(), option) for address in addresses.split(",")]
 
     def close(self) -> None:
-        """Remove sockets and locks; the server must have stopped."""
+        """Remove sockets, locks, and the folders that were made for them; the server must have stopped."""
         for path in self._paths:
             path.unlink(missing_ok=True)
-        for lock in self._locks:
+        for path, lock in self._locks:
+            path.unlink(missing_ok=True)  # while it is held: it can't be another's yet
             os.close(lock)
-        self._paths, self._locks = [], []
+        for folder in reversed(self._folders):
+            with suppress(OSError):  # others have something there
+                folder.rmdir()
+        self._paths, self._locks, self._folders = [], [], []
 
     def _bind(self, address: str, option: str) -> str:
         path = socket_path(address)
@@ -59,7 +66,6 @@ class Listener:
         previous_mask = os.umask(0o077)
         try:
             if path is not None:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._lock(path, option)
                 _clear_stale_socket(path, option)
             if path is None and self._credentials is not None:
@@ -80,12 +86,40 @@ class Listener:
 
     def _lock(self, path: Path, option: str) -> None:
         """Make sure that of two servers that start at the same time one gives up."""
-        descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._locks.append(descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _taken(path, option) from None
+        lock = path.with_name(path.name + ".lock")
+        for last in [False] * _TRIES + [True]:
+            try:
+                self._make_folder(path.parent)
+                descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # a server that ends took the folder away in between
+                if last:
+                    raise
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                raise _taken(path, option) from None
+            if _is_still(descriptor, lock):
+                self._locks.append((lock, descriptor))
+                return
+            os.close(descriptor)  # a server that ends removed it in between: nobody else would look at this one
+        raise _taken(path, option)
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        self._make_folder(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            self._folders.append(folder)
+
+
+def _is_still(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _clear_stale_socket(path: Path, option: str) -> None:

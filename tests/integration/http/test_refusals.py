@@ -187,9 +187,15 @@ def test_bodies_that_are_no_json(api: Api) -> None:
     ):
         headers = {"content-type": given} if given else {}
         assert says in error_of(api.http.post("/v1/completions", content=body, headers=headers))["message"]
-    for value in (b"NaN", b"Infinity", b"1e999"):
-        text = body[:-1] + b', "temperature": ' + value + b"}"
-        assert error_of(api.http.post("/v1/completions", content=text, headers=kind))["param"] == "temperature"
+    for field, says in (
+        (b'"temperature": NaN', "the body is no JSON, which has no NaN; send a number"),
+        (b'"logit_bias": {"7": -Infinity}', "the body is no JSON, which has no -Infinity; send"),
+        (b'"temperature": 1e999', "temperature: "),
+        (b'"n": 1, "n": 1', "'n' stands twice in one object of the body; send it once"),
+        (b'"speculant": {"learn": true, "rule": "block", "le\\u0061rn": null}', "'learn' stands twice in one object"),
+    ):
+        text = body[:-1] + b", " + field + b"}"
+        assert says in error_of(api.http.post("/v1/completions", content=text, headers=kind))["message"]
     lonely = {"prompt": "\ud800"}
     assert error_of(api.post("completions", None, content=json.dumps(COMPLETION | lonely), headers=kind))["param"]
     talk = CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}

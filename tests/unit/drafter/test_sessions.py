@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from support.server import (
     OUT_OF_SYNC,
     Clock,
     LiveServer,
+    Serve,
     code_of,
     graph_file,
     refusal,
@@ -26,7 +27,6 @@ from support.server import (
 from support.server import serving as serve
 
 TEXT = [random.Random(5).randrange(50) for _ in range(400)]
-Serve = Callable[..., LiveServer]
 
 
 @pytest.fixture

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import random
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from speculant_graph.bench.replay_traces import read_workloads
 from speculant_graph.cli.bench import run
-from speculant_graph.cli.interrupts import heeding_interrupts
 from speculant_graph.cli.main import main
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError, TokenizerMismatchError
@@ -257,35 +253,6 @@ def test_settings_of_other_commands_are_left_alone(bench: Bench, traces: Path, m
     monkeypatch.setenv("SPECULANT_DRAFT__K", "2")  # one environment serves all commands
     report = bench("--traces", traces, "--strategy", "tree", "--budget", 4, "--limit", 1)
     assert report["results"][0]["budget"] == 4  # type: ignore[index]
-
-
-@pytest.fixture
-def _interruptible() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interruptible")
-def test_an_interrupt_that_a_callback_loses(capfd: pytest.CaptureFixture[str]) -> None:
-    callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
-
-    def ended(after: Callable[[], object]) -> None:
-        with heeding_interrupts():
-            callback()
-            after()
-
-    def fail() -> None:
-        raise RuntimeError("what the compiler says of it")
-
-    for after in (fail, threading.Event().wait):
-        with pytest.raises(KeyboardInterrupt):
-            ended(after)
-    assert capfd.readouterr().err == ""
-    callback = ctypes.CFUNCTYPE(None)(lambda: None)
-    with pytest.raises(RuntimeError, match="what the compiler says"):
-        ended(fail)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_bad_line_is_one_line_to_the_user(

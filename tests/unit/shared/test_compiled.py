@@ -33,6 +33,50 @@ print(ask(), sum(ask.stats.cache_hits.values()))
 """
 
 
+TOGETHER = """
+import numpy as np, sys, time
+from speculant_graph.graph.compiled import compiled
+
+@compiled
+def total(values):
+    result = 0
+    for value in values:
+        result += value
+    return result
+
+print("ready", flush=True)
+sys.stdin.readline()
+for kind in sys.argv[1:]:
+    assert total(np.arange(4, dtype=kind)) == 6
+print(len(total.stats.cache_misses), len(total.stats.cache_hits))
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:
+    script = tmp_path / "together.py"
+    script.write_text(TOGETHER)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    kinds = ["int64", "int32", "float64", "uint32", "uint8"]
+    processes = []
+    for number in range(4):
+        command = [sys.executable, str(script), *kinds[number:], *kinds[:number]]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        processes.append(subprocess.Popen(command, env=environment, text=True, **pipes))
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    counts = []
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        counts.append([int(number) for number in process.communicate(timeout=50)[0].split()])
+    assert sum(misses for misses, _ in counts) == len(kinds), counts
+    assert sum(hits for _, hits in counts) == 3 * len(kinds), counts
+
+
 @pytest.mark.slow
 def test_a_kernel_is_compiled_again_when_what_it_calls_has_changed(tmp_path: Path) -> None:
     [folder] = speculant_graph.__path__

@@ -113,6 +113,9 @@ def test_a_hub_is_asked_and_what_it_gave_is_there_without_it(tokenizer_folder: P
     assert unknown.endswith("; set --graph.tokenizer-name to the path of a folder, or mend the network")
     (tmp_path / "somebody").mkdir()
     assert load(tmp_path, endpoint, "somebody/something") == [COMMIT]
+    for patience in ("soon", "", "0", "2.5"):
+        (wrong,) = load(tmp_path, endpoint, "somebody/something", HF_HUB_ETAG_TIMEOUT=patience)
+        assert wrong == f"HF_HUB_ETAG_TIMEOUT is {patience!r}; set it to whole seconds, such as 5"
 
 
 def test_a_hub_that_says_nothing_is_not_waited_for(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from speculant_graph.cli.signals import signals_unwind
+
 CALLED_BACK = """
 import ctypes, os, sys, time
-from speculant_graph.cli.main import _signals_unwind
+from speculant_graph.cli.signals import signals_unwind
 
 def interrupted():
     os.kill(os.getpid(), int(sys.argv[1]))
     time.sleep(0.01)  # here the signal's exception comes up, and machine code can't pass it on
 
-with _signals_unwind():
+with signals_unwind():
     ctypes.CFUNCTYPE(None)(interrupted)()
     time.sleep(30)
 """
@@ -27,3 +33,44 @@ def test_a_signal_in_a_callback_from_machine_code_is_not_lost(number: int, statu
     result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
     assert result.returncode == status, result.stderr
     assert "Exception ignored" not in result.stderr
+
+
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_an_interrupt_that_a_callback_loses(capfd: pytest.CaptureFixture[str]) -> None:
+    callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
+
+    def ended(after: Callable[[], object]) -> None:
+        with signals_unwind():
+            callback()
+            after()
+
+    def fail() -> None:
+        raise RuntimeError("what the compiler says of it")
+
+    for after in (fail, threading.Event().wait):
+        with pytest.raises(KeyboardInterrupt):
+            ended(after)
+    assert capfd.readouterr().err == ""
+    callback = ctypes.CFUNCTYPE(None)(lambda: None)
+    with pytest.raises(RuntimeError, match="what the compiler says"):
+        ended(fail)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_lost_exit_that_is_no_signals_is_reported_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: reported.append(lost.exc_value.code))
+
+    def exits() -> None:
+        raise SystemExit(3)
+
+    with signals_unwind():
+        ctypes.CFUNCTYPE(None)(exits)()
+    assert reported == [3]

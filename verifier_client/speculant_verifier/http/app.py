@@ -25,6 +25,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import HarmonyTokens
 from speculant_verifier.http.answering import Decoding, GenerationResponse
 from speculant_verifier.http.answers import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
+from speculant_verifier.http.bodies import JsonRoute
 from speculant_verifier.http.errors import ApiError, internal, no_such_model, of_content_type, of_validation
 from speculant_verifier.http.gate import PRINCIPAL, CountRequest, Gate
 from speculant_verifier.http.logprobs import TokenTexts
@@ -95,6 +96,7 @@ def create_app(
         max_model_len=decoder.target.max_length,
     )
     app = FastAPI(title="speculant-graph", version=VERSION, docs_url=None, redoc_url=None, exception_handlers=_HANDLERS)
+    app.router.route_class = JsonRoute
     with_key = [Depends(HTTPBearer(auto_error=False, description="Where the server has an access file."))]
 
     @app.post(
@@ -130,7 +132,7 @@ def create_app(
     async def one_model(name: str) -> Model:
         """Describe a model."""
         if name != model_id:
-            raise no_such_model()
+            raise no_such_model(model_id)
         return model
 
     @app.get("/healthz", response_class=PlainTextResponse, responses={503: {"description": "It does not serve."}})

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
 
 from speculant_graph.errors import GenerationError
 from speculant_verifier.engine.sequence import OUT_OF_MEMORY
@@ -44,8 +45,11 @@ _ONLY = {
 """Fields of which one value is served."""
 
 
-class ApiError(Exception):
-    """Why a request gets no answer, as the client is told."""
+class ApiError(HTTPException):
+    """Why a request gets no answer, as the client is told.
+
+    Of the framework's kind, so that it comes through where bodies are read.
+    """
 
     def __init__(
         self, status: int, message: str, *, kind: str = INVALID, param: str | None = None, code: str | None = None
@@ -59,7 +63,7 @@ class ApiError(Exception):
             param: the field of the request that is wrong.
             code: for programs.
         """
-        super().__init__(message)
+        super().__init__(status, message)
         self.status = status
         self.content = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -80,9 +84,13 @@ def unavailable(problem: str) -> ApiError:
     return ApiError(503, f"{problem}; try again later", kind="server_error", code="unavailable")
 
 
-def no_such_model() -> ApiError:
-    """Return what is said of other models' names."""
-    return ApiError(404, "there is no such model; /v1/models has its name", param="model", code="model_not_found")
+def no_such_model(model_id: str) -> ApiError:
+    """Return what is said of other models' names.
+
+    Args:
+        model_id: how clients call this one.
+    """
+    return ApiError(404, f"there is no such model; ask for '{model_id}'", param="model", code="model_not_found")
 
 
 def internal() -> ApiError:
@@ -129,7 +137,7 @@ def of_content_type(content_type: str) -> ApiError | None:
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
         return None
-    said = f"is '{_printable(kind)}'" if kind else "is missing"
+    said = f"is '{printable_name(kind)}'" if kind else "is missing"
     return ApiError(400, f"the header content-type {said}; send the body as application/json")
 
 
@@ -139,7 +147,7 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
     Args:
         complaints: their places begin with a word for the whole, such as "body".
     """
-    places = [[_printable(str(part)) for part in complaint["loc"][1:]] for complaint in complaints]
+    places = [[printable_name(str(part)) for part in complaint["loc"][1:]] for complaint in complaints]
     strange = [
         ".".join(place)
         for place, complaint in zip(places, complaints, strict=True)
@@ -173,6 +181,10 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
     return ApiError(400, f"{param}: {reason[:1].lower()}{reason[1:]}{advice}", param=param)
 
 
-def _printable(name: str) -> str:
-    """Return a name that a client made up, short and without control characters."""
+def printable_name(name: str) -> str:
+    """Return a name that a client made up, short and without control characters.
+
+    Args:
+        name: as it came.
+    """
     return "".join(character if character.isprintable() else "?" for character in name[:64])

@@ -143,7 +143,7 @@ class Preparation:
 
     def _require_model(self, name: str) -> None:
         if name not in (self._model_id, self._decoder.target.name):  # as --model has it will do, too
-            raise no_such_model()
+            raise no_such_model(self._model_id)
 
     def _require_room_for(self, num_prompts: int, config: GenerationConfig) -> None:
         longest = self._config.max_new_tokens

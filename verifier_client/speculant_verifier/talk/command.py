@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, SecretStr
 
-from speculant_graph.cli.interrupts import heeding_interrupts
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
@@ -75,15 +74,14 @@ def run(arguments: Sequence[str]) -> int:
 
     log_to_stderr("WARNING")
     notes = make_console(settings.color, stderr=True)
-    with heeding_interrupts():
-        partner = _remote(settings) if settings.url else _local(settings)
-        try:
-            reader = make_reader(tuple(COMMANDS), is_colored=bool(notes.color_system))
-            make_screen = JsonScreen if settings.json_output else TextScreen
-            screen = make_screen(make_console(settings.color), notes)
-            return Conversation(partner, reader, screen, settings.system).run()
-        finally:
-            partner.close()
+    partner = _remote(settings) if settings.url else _local(settings)
+    try:
+        reader = make_reader(tuple(COMMANDS), is_colored=bool(notes.color_system))
+        make_screen = JsonScreen if settings.json_output else TextScreen
+        screen = make_screen(make_console(settings.color), notes)
+        return Conversation(partner, reader, screen, settings.system).run()
+    finally:
+        partner.close()
 
 
 def _local(settings: ChatSettings) -> Partner:

@@ -33,6 +33,7 @@ async function refresh(question, { remember = "", keepTyped = false, isCut = sta
   if (state.blend) asked.blend = state.blend;
   try {
     const found = await look(state.graph, asked, mine.signal);
+    await letGo;
     if (asking !== mine) return;
     answer = found;
     complain("");
@@ -76,6 +77,15 @@ function complain(error, repeat = null) {
   if (attempt) waiting = setTimeout(attempt, RETRY_MS);
 }
 byId("retry").addEventListener("click", () => attempt?.());
+
+// What is pressed is still there when it is let go: an answer that comes in between is drawn after the click. Without
+// this a node could not be chosen straight out of a field, whose change is asked for as soon as the button goes down.
+let letGo = Promise.resolve();
+addEventListener("pointerdown", () => {
+  letGo = new Promise((resolve) => {
+    for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => setTimeout(resolve), { once: true });
+  });
+}, true);
 
 // --- drawing
 

@@ -1,0 +1,82 @@
+"""Signals that end a command: it leaves by an exception, wherever it is found."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer, current_thread, get_ident, main_thread
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+_AGAIN_S = 0.05
+
+
+class _Ended(SystemExit):
+    """A signal ends the command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
+@contextmanager
+def signals_unwind() -> Iterator[None]:
+    """Leave by an exception on SIGTERM and SIGHUP, so that nothing half-written remains, and on Ctrl-C by Python's own.
+
+    An exception that comes up while machine code, such as a compiler's, has called back is dropped there, with a
+    traceback on standard error. The signal is then sent again, without a word. What goes on in between may fail of
+    something else, or not at all.
+
+    Raises:
+        SystemExit: SIGTERM or SIGHUP; 128 and the signal's number.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    if current_thread() is not main_thread():  # only that one can be told
+        yield
+        return
+    # What is ignored, as nohup does it, or handled by whoever calls this, stays so.
+    ends = [end for end in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(end) is signal.SIG_DFL]
+    lost: KeyboardInterrupt | _Ended | None = None
+    repeats: list[Timer] = []
+
+    def leave(number: int, _: FrameType | None) -> None:
+        for end in ends:
+            signal.signal(end, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+        raise _Ended(number)
+
+    def send_again(dropped: UnraisableHookArgs) -> None:
+        nonlocal lost
+        if isinstance(dropped.exc_value, KeyboardInterrupt | _Ended):
+            lost = dropped.exc_value
+            number = signal.SIGINT
+            if isinstance(lost, _Ended):
+                number = signal.Signals(lost.number)
+                signal.signal(number, leave)
+            again = Timer(_AGAIN_S, signal.pthread_kill, (thread, number))  # which ends waiting, too
+            again.daemon = True
+            again.start()
+            repeats.append(again)
+        elif lost is None:  # what was being made when the signal came can't be taken down cleanly either
+            report(dropped)
+
+    thread = get_ident()
+    report, sys.unraisablehook = sys.unraisablehook, send_again
+    for end in ends:
+        signal.signal(end, leave)
+    try:
+        yield
+    except Exception as error:
+        if lost is not None:
+            raise lost from error
+        raise
+    finally:
+        for again in repeats:
+            again.cancel()
+        sys.unraisablehook = report
+        for end in ends:
+            signal.signal(end, signal.SIG_DFL)

@@ -1,0 +1,81 @@
+"""Machine code on disk, which one process makes at a time and the others wait for."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import zlib
+from contextlib import suppress
+from typing import Any
+
+from numba.core.caching import FunctionCache
+
+_PATIENCE_S = 120.0
+"""After which a kernel is compiled all the same."""
+_PAUSE_S = 0.02
+_FILE = "being-compiled.lock"
+
+_descriptors: dict[str, int] = {}
+"""Folder -> its file of locks. Never closed: that would give up all of this process's locks in it."""
+
+
+class SharedCache(FunctionCache):
+    """Numba's cache of one function, for processes that start together.
+
+    Without a lock each of them would compile every kernel. And of two that save the machine code of two signatures at
+    once, one may find the other's under its own.
+    """
+
+    def __init__(self, function: Any) -> None:
+        """Make the cache of a function.
+
+        Args:
+            function: as it was before it was compiled.
+        """
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        self._place = zlib.crc32(self._impl.filename_base.encode())
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the machine code of a signature; None if this process is to compile it."""
+        found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        if found is None and self._take_turn():
+            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            if found is not None:
+                self._end_turn()
+        return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep machine code that was compiled."""
+        super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        self._end_turn()
+
+    def _take_turn(self) -> bool:
+        """Wait until no other process compiles this function; False if that can't be known, or takes too long."""
+        deadline = time.monotonic() + _PATIENCE_S
+        try:
+            descriptor = self._descriptor()
+        except OSError:  # no folder that can be written
+            return False
+        while time.monotonic() < deadline:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._place)
+            except (BlockingIOError, PermissionError):  # systems differ in what they call it
+                time.sleep(_PAUSE_S)
+            except OSError:  # a file system without locks
+                return False
+            else:
+                return True
+        return False
+
+    def _end_turn(self) -> None:
+        with suppress(OSError):
+            fcntl.lockf(self._descriptor(), fcntl.LOCK_UN, 1, self._place)
+
+    def _descriptor(self) -> int:
+        folder = str(self.cache_path)
+        if folder not in _descriptors:
+            self._impl.locator.ensure_cache_path()
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            _descriptors[folder] = os.open(os.path.join(folder, _FILE), flags, 0o666)
+        return _descriptors[folder]

@@ -1,0 +1,164 @@
+"""The addresses of a sidecar: its own alone, and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+
+from speculant_drafter.server import DrafterServer
+from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.errors import ConfigError
+from support.server import PATIENCE_S, SERVICE, Serve, connected, run_in_loop, step_of
+
+
+def test_a_second_server_is_refused_while_the_first_one_lives(serve: Serve, graph_path: Path, tmp_path: Path) -> None:
+    server = serve()
+    address = f"unix://{tmp_path}/drafter.sock"
+
+    async def start_second() -> None:
+        async with DrafterServer(ServerConfig(listen=address, graph=graph_path), DraftConfig()):
+            pass
+
+    with pytest.raises(ConfigError, match=r"another server answers on unix://.*; stop it, .* --server\.listen"):
+        run_in_loop(start_second())
+    server.drafter.Draft(step_of(0, [1]))
+    server.stop()
+    run_in_loop(start_second())
+    assert not list(tmp_path.glob("drafter.sock*"))
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:{taken}", "another program listens there; stop it"),
+        ("192.0.2.1:5000", "it is no address of this machine"),
+        ("nowhere.invalid:5000", "there is no host of this name"),
+        ("unix://{folder}/file/drafter.sock", "exists; choose another path|directory; choose another path"),
+    ],
+)
+@pytest.mark.parametrize("setting", ["listen", "admin_listen"])
+def test_why_an_address_can_not_be_listened_on_is_said(
+    graph_path: Path, tmp_path: Path, setting: str, address: str, reason: str
+) -> None:
+    (tmp_path / "file").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wanted = address.format(taken=taken.getsockname()[1], folder=tmp_path)
+        addresses = {"listen": f"unix://{tmp_path}/drafter.sock", setting: wanted}
+
+        async def start() -> None:
+            async with DrafterServer(ServerConfig(graph=graph_path, **addresses), DraftConfig()):
+                pass
+
+        option = f"--server.{setting.replace('_', '-')}"
+        with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with {option}$"):
+            run_in_loop(start())
+
+
+def test_of_two_that_start_at_the_same_time_one_serves(graph_path: Path, tmp_path: Path) -> None:
+    async def race() -> list[object]:
+        config = ServerConfig(listen=f"unix://{tmp_path}/drafter.sock", graph=graph_path)
+        servers = [DrafterServer(config, DraftConfig()) for _ in range(3)]
+        results = await asyncio.gather(*(server.start() for server in servers), return_exceptions=True)
+        for server, result in zip(servers, results, strict=True):
+            if result is not None:  # the refused ones stop first, and must leave the socket alone
+                await server.stop()
+        async with grpc.aio.insecure_channel(config.listen) as channel:
+            call = channel.unary_unary(f"/{SERVICE}/Draft")
+            await call(step_of(0, [1]).SerializeToString(), timeout=PATIENCE_S)
+        for server, result in zip(servers, results, strict=True):
+            if result is None:
+                await server.stop()
+        return results
+
+    results = run_in_loop(race())
+    assert sum(result is None for result in results) == 1
+    assert sum(isinstance(result, ConfigError) for result in results) == 2
+
+
+def test_the_socket_of_a_killed_server_is_replaced(serve: Serve, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(tmp_path / "drafter.sock"))
+    serve().drafter.Draft(step_of(0, [1]))
+
+
+def test_sockets_and_their_folder_are_private(serve: Serve, tmp_path: Path) -> None:
+    serve(listen=f"unix://{tmp_path}/new folder/drafter.sock").drafter.Draft(step_of(0, [1]))
+    assert (tmp_path / "new folder").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "new folder" / "drafter.sock").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("more", ["", ",192.0.2.1:5000"])
+def test_folders_that_were_made_for_sockets_go_with_them(serve: Serve, tmp_path: Path, more: str) -> None:
+    listen = f"unix://{tmp_path}/new/newer/drafter.sock{more}"
+    if more:
+        with pytest.raises(ConfigError, match="no address of this machine"):
+            serve(listen=listen)
+    else:
+        server = serve(listen=listen)
+        assert sorted(path.name for path in (tmp_path / "new/newer").iterdir()) == ["drafter.sock", "drafter.sock.lock"]
+        server.stop()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_with_something_else_in_it_stays(serve: Serve, tmp_path: Path) -> None:
+    server = serve(listen=f"unix://{tmp_path}/new/newer/drafter.sock")
+    (tmp_path / "new/newer/mine").touch()
+    server.stop()
+    assert [path.name for path in (tmp_path / "new").rglob("*")] == ["newer", "mine"]
+
+
+def test_a_lock_that_an_ending_server_removes_is_no_lock(serve: Serve, tmp_path: Path) -> None:
+    """Whoever waits for the file that was removed must not serve beside one who made a new one."""
+    lock = tmp_path / "drafter.sock.lock"
+    flock = fcntl.flock
+
+    def removed_meanwhile(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if not asked:
+            lock.unlink()
+        asked.append(descriptor)
+
+    asked: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fcntl, "flock", removed_meanwhile)
+        server = serve()
+    assert lock.exists()
+    server.drafter.Draft(step_of(0, [1]))
+
+
+def test_a_folder_that_leads_nowhere_is_refused(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"can't listen on unix://.*; choose another path with --server\.listen"):
+        serve(listen=f"unix://{tmp_path}/link/drafter.sock")
+
+
+def test_what_is_no_socket_is_left_alone(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "drafter.sock").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not a socket"):
+        serve()
+    assert (tmp_path / "drafter.sock").read_text(encoding="utf-8") == "mine"
+
+
+def test_several_addresses_are_one_server(serve: Serve, tmp_path: Path) -> None:
+    server = serve(listen=f"unix://{tmp_path}/drafter.sock,127.0.0.1:0, [::1]:0")
+    session_id = server.open()
+    for position, address in enumerate(server.server.addresses):
+        with connected(address) as wire:
+            answer = wire.drafter.Draft(step_of(session_id, [1], position))
+            assert list(answer.next_positions) == [position + 1]
+
+
+def test_a_taken_port_is_refused(serve: Serve, graph_path: Path) -> None:
+    server = serve(listen="127.0.0.1:0")
+
+    async def start_second() -> None:
+        async with DrafterServer(ServerConfig(listen=server.address, graph=graph_path), DraftConfig()):
+            pass
+
+    with pytest.raises(ConfigError, match="choose another"):
+        run_in_loop(start_second())
