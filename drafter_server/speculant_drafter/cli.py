@@ -9,6 +9,7 @@ from typing import Literal
 
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.log import LogFormat, log_to_stderr
+from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import CommandSettings, load_settings
 
 
@@ -33,7 +34,11 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(DrafterSettings, "drafter", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
-    if settings.server.workers == 1:
+    server = settings.server
+    require_addresses(server.listen, "--server.listen")
+    require_addresses(server.admin_listen, "--server.admin-listen")
+    require_port(server.metrics_listen, "--server.metrics-listen")
+    if server.workers == 1:
         from speculant_drafter.server import run_server
 
         return run_server(settings.server, settings.draft)

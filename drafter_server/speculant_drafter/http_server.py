@@ -15,8 +15,7 @@ from http import HTTPStatus
 import h11
 from loguru import logger
 
-from speculant_graph.errors import ConfigError
-from speculant_graph.rpc.addresses import socket_path
+from speculant_graph.rpc.addresses import require_port
 from speculant_graph.serving.bind_failure import bind_failure
 
 PLAIN_TEXT = "text/plain; charset=utf-8"
@@ -94,8 +93,7 @@ class HttpServer:
         Raises:
             ConfigError: the address is malformed or taken.
         """
-        if socket_path(address) is not None:
-            raise ConfigError(f"server.metrics_listen: {address} is a Unix socket; write host:port")
+        require_port(address, "--server.metrics-listen")
         host, _, port = address.rpartition(":")
         try:
             self._server = await asyncio.start_server(

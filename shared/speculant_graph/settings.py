@@ -287,6 +287,8 @@ def _explain(kind: type[CommandSettings], error: ValidationError) -> str:
     message = first["msg"].replace("a valid tuple", "a list")
     if first["type"] in ("byte_size", "byte_size_unit"):
         message = "write a number of bytes, as 2GB or 512MB"
+    elif first["type"] == "missing":
+        message = "is missing; give it"
     elif first["type"] == "greater_than_equal" and _is_size(kind, location):
         message = f"give at least {ByteSize(first['ctx']['ge']).human_readable(decimal=True).replace('.0', '')}"
     return f"{_shown_name(kind, location)}: {message[0].lower()}{message[1:]}{got}"

@@ -89,7 +89,16 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["build", "x", "--memory", "1"], "--memory (or SPECULANT_GRAPH__MEMORY): give at least 512MB (got '1')"),
         (["generate", "x", "--max-tokens", "0"], "greater than or equal to 1 (got '0')"),
         (["drafter", "--graph", "nowhere.pkl", "--listen", "localhost:0"], "nowhere.pkl"),
-        (["drafter", "--listen", "nonsense"], "nonsense"),
+        (
+            ["drafter", "--listen", "nonsense"],
+            "--listen: 'nonsense' is not an address; write unix:///path/to.sock or host:port",
+        ),
+        (
+            ["drafter", "--metrics-listen", "unix:///tmp/x"],
+            "--metrics-listen: unix:///tmp/x is a Unix socket; write host",
+        ),
+        (["verifier", "--http", "8977"], "verifier: --http: '8977' is not an address; write host:port"),
+        (["bench", "lookup"], "bench: lookup: --corpus (or SPECULANT_CORPUS): is missing; give it"),
         (["inspect", "x", "--config", "missing.toml"], "missing.toml"),
         (["completion", "tcsh"], "completion: SHELL: input should be 'bash', 'zsh' or 'fish' (got 'tcsh')"),
         (["admin", "lsit"], "admin: ACTION: input should be 'list', 'load',"),
@@ -161,7 +170,7 @@ def test_build_inspect_generate(elsewhere: Path, capsys, monkeypatch) -> None:
     assert capsys.readouterr().out == plain.out
 
 
-@pytest.mark.parametrize("command", ["generate", "view", "export"])
+@pytest.mark.parametrize("command", ["generate", "view", "export", "inspect"])
 def test_a_graph_with_another_byte_in_it_is_refused(
     command: str, graph_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +181,7 @@ def test_a_graph_with_another_byte_in_it_is_refused(
     arguments = {
         "generate": ["x", "--graph", str(damaged), "--model", str(MODEL_FOLDER)],
         "view": [str(damaged), "-o", str(tmp_path / "x.html")],
+        "inspect": [str(damaged), "--prompt", "x"],
         "export": [str(damaged), "-o", str(tmp_path / "x.gexf")],
     }
     assert main([command, *arguments[command]]) == 1

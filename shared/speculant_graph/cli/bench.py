@@ -40,6 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     module = BENCHES[name][0]
     try:
         status: int = importlib.import_module(module).run(arguments[1:])
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
     except ImportError as error:
         explained = missing_extra(error, "verifier") if module.startswith("speculant_verifier.") else None
         if explained is None:

@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     builder = GraphBuilder(**settings.graph.model_dump())
     with show_progress() as progress:
         # Standard error is the bars' own now, which keeps messages out of them.
-        log_to_stderr("WARNING")
+        log_to_stderr("INFO")
         graph = builder.build(settings.corpus, settings.output, progress=progress, calibrate=pretrain)
     assert builder.report is not None
     summary = _summary(settings.output, graph, builder.report)

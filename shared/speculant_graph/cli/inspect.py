@@ -50,8 +50,11 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.cli.inspect_tables import InspectPrinter
     from speculant_graph.corpus.files import list_corpus_files
     from speculant_graph.graph.store import load_graph, verify_graph
+    from speculant_graph.log import log_to_stderr
 
-    graph = verify_graph(settings.path) if settings.verify else load_graph(settings.path)
+    log_to_stderr("INFO")
+    is_read = prompt is not None or settings.coverage is not None
+    graph = verify_graph(settings.path) if settings.verify else load_graph(settings.path, verify=is_read)
     files = None if settings.coverage is None else list_corpus_files(settings.coverage)
     tokenizer, problem = _tokenizer(graph, settings.graph, is_needed=prompt is not None or files is not None)
     report = describe_graph(graph, settings.path, settings.top, tokenizer) | {"verified": settings.verify}

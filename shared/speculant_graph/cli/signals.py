@@ -41,6 +41,7 @@ def signals_unwind() -> Iterator[None]:
         return
     # What is ignored, as nohup does it, or handled by whoever calls this, stays so.
     ends = [end for end in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(end) is signal.SIG_DFL]
+    heeds_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     lost: KeyboardInterrupt | _Ended | None = None
     repeats: list[Timer] = []
 
@@ -48,6 +49,10 @@ def signals_unwind() -> Iterator[None]:
         for end in ends:
             signal.signal(end, signal.SIG_IGN)  # a second one would interrupt the cleaning up
         raise _Ended(number)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # Python's own handler under another name: asyncio would replace it by one that only cancels what awaits.
+        signal.default_int_handler(number, frame)
 
     def send_again(dropped: UnraisableHookArgs) -> None:
         nonlocal lost
@@ -68,6 +73,8 @@ def signals_unwind() -> Iterator[None]:
     report, sys.unraisablehook = sys.unraisablehook, send_again
     for end in ends:
         signal.signal(end, leave)
+    if heeds_interrupts:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     except Exception as error:
@@ -80,3 +87,5 @@ def signals_unwind() -> Iterator[None]:
         sys.unraisablehook = report
         for end in ends:
             signal.signal(end, signal.SIG_DFL)
+        if heeds_interrupts:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

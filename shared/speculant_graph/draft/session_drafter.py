@@ -35,7 +35,6 @@ from speculant_graph.types import Draft, StrategyName, TokenId
 __all__ = ["DraftOrder", "SessionDrafter"]
 
 _NO_COSTS = np.zeros(0)
-_PATIENCE_S = 1.5
 _WARM_UP_ID = -1
 
 
@@ -295,9 +294,6 @@ class SessionDrafter:
 
     def warm_up(self, strategies: Iterable[StrategyName] = get_args(StrategyName)) -> None:
         """Compile or load the kernels of strategies, so that no sequence waits for them; those configured are ready."""
-        patience = threading.Timer(_PATIENCE_S, logger.info, ["kernels are being compiled, once on this machine"])
-        patience.daemon = True
-        patience.start()
         try:
             RecycledRows().put(np.zeros(1, np.int64), np.zeros((1, 1), np.int64))
             self.open(_WARM_UP_ID)
@@ -308,7 +304,6 @@ class SessionDrafter:
                     self.draft([DraftOrder(_WARM_UP_ID, 2)], DraftOptions(strategy))
         finally:
             self.close(_WARM_UP_ID)
-            patience.cancel()
 
 
 def _calibration_of(graph: NgramGraph | None) -> Calibration:

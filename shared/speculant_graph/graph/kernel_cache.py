@@ -7,8 +7,10 @@ import os
 import time
 import zlib
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
+from loguru import logger
 from numba.core.caching import FunctionCache
 
 _PATIENCE_S = 120.0
@@ -39,6 +41,8 @@ class SharedCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the machine code of a signature; None if this process is to compile it."""
         found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        if found is None:
+            _tell()
         if found is None and self._take_turn():
             found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
             if found is not None:
@@ -79,3 +83,8 @@ class SharedCache(FunctionCache):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             _descriptors[folder] = os.open(os.path.join(folder, _FILE), flags, 0o666)
         return _descriptors[folder]
+
+
+@cache
+def _tell() -> None:
+    logger.info("kernels are being compiled, once on this machine: up to a minute, longer where it is busy")

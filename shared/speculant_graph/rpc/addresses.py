@@ -36,6 +36,10 @@ def socket_path(address: str) -> Path | None:
     Raises:
         ConfigError: it is neither, or the path is too long for a socket.
     """
+    return _parsed(address, "unix:///path/to.sock or host:port")
+
+
+def _parsed(address: str, forms: str) -> Path | None:
     if address.startswith(_UNIX_PREFIX + "/"):
         path = Path(address.removeprefix(_UNIX_PREFIX))
         num_bytes = len(str(path).encode())
@@ -51,7 +55,42 @@ def socket_path(address: str) -> Path | None:
         return None
     if separator and host and is_plain_host and port.isascii() and port.isdigit():
         raise ConfigError(f"there is no port {port}, as in {address!r}; choose one up to 65535, or 0 for any")
-    raise ConfigError(f"{address!r} is not an address; write unix:///path/to.sock or host:port")
+    raise ConfigError(f"{address!r} is not an address; write {forms}")
+
+
+def require_addresses(addresses: str, option: str) -> None:
+    """Refuse what nobody could listen on, before anything takes time.
+
+    Args:
+        addresses: separated by commas; empty listens nowhere.
+        option: of the command line, which sets them.
+
+    Raises:
+        ConfigError: one is malformed.
+    """
+    for address in filter(None, map(str.strip, addresses.split(","))):
+        try:
+            socket_path(address)
+        except ConfigError as error:
+            raise ConfigError(f"{option}: {error}") from error
+
+
+def require_port(address: str, option: str) -> None:
+    """Refuse what nobody could serve HTTP on.
+
+    Args:
+        address: ``host:port``; empty listens nowhere.
+        option: of the command line, which sets it.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    try:
+        path = _parsed(address, "host:port") if address else None
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from error
+    if path is not None:
+        raise ConfigError(f"{option}: {address} is a Unix socket; write host:port")
 
 
 def grpc_target(address: str) -> str:

@@ -174,7 +174,7 @@ def test_bodies_that_are_no_json(api: Api) -> None:
         (b'"x"', "the body is no JSON object"),
         (b"[" * 100_000, "can't be read as JSON"),
         (b"\xff\xfe", "the body is no JSON"),
-        (b'{"n": ' + b"9" * 5_000 + b"}", "can't be read as JSON"),
+        (b'{"n": ' + b"9" * 5_000 + b"}", "without endless numbers"),
     ):
         for more in ("", "; charset=utf-8"):
             headers = {"content-type": f"application/json{more}"}

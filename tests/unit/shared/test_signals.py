@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import signal
 import subprocess
@@ -62,6 +63,19 @@ def test_an_interrupt_that_a_callback_loses(capfd: pytest.CaptureFixture[str]) -
     with pytest.raises(RuntimeError, match="what the compiler says"):
         ended(fail)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_an_interrupt_does_not_wait_for_a_coroutine_to_await() -> None:
+    reached: list[str] = []
+
+    async def busy() -> None:
+        signal.raise_signal(signal.SIGINT)
+        reached.append("what comes next")
+
+    with pytest.raises(KeyboardInterrupt), signals_unwind():
+        asyncio.run(busy())
+    assert not reached
 
 
 def test_a_lost_exit_that_is_no_signals_is_reported_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from speculant_graph.errors import ConfigError
-from speculant_graph.rpc.addresses import socket_path
+from speculant_graph.rpc.addresses import require_port
 from speculant_graph.serving.bind_failure import bind_failure
 from speculant_verifier.http.gate import CERTIFICATE_NAMES
 
@@ -58,8 +58,7 @@ class HttpServer:
         Raises:
             ConfigError: the address is malformed or taken, or the certificate can't be used.
         """
-        if socket_path(self._address) is not None:
-            raise ConfigError(f"service.http: {self._address} is a Unix socket; write host:port")
+        require_port(self._address, "--service.http")
         host, _, port = self._address.rpartition(":")
         context = _tls_context(*self._tls)
         config = uvicorn.Config(

@@ -10,6 +10,7 @@ from typing import Literal
 
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.log import LogFormat, log_to_stderr
+from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import CommandSettings, load_settings
 
 
@@ -47,6 +48,8 @@ def run(arguments: Sequence[str]) -> int:
     log_to_stderr(settings.log_level, settings.log_format)
     from speculant_verifier.sources import require_sources
 
+    require_addresses(settings.service.listen, "--service.listen")
+    require_port(settings.service.http, "--service.http")
     require_sources(settings.verifier)
     from speculant_graph.serving.process import serve_until_stopped
     from speculant_verifier.console import quiet_transformers

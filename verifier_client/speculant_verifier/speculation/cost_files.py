@@ -74,7 +74,7 @@ def describe_conditions(target: TargetModel) -> dict[str, Any]:
     """Return all that makes the costs of a model what they are: machine, libraries, weights, number type, kernels."""
     machine = describe_machine()
     config = target.model.config
-    content = config.to_json_string(use_diff=False)
+    content = {**json.loads(config.to_json_string(use_diff=False)), "_name_or_path": ""}
     device = target.device
     return {
         "version": _VERSION,
@@ -84,8 +84,8 @@ def describe_conditions(target: TargetModel) -> dict[str, Any]:
         "device": device.type,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "torch": torch.__version__,
-        "model": target.name,
-        "config": hashlib.sha256(content.encode()).hexdigest(),
+        "model": os.path.realpath(target.name) if os.path.isdir(target.name) else target.name,
+        "config": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
         "dtype": str(target.model.dtype).removeprefix("torch."),
         "attention": config._attn_implementation,
     }
