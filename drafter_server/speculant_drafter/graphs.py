@@ -81,6 +81,7 @@ class GraphRegistry:
         self._config = config
         self._draft = draft
         self._folder = (config.graph_folder or config.graph.parent).absolute()
+        self._configured = {_name_of(config.graph): config.graph, **config.graphs}
         self._served: dict[str, ServedGraph] = {}
         self._learned: dict[str, _Learned] = {}
         self._generations = itertools.count(1)
@@ -128,6 +129,15 @@ class GraphRegistry:
         except UnknownGraphError:
             return 0
 
+    async def open_configured(self) -> None:
+        """Open the graphs of the settings and let them go: what is wrong with a path is known before any long work.
+
+        Raises:
+            GraphError: one can't be opened.
+        """
+        for path in self._configured.values():
+            await asyncio.to_thread(NgramGraph.load, path.absolute())
+
     async def load_configured(self) -> None:
         """Load the graphs of the settings.
 
@@ -135,7 +145,7 @@ class GraphRegistry:
             GraphError: one can't be loaded.
             ConfigError: what was learned can't be read.
         """
-        for name, path in {self.default: self._config.graph, **self._config.graphs}.items():
+        for name, path in self._configured.items():
             await self._load(name, path)
         self.is_ready = True
 

@@ -96,6 +96,7 @@ class DrafterServer:
             ConfigError: an address is malformed or taken, or what was learned can't be read.
             GraphError: a graph can't be loaded.
         """
+        await self._graphs.open_configured()
         await self._tell_health()
         self.addresses = await self._listen(
             self._config.listen, "--server.listen", self._service.handler(self._gate), service.SERVICE_NAME

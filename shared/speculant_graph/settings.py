@@ -284,7 +284,7 @@ def _explain(kind: type[CommandSettings], error: ValidationError) -> str:
     value = first.get("input")
     is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
     got = f" (got {value!r})" if is_shown else ""
-    message = first["msg"].replace("a valid tuple", "a list")
+    message = first["msg"].replace("a valid tuple", "a list").partition(", unable to ")[0]
     if first["type"] in ("byte_size", "byte_size_unit"):
         message = "write a number of bytes, as 2GB or 512MB"
     elif first["type"] == "missing":

@@ -56,6 +56,28 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
 
 
+@pytest.mark.parametrize("module", ["loguru", "speculant_graph", "argparse"])
+def test_ctrl_c_while_the_program_is_being_imported(module: str) -> None:
+    result = python(
+        "import os, signal, sys\n"
+        "class Impatient:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == '{module}': os.kill(os.getpid(), signal.SIGINT)\n"
+        "import speculant\n"
+        "sys.meta_path.insert(0, Impatient())\n"
+        "sys.argv = ['speculant', 'build', '--help']\n"
+        "sys.exit(speculant.main())"
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "speculant: interrupted\n")
+
+
+def test_the_program_is_a_module_too() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "speculant", "--version"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.startswith("speculant-graph ")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_needs_no_torch(command: str) -> None:
     result = python(

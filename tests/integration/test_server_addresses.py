@@ -39,6 +39,7 @@ def test_a_second_server_is_refused_while_the_first_one_lives(serve: Serve, grap
         ("192.0.2.1:5000", "it is no address of this machine"),
         ("nowhere.invalid:5000", "there is no host of this name"),
         ("unix://{folder}/file/drafter.sock", "exists; choose another path|directory; choose another path"),
+        ("unix://{folder}/link/drafter.sock", "/link is a link that leads to no folder"),
     ],
 )
 @pytest.mark.parametrize("setting", ["listen", "admin_listen"])
@@ -46,6 +47,7 @@ def test_why_an_address_can_not_be_listened_on_is_said(
     graph_path: Path, tmp_path: Path, setting: str, address: str, reason: str
 ) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         wanted = address.format(taken=taken.getsockname()[1], folder=tmp_path)
         addresses = {"listen": f"unix://{tmp_path}/drafter.sock", setting: wanted}

@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.sources import require_sources
 
     log_to_stderr("INFO")
-    with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color, "INFO"):
+    with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color):
         require_sources(settings.verifier)
         from speculant_verifier.decoder import SpeculativeDecoder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -109,6 +110,8 @@ class Listener:
     def _make_folder(self, folder: Path) -> None:
         if folder.is_dir():
             return
+        if folder.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a link that leads to no folder")
         self._make_folder(folder.parent)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)

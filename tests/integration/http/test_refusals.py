@@ -74,8 +74,8 @@ def test_fields_that_are_not_served_are_named(api: Api, name: str, value: object
         ("chat/completions", {"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown"),
         ("chat/completions", {"temperature": -0.1}, "temperature", "greater than or equal to 0"),
         ("chat/completions", {"temperature": 1e-6}, "temperature", "at least 0.001"),
-        ("chat/completions", {"temperature": "1"}, "temperature", "number"),
-        ("chat/completions", {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ("chat/completions", {"temperature": "1"}, "temperature", "temperature must be a valid number"),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens", "max_tokens must be greater than or equal to 1"),
         ("chat/completions", {"max_completion_tokens": 3}, "max_tokens", "differ"),
         ("chat/completions", {"min_tokens": 3}, "min_tokens", "more than max_tokens"),
         ("chat/completions", {"top_logprobs": 3}, "top_logprobs", "logprobs = true"),
@@ -100,7 +100,7 @@ def test_fields_that_are_not_served_are_named(api: Api, name: str, value: object
         ("completions", {"prompt": [999]}, "prompt", "0 to 257"),
         ("completions", {"prompt": [-1]}, "prompt", "give text"),
         ("completions", {"prompt": None}, "prompt", "missing"),
-        ("chat/completions", {"messages": []}, "messages", "at least 1"),
+        ("chat/completions", {"messages": []}, "messages", "messages must have at least 1"),
         ("chat/completions", {"messages": "hi"}, "messages", "list"),
         ("chat/completions", {"messages": ["hi"]}, "messages.0", "give an object"),
         ("chat/completions", {"\n" * 99: 1}, "?" * 64, "unknown"),
@@ -188,11 +188,14 @@ def test_bodies_that_are_no_json(api: Api) -> None:
         headers = {"content-type": given} if given else {}
         assert says in error_of(api.http.post("/v1/completions", content=body, headers=headers))["message"]
     for field, says in (
-        (b'"temperature": NaN', "the body is no JSON, which has no NaN; send a number"),
-        (b'"logit_bias": {"7": -Infinity}', "the body is no JSON, which has no -Infinity; send"),
-        (b'"temperature": 1e999', "temperature: "),
-        (b'"n": 1, "n": 1', "'n' stands twice in one object of the body; send it once"),
-        (b'"speculant": {"learn": true, "rule": "block", "le\\u0061rn": null}', "'learn' stands twice in one object"),
+        (b'"temperature": NaN', "temperature: JSON has no NaN; send a number, or leave the field out"),
+        (b'"logit_bias": {"7": -Infinity}', "logit_bias.7: JSON has no -Infinity; send"),
+        (b'"temperature": 1e999', "temperature must be "),
+        (b'"n": 1, "n": 1', "n: stands twice in one object; send it once"),
+        (
+            b'"speculant": {"learn": true, "rule": "block", "le\\u0061rn": null}',
+            "speculant.learn: stands twice in one object",
+        ),
     ):
         text = body[:-1] + b", " + field + b"}"
         assert says in error_of(api.http.post("/v1/completions", content=text, headers=kind))["message"]

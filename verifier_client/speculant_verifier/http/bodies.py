@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -31,6 +32,13 @@ class _JsonRequest(Request):
         return parse(await self.body())
 
 
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Stands in a body where something is wrong."""
+
+    text: str
+
+
 def parse(body: bytes) -> Any:
     """Return what a body says.
 
@@ -39,16 +47,36 @@ def parse(body: bytes) -> Any:
             would take the last.
         ValueError: it is no JSON.
     """
-    return json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_unambiguous)
+    problems: list[_Problem] = []
+
+    def note_constant(name: str) -> _Problem:
+        problems.append(_Problem(f"JSON has no {name}; send a number, or leave the field out"))
+        return problems[-1]
+
+    def note_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            problems.append(_Problem("stands twice in one object; send it once"))
+            values[Counter(name for name, _ in pairs).most_common(1)[0][0]] = problems[-1]
+        return values
+
+    content = json.loads(body, parse_constant=note_constant, object_pairs_hook=note_repetition)
+    if problems:
+        place, problem = next(_problems(content))
+        raise ApiError(400, f"{place or 'the body'}: {problem.text}", param=place or None)
+    return content
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ApiError(400, f"the body is no JSON, which has no {name}; send a number, or leave the field out")
-
-
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        name = printable_name(Counter(name for name, _ in pairs).most_common(1)[0][0])
-        raise ApiError(400, f"'{name}' stands twice in one object of the body; send it once", param=name)
-    return values
+def _problems(content: Any) -> Iterator[tuple[str, _Problem]]:
+    """Yield where problems stand, and these, in the order of the body."""
+    ahead: list[tuple[tuple[str, ...], Any]] = [((), content)]
+    while ahead:
+        place, value = ahead.pop()
+        if isinstance(value, _Problem):
+            yield ".".join(place), value
+        inside: Iterable[tuple[object, Any]] = ()
+        if isinstance(value, dict):
+            inside = value.items()
+        elif isinstance(value, list):
+            inside = enumerate(value)
+        ahead += reversed([((*place, printable_name(str(name))), inner) for name, inner in inside])

@@ -6,6 +6,7 @@ Messages are ours, one line that ends in what to do. What an exception of Python
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,9 @@ _ONLY = {
     "response_format": '{"type": "text"}',
 }
 """Fields of which one value is served."""
+
+_RULE = re.compile(r"\w+ should (?P<rule>(be|have|match) .*)", re.DOTALL)
+"""What pydantic says of most values: which they should be."""
 
 
 class ApiError(HTTPException):
@@ -176,9 +180,15 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
             return ApiError(400, f"{param}: {_EXPECTED[part]}", param=param)
     if complaint["type"] in ("model_attributes_type", "model_type"):
         return ApiError(400, f"{param}: give an object", param=param)
-    reason = str(complaint["msg"]).removeprefix("Value error, ")
-    advice = "" if complaint["type"] == "value_error" else "; correct it"
-    return ApiError(400, f"{param}: {reason[:1].lower()}{reason[1:]}{advice}", param=param)
+    return ApiError(400, f"{param}{_reason(str(complaint['msg']))}", param=param)
+
+
+def _reason(message: str) -> str:
+    """Return the rest of a sentence that begins with a field's name."""
+    if rule := _RULE.fullmatch(message):
+        return f" must {rule['rule']}"
+    reason = message.removeprefix("Value error, ")
+    return f": {reason[:1].lower()}{reason[1:]}{'' if reason != message else '; correct it'}"
 
 
 def printable_name(name: str) -> str:
