@@ -12,7 +12,7 @@ import pytest
 
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, GraphFileError
 from support.server import PATIENCE_S, SERVICE, Serve, connected, run_in_loop, step_of
 
 
@@ -59,6 +59,18 @@ def test_why_an_address_can_not_be_listened_on_is_said(
         option = f"--server.{setting.replace('_', '-')}"
         with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with {option}$"):
             run_in_loop(start())
+
+
+def test_a_wrong_path_is_known_before_anything_else_is_done(graph_path: Path, tmp_path: Path) -> None:
+    async def start() -> None:
+        # Nothing can listen at this address either, but it is not tried.
+        listen = f"unix://{graph_path}/drafter.sock"
+        config = ServerConfig(graph=graph_path, graphs={"other": tmp_path / "missing.pkl"}, listen=listen)
+        async with DrafterServer(config, DraftConfig()):
+            pass
+
+    with pytest.raises(GraphFileError, match=r"missing\.pkl can't be opened"):
+        run_in_loop(start())
 
 
 def test_of_two_that_start_at_the_same_time_one_serves(graph_path: Path, tmp_path: Path) -> None:

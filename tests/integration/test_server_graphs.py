@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.errors import ConfigError, GraphFileError, TokenizerMismatchError
+from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
     LOST,
@@ -55,21 +55,6 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     successor_file(tmp_path / "four.pkl", 4, "cd" * 32)
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(serving(tmp_path / "two.pkl", tmp_path, **settings))
-
-
-def test_a_wrong_path_is_known_before_anything_else_is_done(tmp_path: Path) -> None:
-    async def start() -> None:
-        # Nothing can listen at this address either, but it is not tried.
-        config = ServerConfig(
-            graph=successor_file(tmp_path / "two.pkl", 2),
-            graphs={"other": tmp_path / "missing.pkl"},
-            listen=f"unix://{tmp_path}/two.pkl/drafter.sock",
-        )
-        async with DrafterServer(config, DraftConfig()):
-            pass
-
-    with pytest.raises(GraphFileError, match=r"missing\.pkl can't be opened"):
-        run_in_loop(start())
 
 
 def drafted(server: LiveServer, graph: str = "", session_id: int = 0, position: int = 0) -> tuple[int, int]:
