@@ -191,6 +191,8 @@ def test_bodies_that_are_no_json(api: Api) -> None:
         (b'"temperature": NaN', "temperature: JSON has no NaN; send a number, or leave the field out"),
         (b'"logit_bias": {"7": -Infinity}', "logit_bias.7: JSON has no -Infinity; send"),
         (b'"temperature": 1e999', "temperature must be "),
+        (b'"stop": [' + b'"x", ' * 2000 + b'NaN], "user": "x"', "the body: JSON has no NaN; send a number"),
+        (b'"a": [[{"b": 1}, {"b": [0, NaN]}]]', "a.0.1.b.1: JSON has no NaN; send a number"),
         (b'"n": 1, "n": 1', "n: stands twice in one object; send it once"),
         (
             b'"speculant": {"learn": true, "rule": "block", "le\\u0061rn": null}',

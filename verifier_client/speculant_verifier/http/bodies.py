@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from speculant_verifier.http.errors import ApiError, printable_name
+
+_MOST_LOOKED_AT = 1000
+"""Values among which the place of a problem is looked for; farther away it is told without."""
 
 
 class JsonRoute(APIRoute):
@@ -62,21 +66,24 @@ def parse(body: bytes) -> Any:
 
     content = json.loads(body, parse_constant=note_constant, object_pairs_hook=note_repetition)
     if problems:
-        place, problem = next(_problems(content))
+        place, problem = next(_problems(content), ("", problems[0]))
         raise ApiError(400, f"{place or 'the body'}: {problem.text}", param=place or None)
     return content
 
 
 def _problems(content: Any) -> Iterator[tuple[str, _Problem]]:
-    """Yield where problems stand, and these, in the order of the body."""
-    ahead: list[tuple[tuple[str, ...], Any]] = [((), content)]
-    while ahead:
-        place, value = ahead.pop()
+    """Yield where problems stand, and these, as far as they are found soon: others must not wait for a wrong body."""
+    ahead = deque([("", content)])
+    for _ in range(_MOST_LOOKED_AT):
+        if not ahead:
+            return
+        place, value = ahead.popleft()
         if isinstance(value, _Problem):
-            yield ".".join(place), value
+            yield place, value
         inside: Iterable[tuple[object, Any]] = ()
         if isinstance(value, dict):
             inside = value.items()
         elif isinstance(value, list):
             inside = enumerate(value)
-        ahead += reversed([((*place, printable_name(str(name))), inner) for name, inner in inside])
+        dot, room = place and ".", _MOST_LOOKED_AT - len(ahead)
+        ahead += [(f"{place}{dot}{printable_name(str(name))}", each) for name, each in islice(inside, room)]
