@@ -31,6 +31,7 @@ from speculant_graph.errors import (
 )
 from speculant_graph.graph.layout import Int64Array, UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
@@ -244,7 +245,7 @@ class GraphRegistry:
 
     async def _load(self, name: str, path: Path, old: ServedGraph | None = None) -> ServedGraph:
         path = path.absolute()
-        graph, file_bytes = await asyncio.to_thread(_read_graph, path)
+        graph, file_bytes = await in_uninterruptible_thread(lambda: _read_graph(path))
         tokenizer = graph.metadata.tokenizer
         if old is not None and old.tokenizer.sha256 != tokenizer.sha256:
             raise TokenizerMismatchError(
@@ -253,8 +254,8 @@ class GraphRegistry:
             )
         learned = await asyncio.to_thread(self._learned_of, name, tokenizer)
         self._learned[name] = learned  # at once: whatever fails after this, its folder is given back at the end
-        drafter = await asyncio.to_thread(
-            _make_drafter, graph, self._draft, learned.store, None if old is None else old.drafter
+        drafter = await in_uninterruptible_thread(
+            lambda: _make_drafter(graph, self._draft, learned.store, None if old is None else old.drafter)
         )
         served = ServedGraph(
             name=name,

@@ -31,6 +31,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from speculant_graph.complaints import plainly
 from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter
 
@@ -257,6 +258,8 @@ def _explain_syntax(kind: type[CommandSettings], error: SettingsError) -> str:
     if match := re.fullmatch(r"Parsing error encountered for (\S+): .*", reason):
         flag = match[1].replace("_", "-")
         return f"--{flag} can't be taken apart; tables are written KEY=VALUE, once for each key"
+    if (match := re.fullmatch(r"unrecognized arguments: ([^-]\S*)", reason)) is not None:
+        return f"'{match[1]}' belongs to no flag; write --FLAG {match[1]}"
     return reason
 
 
@@ -284,14 +287,14 @@ def _explain(kind: type[CommandSettings], error: ValidationError) -> str:
     value = first.get("input")
     is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
     got = f" (got {value!r})" if is_shown else ""
-    message = first["msg"].replace("a valid tuple", "a list").partition(", unable to ")[0]
+    message = plainly(first["msg"])
     if first["type"] in ("byte_size", "byte_size_unit"):
         message = "write a number of bytes, as 2GB or 512MB"
     elif first["type"] == "missing":
         message = "is missing; give it"
     elif first["type"] == "greater_than_equal" and _is_size(kind, location):
         message = f"give at least {ByteSize(first['ctx']['ge']).human_readable(decimal=True).replace('.0', '')}"
-    return f"{_shown_name(kind, location)}: {message[0].lower()}{message[1:]}{got}"
+    return f"{_shown_name(kind, location)}: {message}{got}"
 
 
 def _is_size(kind: type[CommandSettings], location: Sequence[str]) -> bool:

@@ -122,8 +122,8 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["verifier", "--http", "8977"], "verifier: --http: '8977' is not an address; write host:port"),
         (["bench", "lookup"], "bench: lookup: --corpus (or SPECULANT_CORPUS): is missing; give it"),
         (["inspect", "x", "--config", "missing.toml"], "missing.toml"),
-        (["completion", "tcsh"], "completion: SHELL: input should be 'bash', 'zsh' or 'fish' (got 'tcsh')"),
-        (["admin", "lsit"], "admin: ACTION: input should be 'list', 'load',"),
+        (["completion", "tcsh"], "completion: SHELL: must be 'bash', 'zsh' or 'fish' (got 'tcsh')"),
+        (["admin", "lsit"], "admin: ACTION: must be 'list', 'load',"),
     ],
 )
 def test_user_errors_are_one_line(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -110,8 +110,8 @@ class Listener:
     def _make_folder(self, folder: Path) -> None:
         if folder.is_dir():
             return
-        if folder.is_symlink():
-            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a link that leads to no folder")
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is no folder")
         self._make_folder(folder.parent)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)

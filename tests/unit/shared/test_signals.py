@@ -67,6 +67,19 @@ def test_an_interrupt_that_a_callback_loses(capfd: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.usefixtures("_interruptible")
+def test_an_interrupt_that_machine_code_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    def end() -> None:
+        with signals_unwind():
+            # Prints what comes up, and returns as if nothing were.
+            ctypes.pythonapi.PyRun_SimpleString(b"import signal; signal.raise_signal(signal.SIGINT)")
+            threading.Event().wait(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        end()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize(("number", "ending"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_an_error_that_machine_code_makes_of_a_signal_is_the_signal(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, ending: type[BaseException]

@@ -48,13 +48,13 @@ def parse(body: bytes) -> Any:
 
     Raises:
         ApiError: a number that JSON does not have, or a name that stands twice in an object, of which Python's module
-            would take the last.
-        ValueError: it is no JSON.
+            would take the last. Or it can't be read for its depth, its length of numbers, its encoding.
+        json.JSONDecodeError: it is no JSON.
     """
     problems: list[_Problem] = []
 
     def note_constant(name: str) -> _Problem:
-        problems.append(_Problem(f"JSON has no {name}; send a number, or leave the field out"))
+        problems.append(_Problem(f"JSON has no {name}; correct it, or leave it out"))
         return problems[-1]
 
     def note_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -64,7 +64,16 @@ def parse(body: bytes) -> Any:
             values[Counter(name for name, _ in pairs).most_common(1)[0][0]] = problems[-1]
         return values
 
-    content = json.loads(body, parse_constant=note_constant, object_pairs_hook=note_repetition)
+    try:
+        content = json.loads(body, parse_constant=note_constant, object_pairs_hook=note_repetition)
+    except json.JSONDecodeError:
+        raise
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "the body is no UTF-8; encode it so") from error
+    except RecursionError as error:
+        raise ApiError(400, "the body is nested too deeply; send a flatter one") from error
+    except ValueError as error:  # Python's guard against endless digits
+        raise ApiError(400, "the body has a number of thousands of digits; send a shorter one") from error
     if problems:
         place, problem = next(_problems(content), ("", problems[0]))
         raise ApiError(400, f"{place or 'the body'}: {problem.text}", param=place or None)

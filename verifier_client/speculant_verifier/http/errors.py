@@ -6,13 +6,13 @@ Messages are ours, one line that ends in what to do. What an exception of Python
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from speculant_graph.complaints import plainly
 from speculant_graph.errors import GenerationError
 from speculant_verifier.engine.sequence import OUT_OF_MEMORY
 from speculant_verifier.results import GenerationResult
@@ -33,7 +33,7 @@ _EXPECTED = {
     "prompt": "give text, a list of texts, token ids, or a list of lists of token ids; none of them may be empty",
     "stop": "give a text or a list of at most 16, each of 1 to 1024 characters",
     "logit_bias": "give an object of at most 1024 numbers from -100 to 100, by token ids in decimal digits",
-    "content": 'give text, or a list of parts such as {"type": "text", "text": "Hello"}',
+    "content": 'give text, or a list of parts such as {"type": "text", "text": "Hello"}; no other parts are served',
 }
 """For fields that take several shapes: what pydantic says of each of them would confuse."""
 
@@ -44,9 +44,6 @@ _ONLY = {
     "response_format": '{"type": "text"}',
 }
 """Fields of which one value is served."""
-
-_RULE = re.compile(r"\w+ should (?P<rule>(be|have|match) .*)", re.DOTALL)
-"""What pydantic says of most values: which they should be."""
 
 
 class ApiError(HTTPException):
@@ -170,7 +167,7 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, f"the body {'is empty' if is_empty else 'is no JSON object'}; send a JSON object")
     param = ".".join(place)
     if complaint["type"] == "missing" and not _EXPECTED.keys() & set(place[:-1]):
-        return ApiError(400, f"{param} is missing; add it", param=param)
+        return ApiError(400, f"{param} is missing, or null; give it", param=param)
     if place[0] in _ONLY:
         text = f"not supported here: '{place[0]}' other than {_ONLY[place[0]]}; leave it out"
         return ApiError(400, text, param=place[0], code="unsupported_value")
@@ -180,15 +177,12 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
             return ApiError(400, f"{param}: {_EXPECTED[part]}", param=param)
     if complaint["type"] in ("model_attributes_type", "model_type"):
         return ApiError(400, f"{param}: give an object", param=param)
-    return ApiError(400, f"{param}{_reason(str(complaint['msg']))}", param=param)
-
-
-def _reason(message: str) -> str:
-    """Return the rest of a sentence that begins with a field's name."""
-    if rule := _RULE.fullmatch(message):
-        return f" must {rule['rule']}"
-    reason = message.removeprefix("Value error, ")
-    return f": {reason[:1].lower()}{reason[1:]}{'' if reason != message else '; correct it'}"
+    reason = plainly(str(complaint["msg"]))
+    if reason.startswith("must "):
+        return ApiError(400, f"{param} {reason}", param=param)
+    if complaint["type"] != "value_error":
+        reason += "; correct it"
+    return ApiError(400, reason if reason.startswith(f"{param} ") else f"{param}: {reason}", param=param)
 
 
 def printable_name(name: str) -> str:
