@@ -91,4 +91,4 @@ class SharedCache(FunctionCache):
 
 @cache
 def _tell() -> None:
-    logger.info("compiling what this needs, the first time on this machine: up to a minute, more where it is busy")
+    logger.info("compiling what this needs, the first time on this machine: a minute or two, more where it is busy")
