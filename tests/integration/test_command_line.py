@@ -122,6 +122,13 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["verifier", "--http", "8977"], "verifier: --http: '8977' is not an address; write host:port"),
         (["bench", "lookup"], "bench: lookup: --corpus (or SPECULANT_CORPUS): is missing; give it"),
         (["inspect", "x", "--config", "missing.toml"], "missing.toml"),
+        (
+            ["inspect", "x", "some text"],
+            "nothing takes 'some text' where it stands; put the flag",
+        ),
+        (["probe", ", "], "probe: ADDRESS is empty; give unix:///path/to.sock or host:port"),
+        (["generate", "x", "--graph", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
+        (["verifier", "--graph-path", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
         (["completion", "tcsh"], "completion: SHELL: must be 'bash', 'zsh' or 'fish' (got 'tcsh')"),
         (["admin", "lsit"], "admin: ACTION: must be 'list', 'load',"),
     ],

@@ -82,7 +82,7 @@ def test_a_server_that_says_nothing_is_waited_for_no_longer_than_asked(capsys, t
         silent.bind(str(tmp_path / "s.sock"))
         silent.listen()
         assert main(["probe", f"unix://{tmp_path}/s.sock", "--timeout-s", "0.2"]) == 1
-    assert "does not answer" in capsys.readouterr().err
+    assert "no gRPC server answers there" in capsys.readouterr().err
 
 
 def test_the_usual_probe_reads_no_settings(server):

@@ -13,6 +13,7 @@ import pytest
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, GraphFileError
+from speculant_graph.serving.listening import require_free
 from support.server import PATIENCE_S, SERVICE, Serve, connected, run_in_loop, step_of
 
 
@@ -26,8 +27,11 @@ def test_a_second_server_is_refused_while_the_first_one_lives(serve: Serve, grap
 
     with pytest.raises(ConfigError, match=r"another server answers on unix://.*; stop it, .* --server\.listen"):
         run_in_loop(start_second())
+    with pytest.raises(ConfigError, match=r"another server answers on unix://.*; stop it, .* --service\.listen"):
+        require_free(f"localhost:0,{address}", "--service.listen")
     server.drafter.Draft(step_of(0, [1]))
     server.stop()
+    require_free(address, "--service.listen")
     run_in_loop(start_second())
     assert not list(tmp_path.glob("drafter.sock*"))
 

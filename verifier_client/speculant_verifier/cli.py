@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
 
     log_to_stderr("INFO")
     with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color):
-        require_sources(settings.verifier)
+        require_sources(settings.verifier, settings.graph_path)
         from speculant_verifier.decoder import SpeculativeDecoder
 
         quiet_transformers()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from speculant_graph.cli.terminal import printable
+from speculant_graph.errors import ConfigError
 
 if TYPE_CHECKING:
     import grpc
@@ -30,6 +31,8 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.settings import load_settings
 
     settings = load_settings(ProbeSettings, "probe", arguments)
+    if not settings.address.strip(", "):
+        raise ConfigError("ADDRESS is empty; give unix:///path/to.sock or host:port")
     deadline = time.monotonic() + settings.wait_s
     is_told = not sys.stderr.isatty()
     # Channels are made anew, as old ones would wait longer and longer before they try an address again.
@@ -81,7 +84,7 @@ def _problem(channel: grpc.Channel, service: str, timeout_s: float) -> str:
         # A call's RpcError is the call itself.
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return f"it knows no service '{service}'; leave --service out to ask of all"
-        return f"{error.code().name}: it does not answer; see its log"
+        return f"{error.code().name}: no gRPC server answers there; see its log"
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
         return ""
     return f"{health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}: it starts or stops; see its log"
