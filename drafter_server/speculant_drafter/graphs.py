@@ -31,6 +31,7 @@ from speculant_graph.errors import (
 )
 from speculant_graph.graph.layout import Int64Array, UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
@@ -81,6 +82,7 @@ class GraphRegistry:
         self._config = config
         self._draft = draft
         self._folder = (config.graph_folder or config.graph.parent).absolute()
+        self._configured = {_name_of(config.graph): config.graph, **config.graphs}
         self._served: dict[str, ServedGraph] = {}
         self._learned: dict[str, _Learned] = {}
         self._generations = itertools.count(1)
@@ -128,6 +130,15 @@ class GraphRegistry:
         except UnknownGraphError:
             return 0
 
+    async def open_configured(self) -> None:
+        """Open the graphs of the settings and let them go: what is wrong with a path is known before any long work.
+
+        Raises:
+            GraphError: one can't be opened.
+        """
+        for path in self._configured.values():
+            await asyncio.to_thread(NgramGraph.load, path.absolute())
+
     async def load_configured(self) -> None:
         """Load the graphs of the settings.
 
@@ -135,7 +146,7 @@ class GraphRegistry:
             GraphError: one can't be loaded.
             ConfigError: what was learned can't be read.
         """
-        for name, path in {self.default: self._config.graph, **self._config.graphs}.items():
+        for name, path in self._configured.items():
             await self._load(name, path)
         self.is_ready = True
 
@@ -234,7 +245,7 @@ class GraphRegistry:
 
     async def _load(self, name: str, path: Path, old: ServedGraph | None = None) -> ServedGraph:
         path = path.absolute()
-        graph, file_bytes = await asyncio.to_thread(_read_graph, path)
+        graph, file_bytes = await in_uninterruptible_thread(lambda: _read_graph(path))
         tokenizer = graph.metadata.tokenizer
         if old is not None and old.tokenizer.sha256 != tokenizer.sha256:
             raise TokenizerMismatchError(
@@ -243,8 +254,8 @@ class GraphRegistry:
             )
         learned = await asyncio.to_thread(self._learned_of, name, tokenizer)
         self._learned[name] = learned  # at once: whatever fails after this, its folder is given back at the end
-        drafter = await asyncio.to_thread(
-            _make_drafter, graph, self._draft, learned.store, None if old is None else old.drafter
+        drafter = await in_uninterruptible_thread(
+            lambda: _make_drafter(graph, self._draft, learned.store, None if old is None else old.drafter)
         )
         served = ServedGraph(
             name=name,

@@ -27,7 +27,7 @@ from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallGate
 from speculant_graph.serving.credentials import server_credentials, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
-from speculant_graph.serving.process import serve_until_stopped
+from speculant_graph.serving.process import in_uninterruptible_thread, serve_until_stopped
 
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
@@ -96,6 +96,7 @@ class DrafterServer:
             ConfigError: an address is malformed or taken, or what was learned can't be read.
             GraphError: a graph can't be loaded.
         """
+        await self._graphs.open_configured()
         await self._tell_health()
         self.addresses = await self._listen(
             self._config.listen, "--server.listen", self._service.handler(self._gate), service.SERVICE_NAME
@@ -113,7 +114,7 @@ class DrafterServer:
             if self._explorer.is_open:
                 self.explorer_url = f"{'http' if tls is None else 'https'}://{self.metrics_address}/explorer/"
                 warn_of_exposure(self._config, [self.metrics_address])
-        await asyncio.to_thread(self._steps.warm_up)
+        await in_uninterruptible_thread(self._steps.warm_up)
         await self._graphs.load_configured()
         await self._tell_health()
         self._chores = [

@@ -7,9 +7,19 @@ Flags, environment variables and TOML keys are made from these classes (:mod:`sp
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+)
 
 from speculant_graph.types import CouplingName, MixingName, RuleName, SourceName, StrategyName, TokenId
 
@@ -34,6 +44,17 @@ class Config(BaseModel):
     """Base of all configuration: frozen, strict about names, documented by its attribute docstrings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, field: ValidationInfo) -> object:
+        """Refuse true and false where a number belongs, which Python takes for 1 and 0."""
+        if isinstance(value, bool) and field.field_name is not None:
+            kind = cls.model_fields[field.field_name].annotation
+            kinds = {kind, *get_args(kind)}
+            if bool not in kinds and kinds & {int, float, ByteSize}:
+                raise ValueError("must be a number")
+        return value
 
 
 class GraphConfig(Config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from datetime import UTC
@@ -19,6 +20,8 @@ LogFormat = Literal["text", "json"]
 _PACKAGES = ("speculant_graph", "speculant_drafter", "speculant_verifier")
 _SHOWN_IN_TEXT = {"worker": "w", "request_id": ""}
 """What of the bound is shown to people, and the letter before it."""
+_WAITS = "speculant_graph.graph.kernel_cache"
+"""Where it is known that kernels have to be compiled."""
 
 
 def silence() -> None:
@@ -27,20 +30,29 @@ def silence() -> None:
         logger.disable(package)
 
 
-def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
+def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text", *, waits: bool = False) -> None:
     """Send the packages' messages to standard error; for programs, never called by the library.
+
+    It is standard error as it is when something is said, so that bars drawn there stay below.
 
     Args:
         level: least severe messages to show.
         log_format: "text", or "json" for one object a line with time (UTC), level, message, logger, what is bound
             (``request_id``, ``method``, ``graph``, ...), and of an exception its type and traceback.
+        waits: show as well, whatever the level, that kernels are being compiled, for which people have to wait.
     """
     logger.remove()
+    levels: dict[str | None, str | int | bool] | None = None
+    if waits and logger.level(level).no > logger.level("INFO").no:
+        levels, level = {"": level, _WAITS: "INFO"}, "INFO"
     # Values of variables are never printed (diagnose=False): they may hold text of users.
     if log_format == "json":
-        logger.add(_write_json, level=level, format="", backtrace=False, diagnose=False)
+        logger.add(_write_json, level=level, filter=levels, format="", backtrace=False, diagnose=False)
     else:
-        logger.add(sys.stderr, level=level, format=_text_format, backtrace=False, diagnose=False)
+        logger.add(
+            _write_text, level=level, filter=levels, format=_text_format, colorize=_has_colors(), backtrace=False,
+            diagnose=False,
+        )  # fmt: skip
     for package in _PACKAGES:
         logger.enable(package)
 
@@ -49,6 +61,15 @@ def _text_format(record: Record) -> str:
     extra = record["extra"]
     who = "".join(f" <dim>{mark}{{extra[{key}]}}</dim>" for key, mark in _SHOWN_IN_TEXT.items() if key in extra)
     return f"<dim>{{time:HH:mm:ss.SSS}}</dim> <level>{{level: <7}}</level>{who} {{message}}\n{{exception}}"
+
+
+def _has_colors() -> bool:
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _write_text(message: Message) -> None:
+    sys.stderr.write(message)
+    sys.stderr.flush()
 
 
 def _write_json(message: Message) -> None:

@@ -12,6 +12,7 @@ import difflib
 import json
 import os
 import re
+import reprlib
 import tomllib
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -31,6 +32,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from speculant_graph.complaints import plainly
 from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter
 
@@ -236,8 +238,12 @@ def config_file(arguments: Sequence[str]) -> Path | None:
         return None
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"can't read the configuration file '{path}': {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the configuration file '{path}' is no UTF-8; save it so") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the configuration file '{path}' is no TOML: {error}; mend it there") from error
     for section, values in content.items():
         if section in SECTIONS and not isinstance(values, dict):
             raise ConfigError(f"'{path}': {section} is a section; write [{section}] and its settings below")
@@ -257,6 +263,8 @@ def _explain_syntax(kind: type[CommandSettings], error: SettingsError) -> str:
     if match := re.fullmatch(r"Parsing error encountered for (\S+): .*", reason):
         flag = match[1].replace("_", "-")
         return f"--{flag} can't be taken apart; tables are written KEY=VALUE, once for each key"
+    if (match := re.fullmatch(r"unrecognized arguments: ([^-].*)", reason)) is not None:
+        return f"nothing takes '{match[1]}' where it stands; put the flag that takes it before it"
     return reason
 
 
@@ -278,20 +286,21 @@ def _variable_without_json(kind: type[CommandSettings], section: str) -> str:
 def _explain(kind: type[CommandSettings], error: ValidationError) -> str:
     """Put the first complaint of pydantic into one line that names the setting as help does."""
     first: Any = error.errors()[0]
-    location = [str(part) for part in first["loc"] if part != "[key]"]  # that is how pydantic names keys of tables
+    # Keys of tables are named [key], items of lists by their numbers: neither is in the name of a setting.
+    location = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
     if first["type"] == "extra_forbidden":
         return f"there is no setting '{'.'.join(location)}'; --help lists those there are"
     value = first.get("input")
     is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
-    got = f" (got {value!r})" if is_shown else ""
-    message = first["msg"].replace("a valid tuple", "a list")
+    got = f" (got {reprlib.repr(value)})" if is_shown else ""
+    message = plainly(first["msg"])
     if first["type"] in ("byte_size", "byte_size_unit"):
         message = "write a number of bytes, as 2GB or 512MB"
     elif first["type"] == "missing":
         message = "is missing; give it"
     elif first["type"] == "greater_than_equal" and _is_size(kind, location):
         message = f"give at least {ByteSize(first['ctx']['ge']).human_readable(decimal=True).replace('.0', '')}"
-    return f"{_shown_name(kind, location)}: {message[0].lower()}{message[1:]}{got}"
+    return f"{_shown_name(kind, location)}: {message}{got}"
 
 
 def _is_size(kind: type[CommandSettings], location: Sequence[str]) -> bool:

@@ -58,7 +58,8 @@ def speculant(*arguments: object, cwd: Path, **options: object) -> subprocess.Co
 def build(cwd: Path, *arguments: object, **options: object) -> dict[str, object]:
     result = speculant("build", *arguments, "--tokenizer", MODEL_FOLDER, "--json", cwd=cwd, **options)
     assert result.returncode == 0, result.stderr
-    assert result.stderr == "", "nothing moves where nobody looks"
+    shown = [line for line in result.stderr.splitlines() if "compiling what this needs" not in line]
+    assert not shown, "nothing moves where nobody looks"
     report: dict[str, object] = json.loads(result.stdout.splitlines()[-1])
     return report
 

@@ -56,6 +56,28 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
 
 
+@pytest.mark.parametrize("module", ["loguru", "speculant_graph", "argparse"])
+def test_ctrl_c_while_the_program_is_being_imported(module: str) -> None:
+    result = python(
+        "import os, signal, sys\n"
+        "class Impatient:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == '{module}': os.kill(os.getpid(), signal.SIGINT)\n"
+        "import speculant\n"
+        "sys.meta_path.insert(0, Impatient())\n"
+        "sys.argv = ['speculant', 'build', '--help']\n"
+        "sys.exit(speculant.main())"
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "speculant: interrupted\n")
+
+
+def test_the_program_is_a_module_too() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "speculant", "--version"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.startswith("speculant-graph ")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_needs_no_torch(command: str) -> None:
     result = python(
@@ -100,8 +122,15 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["verifier", "--http", "8977"], "verifier: --http: '8977' is not an address; write host:port"),
         (["bench", "lookup"], "bench: lookup: --corpus (or SPECULANT_CORPUS): is missing; give it"),
         (["inspect", "x", "--config", "missing.toml"], "missing.toml"),
-        (["completion", "tcsh"], "completion: SHELL: input should be 'bash', 'zsh' or 'fish' (got 'tcsh')"),
-        (["admin", "lsit"], "admin: ACTION: input should be 'list', 'load',"),
+        (
+            ["inspect", "x", "some text"],
+            "nothing takes 'some text' where it stands; put the flag",
+        ),
+        (["probe", ", "], "probe: ADDRESS is empty; give unix:///path/to.sock or host:port"),
+        (["generate", "x", "--graph", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
+        (["verifier", "--graph-path", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
+        (["completion", "tcsh"], "completion: SHELL: must be 'bash', 'zsh' or 'fish' (got 'tcsh')"),
+        (["admin", "lsit"], "admin: ACTION: must be 'list', 'load',"),
     ],
 )
 def test_user_errors_are_one_line(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,16 @@ def test_graphs_are_listed_at_the_admin_address(capsys, run_sidecar, tmp_path: P
     assert found["drafter graphs"]["status"] == "fail"
 
 
+def test_a_drafter_that_serves_nothing_yet_is_no_failure(capsys, run_sidecar, tmp_path: Path) -> None:
+    sidecar = run_sidecar(admin_listen=f"unix://{tmp_path}/admin.sock")
+    assert main(["admin", "unload", "small", "--address", f"unix://{tmp_path}/admin.sock"]) == 0
+    capsys.readouterr()
+    drafter = examined(capsys, "--address", sidecar.address)["drafter"]
+    assert drafter["status"] == "warn"
+    assert "does not serve now" in drafter["detail"]
+    assert "wait" in drafter["remedy"]
+
+
 def test_tokenizers_that_differ_are_found(capsys, graph_path: Path, shared_sidecar: Sidecar) -> None:
     arguments = ["--model", str(MODEL_FOLDER), "--graph-path", str(graph_path), "--address", shared_sidecar.address]
     found = examined(capsys, *arguments, status=1)

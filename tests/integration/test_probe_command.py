@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,6 +61,20 @@ def test_every_address_must_serve(capsys, server, tmp_path):
         assert "NOT_SERVING: it starts or stops" in capsys.readouterr().err
 
 
+def test_servers_that_start_are_waited_for(capsys, server, tmp_path):
+    address, servicer = server
+    servicer.set("", HealthCheckResponse.NOT_SERVING)
+    later = threading.Timer(0.4, servicer.set, ("", HealthCheckResponse.SERVING))
+    later.start()
+    assert main(["probe", address, "--wait-s", "20"]) == 0
+    later.join()
+    assert capsys.readouterr() == (f"{address}: SERVING\n", "")
+    assert main(["probe", f"{address},unix://{tmp_path}/away.sock", "--wait-s", "0.5"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == f"{address}: SERVING\n"
+    assert shown.err.count("away.sock: UNAVAILABLE") == 1
+
+
 def test_a_server_that_says_nothing_is_waited_for_no_longer_than_asked(capsys, tmp_path):
     import socket
 
@@ -67,7 +82,7 @@ def test_a_server_that_says_nothing_is_waited_for_no_longer_than_asked(capsys, t
         silent.bind(str(tmp_path / "s.sock"))
         silent.listen()
         assert main(["probe", f"unix://{tmp_path}/s.sock", "--timeout-s", "0.2"]) == 1
-    assert "does not answer" in capsys.readouterr().err
+    assert "no gRPC server answers there" in capsys.readouterr().err
 
 
 def test_the_usual_probe_reads_no_settings(server):

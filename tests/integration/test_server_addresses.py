@@ -12,7 +12,8 @@ import pytest
 
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, GraphFileError
+from speculant_graph.serving.listening import require_free
 from support.server import PATIENCE_S, SERVICE, Serve, connected, run_in_loop, step_of
 
 
@@ -26,8 +27,11 @@ def test_a_second_server_is_refused_while_the_first_one_lives(serve: Serve, grap
 
     with pytest.raises(ConfigError, match=r"another server answers on unix://.*; stop it, .* --server\.listen"):
         run_in_loop(start_second())
+    with pytest.raises(ConfigError, match=r"another server answers on unix://.*; stop it, .* --service\.listen"):
+        require_free(f"localhost:0,{address}", "--service.listen")
     server.drafter.Draft(step_of(0, [1]))
     server.stop()
+    require_free(address, "--service.listen")
     run_in_loop(start_second())
     assert not list(tmp_path.glob("drafter.sock*"))
 
@@ -38,7 +42,8 @@ def test_a_second_server_is_refused_while_the_first_one_lives(serve: Serve, grap
         ("127.0.0.1:{taken}", "another program listens there; stop it"),
         ("192.0.2.1:5000", "it is no address of this machine"),
         ("nowhere.invalid:5000", "there is no host of this name"),
-        ("unix://{folder}/file/drafter.sock", "exists; choose another path|directory; choose another path"),
+        ("unix://{folder}/file/drafter.sock", "/file is no folder; choose another path"),
+        ("unix://{folder}/link/drafter.sock", "/link is no folder; choose another path"),
     ],
 )
 @pytest.mark.parametrize("setting", ["listen", "admin_listen"])
@@ -46,6 +51,7 @@ def test_why_an_address_can_not_be_listened_on_is_said(
     graph_path: Path, tmp_path: Path, setting: str, address: str, reason: str
 ) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         wanted = address.format(taken=taken.getsockname()[1], folder=tmp_path)
         addresses = {"listen": f"unix://{tmp_path}/drafter.sock", setting: wanted}
@@ -57,6 +63,18 @@ def test_why_an_address_can_not_be_listened_on_is_said(
         option = f"--server.{setting.replace('_', '-')}"
         with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with {option}$"):
             run_in_loop(start())
+
+
+def test_a_wrong_path_is_known_before_anything_else_is_done(graph_path: Path, tmp_path: Path) -> None:
+    async def start() -> None:
+        # Nothing can listen at this address either, but it is not tried.
+        listen = f"unix://{graph_path}/drafter.sock"
+        config = ServerConfig(graph=graph_path, graphs={"other": tmp_path / "missing.pkl"}, listen=listen)
+        async with DrafterServer(config, DraftConfig()):
+            pass
+
+    with pytest.raises(GraphFileError, match=r"missing\.pkl can't be opened"):
+        run_in_loop(start())
 
 
 def test_of_two_that_start_at_the_same_time_one_serves(graph_path: Path, tmp_path: Path) -> None:

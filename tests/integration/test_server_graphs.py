@@ -233,6 +233,7 @@ def test_names_must_differ(tmp_path: Path) -> None:
 
 def test_nothing_is_served_before_it_is_loaded(tmp_path: Path) -> None:
     successor_file(tmp_path / "two.pkl", 2)
+    successor_file(tmp_path / "three.pkl", 3)
     config = ServerConfig.model_validate(
         {
             "listen": f"unix://{tmp_path}/drafter.sock",
@@ -271,7 +272,6 @@ def test_nothing_is_served_before_it_is_loaded(tmp_path: Path) -> None:
             (wire.drafter.OpenSession, pb.OpenSessionRequest(session_id=1)),
         ):
             assert code_of(call, request) is grpc.StatusCode.UNAVAILABLE
-        successor_file(tmp_path / "three.pkl", 3)
         run_in_loop(finish(server))
 
 

@@ -67,8 +67,8 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.sources import require_sources
 
     log_to_stderr("INFO")
-    with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color, "INFO"):
-        require_sources(settings.verifier)
+    with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color):
+        require_sources(settings.verifier, settings.graph_path)
         from speculant_verifier.decoder import SpeculativeDecoder
 
         quiet_transformers()

@@ -15,8 +15,6 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.style import Style
 from rich.text import Text
 
-from speculant_graph.log import log_to_stderr
-
 if TYPE_CHECKING:
     from speculant_verifier.results import StepEvent
 
@@ -27,7 +25,6 @@ DIM_STYLE = "dim"
 ColorChoice = Literal["auto", "never", "always"]
 """Whether output is coloured: 'auto' where it goes to a terminal and NO_COLOR is not set."""
 
-LogLevel = Literal["INFO", "WARNING"]
 
 _PATIENCE_S = 2.0
 """Waiting for longer than this is worth a word."""
@@ -82,13 +79,12 @@ def legend() -> Text:
 
 
 @contextmanager
-def waiting_for(what: str, color: ColorChoice, level: LogLevel) -> Iterator[None]:
+def waiting_for(what: str, color: ColorChoice) -> Iterator[None]:
     """Show on a terminal what is waited for, if it takes longer than two seconds; on standard error.
 
     Args:
         what: for people, such as "loading my-model".
         color: as in :func:`make_console`.
-        level: of messages, which are kept out of the line.
     """
     console = make_console(color, stderr=True)
     if not console.is_interactive:
@@ -98,11 +94,7 @@ def waiting_for(what: str, color: ColorChoice, level: LogLevel) -> Iterator[None
     progress = Progress(*columns, console=console, transient=True)
     progress.add_task(what, total=None)
 
-    def begin() -> None:
-        progress.start()
-        log_to_stderr(level)  # through standard error as it is now, which puts messages above the line
-
-    timer = threading.Timer(_PATIENCE_S, begin)
+    timer = threading.Timer(_PATIENCE_S, progress.start)
     timer.daemon = True
     timer.start()
     try:
@@ -111,7 +103,6 @@ def waiting_for(what: str, color: ColorChoice, level: LogLevel) -> Iterator[None
         timer.cancel()
         timer.join()
         progress.live.stop()
-        log_to_stderr(level)
 
 
 def quiet_transformers() -> None:

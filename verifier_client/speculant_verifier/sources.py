@@ -12,12 +12,21 @@ MODEL_SETTING = "--verifier.model-name"
 TOKENIZER_SETTING = "--verifier.tokenizer-name"
 
 
-def require_sources(config: VerifierConfig) -> None:
+def require_sources(config: VerifierConfig, graph_path: Path | None = None) -> None:
     """Refuse names that lead nowhere.
+
+    Args:
+        config: names the model and its tokenizer.
+        graph_path: a graph to draft from.
 
     Raises:
         ConfigError: there is no such model or tokenizer, or no way to the hub.
+        GraphFileError: the graph can't be opened.
     """
+    if graph_path is not None:
+        from speculant_graph.graph.store import load_graph
+
+        load_graph(graph_path)
     is_model_local(config)
     if config.tokenizer_name is not None:
         is_tokenizer_local(config)

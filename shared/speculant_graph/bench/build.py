@@ -163,7 +163,7 @@ def _cpu_s(function: Callable[[], object]) -> float:
 
 def _figures(built: dict[str, Any], engine: str) -> dict[str, object]:
     copied = ("tokens", "documents", "files", "text_bytes", "max_order", "tokenize_s", "count_s", "save_s", "total_s",
-              "count_cpu_s", "peak_anon_bytes", "file_bytes", "nodes", "encoder")  # fmt: skip
+              "compile_s", "count_cpu_s", "peak_anon_bytes", "file_bytes", "nodes", "encoder")  # fmt: skip
     return {name: built[name] for name in copied} | {
         "tokens_per_cpu_s": round(built["tokens"] / built["count_cpu_s"]),
         "bytes_per_node": round(built["file_bytes"] / built["nodes"], 2),

@@ -54,8 +54,7 @@ class BenchProgress:
 
     def show_build(self, build: BuildProgress) -> None:
         """Say how far a build is."""
-        hint = " (compiles if new)" if build.phase == "calibrate" else ""
-        label = f"corpus: {PHASE_LABELS[build.phase]}{hint}"
+        label = f"corpus: {PHASE_LABELS[build.phase]}"
         if build.phase != self._build_phase:
             self._build_phase = build.phase
             self.begin(label)

@@ -38,6 +38,9 @@ def run(arguments: Sequence[str]) -> int:
     if name not in BENCHES:
         raise ConfigError(f"there is no bench '{name}'; it may be: {', '.join(BENCHES)}")
     module = BENCHES[name][0]
+    from speculant_graph.log import log_to_stderr
+
+    log_to_stderr("WARNING", waits=True)
     try:
         status: int = importlib.import_module(module).run(arguments[1:])
     except ConfigError as error:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.graph.report import BuildReport
 
+_WORTH_TELLING_S = 0.1
+
 
 class BuildSettings(CommandSettings):
     """Count a corpus into a graph file."""
@@ -43,17 +45,21 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.log import log_to_stderr
 
     builder = GraphBuilder(**settings.graph.model_dump())
+    log_to_stderr("INFO")
     with show_progress() as progress:
-        # Standard error is the bars' own now, which keeps messages out of them.
-        log_to_stderr("INFO")
         graph = builder.build(settings.corpus, settings.output, progress=progress, calibrate=pretrain)
     assert builder.report is not None
     summary = _summary(settings.output, graph, builder.report)
-    sys.stdout.write(f"{sentence_of(settings.output, graph)}, {builder.report.total_s:.1f} s\n")
+    sys.stdout.write(f"{sentence_of(settings.output, graph)}, {_duration(builder.report)}\n")
     sys.stdout.write(lines_of_skipped(builder.report.skipped))
     if settings.json_output:
         sys.stdout.write(json.dumps(summary) + "\n")
     return 0
+
+
+def _duration(report: BuildReport) -> str:
+    once = f" and {report.compile_s:.1f} s to compile kernels, once" if report.compile_s >= _WORTH_TELLING_S else ""
+    return f"{report.total_s:.1f} s{once}"
 
 
 def _summary(output: Path, graph: NgramGraph, report: BuildReport) -> dict[str, object]:

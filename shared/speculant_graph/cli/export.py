@@ -36,7 +36,9 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.corpus.tokenize import CorpusTokenizer
     from speculant_graph.graph.export import export_graph
     from speculant_graph.graph.ngrams import NgramGraph
+    from speculant_graph.log import log_to_stderr
 
+    log_to_stderr("INFO")
     graph = NgramGraph.load(settings.path, verify=True)
     tokenizer = CorpusTokenizer.load(settings.tokenizer or graph.metadata.tokenizer.name)
     tokenizer.require(graph.metadata.tokenizer)

@@ -31,7 +31,9 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.cli.summary import print_graph
     from speculant_graph.graph.combine import merge_graphs
     from speculant_graph.graph.ngrams import NgramGraph
+    from speculant_graph.log import log_to_stderr
 
+    log_to_stderr("INFO")
     first, second = (NgramGraph.load(path, verify=True) for path in (settings.first, settings.second))
     with show_progress() as progress:
         graph = merge_graphs(first, second, settings.output, jobs=os.cpu_count() or 1, progress=progress)

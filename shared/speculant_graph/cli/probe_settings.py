@@ -26,6 +26,8 @@ class ProbeSettings(CommandSettings):
     """Ask of this service; empty: of all that is served there."""
     timeout_s: Annotated[float, Field(gt=0)] = 1.0
     """Patience with each address."""
+    wait_s: Annotated[float, Field(ge=0)] = 0.0
+    """Ask again until all of them serve, for so long; scripts that start servers wait so."""
     client: ClientConfig = ClientConfig()
     """Certificates; the other settings have no effect here."""
 

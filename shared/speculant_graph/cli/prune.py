@@ -32,7 +32,9 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.cli.summary import print_graph
     from speculant_graph.graph.combine import prune_graph
     from speculant_graph.graph.ngrams import NgramGraph
+    from speculant_graph.log import log_to_stderr
 
+    log_to_stderr("INFO")
     old = NgramGraph.load(settings.path, verify=True)
     with show_progress() as progress:
         graph = prune_graph(old, settings.min_count, settings.output, jobs=os.cpu_count() or 1, progress=progress)

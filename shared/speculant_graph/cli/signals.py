@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Timer, current_thread, get_ident, main_thread
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
+
+from speculant_graph.errors import SpeculantError
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _AGAIN_S = 0.05
+_SOON_S = 0.5
+"""Errors of others that come so soon after a signal come of it."""
 
 
 class _Ended(SystemExit):
@@ -29,8 +35,8 @@ def signals_unwind() -> Iterator[None]:
     """Leave by an exception on SIGTERM and SIGHUP, so that nothing half-written remains, and on Ctrl-C by Python's own.
 
     An exception that comes up while machine code, such as a compiler's, has called back is dropped there, with a
-    traceback on standard error. The signal is then sent again, without a word. What goes on in between may fail of
-    something else, or not at all.
+    traceback on standard error. The signal is then sent again, without that traceback. What goes on in between may fail
+    of something else, or not at all. Other machine code makes an error of its own of it, which is taken for the signal.
 
     Raises:
         SystemExit: SIGTERM or SIGHUP; 128 and the signal's number.
@@ -43,21 +49,29 @@ def signals_unwind() -> Iterator[None]:
     ends = [end for end in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(end) is signal.SIG_DFL]
     heeds_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     lost: KeyboardInterrupt | _Ended | None = None
+    came = -math.inf
+    ending: KeyboardInterrupt | _Ended = KeyboardInterrupt()
     repeats: list[Timer] = []
+
+    def note(exception: KeyboardInterrupt | _Ended) -> None:
+        nonlocal came, ending
+        came, ending = time.monotonic(), exception
 
     def leave(number: int, _: FrameType | None) -> None:
         for end in ends:
             signal.signal(end, signal.SIG_IGN)  # a second one would interrupt the cleaning up
-        raise _Ended(number)
+        note(_Ended(number))
+        raise ending
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         # Python's own handler under another name: asyncio would replace it by one that only cancels what awaits.
+        note(KeyboardInterrupt())
         signal.default_int_handler(number, frame)
 
-    def send_again(dropped: UnraisableHookArgs) -> None:
+    def has_sent_again(dropped: BaseException | None) -> bool:
         nonlocal lost
-        if isinstance(dropped.exc_value, KeyboardInterrupt | _Ended):
-            lost = dropped.exc_value
+        if isinstance(dropped, KeyboardInterrupt | _Ended):
+            lost = dropped
             number = signal.SIGINT
             if isinstance(lost, _Ended):
                 number = signal.Signals(lost.number)
@@ -66,11 +80,20 @@ def signals_unwind() -> Iterator[None]:
             again.daemon = True
             again.start()
             repeats.append(again)
-        elif lost is None:  # what was being made when the signal came can't be taken down cleanly either
+        # What was being made when the signal came can't be taken down cleanly either.
+        return lost is not None
+
+    def note_dropped(dropped: UnraisableHookArgs) -> None:
+        if not has_sent_again(dropped.exc_value):
             report(dropped)
 
+    def note_printed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not has_sent_again(error):
+            show(kind, error, trace)
+
     thread = get_ident()
-    report, sys.unraisablehook = sys.unraisablehook, send_again
+    report, sys.unraisablehook = sys.unraisablehook, note_dropped
+    show, sys.excepthook = sys.excepthook, note_printed
     for end in ends:
         signal.signal(end, leave)
     if heeds_interrupts:
@@ -80,11 +103,13 @@ def signals_unwind() -> Iterator[None]:
     except Exception as error:
         if lost is not None:
             raise lost from error
+        if time.monotonic() - came < _SOON_S and not isinstance(error, SpeculantError):
+            raise ending from error
         raise
     finally:
         for again in repeats:
             again.cancel()
-        sys.unraisablehook = report
+        sys.unraisablehook, sys.excepthook = report, show
         for end in ends:
             signal.signal(end, signal.SIG_DFL)
         if heeds_interrupts:

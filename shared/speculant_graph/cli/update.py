@@ -33,7 +33,9 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.cli.summary import print_graph
     from speculant_graph.graph.combine import update_graph
     from speculant_graph.graph.ngrams import NgramGraph
+    from speculant_graph.log import log_to_stderr
 
+    log_to_stderr("INFO")
     num_tokens = NgramGraph.load(settings.path).metadata.num_tokens
     output = settings.output or settings.path
     with show_progress() as progress:

@@ -256,7 +256,7 @@ def damaged(path: Path, reason: str) -> GraphFileError:
 
 
 def _foreign(path: Path) -> GraphFileError:
-    return GraphFileError(f"{path} is not a graph file; build one with GraphBuilder or `speculant build`")
+    return GraphFileError(f"{path} is not a graph file; build one with 'speculant build' or GraphBuilder")
 
 
 def _aligned(offset: int) -> int:

@@ -13,6 +13,8 @@ from typing import Any
 from loguru import logger
 from numba.core.caching import FunctionCache
 
+from speculant_graph.graph.compile_clock import compiling
+
 _PATIENCE_S = 120.0
 """After which a kernel is compiled all the same."""
 _PAUSE_S = 0.02
@@ -41,12 +43,14 @@ class SharedCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the machine code of a signature; None if this process is to compile it."""
         found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        if found is None:
-            _tell()
-        if found is None and self._take_turn():
-            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-            if found is not None:
-                self._end_turn()
+        if found is not None:
+            return found
+        _tell()
+        with compiling():
+            if self._take_turn():
+                found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        if found is not None:
+            self._end_turn()
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -87,4 +91,4 @@ class SharedCache(FunctionCache):
 
 @cache
 def _tell() -> None:
-    logger.info("kernels are being compiled, once on this machine: up to a minute, longer where it is busy")
+    logger.info("compiling what this needs, the first time on this machine: a minute or two, more where it is busy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -109,10 +110,28 @@ class Listener:
     def _make_folder(self, folder: Path) -> None:
         if folder.is_dir():
             return
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is no folder")
         self._make_folder(folder.parent)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             self._folders.append(folder)
+
+
+def require_free(addresses: str, option: str) -> None:
+    """Refuse Unix sockets at which a server answers, before anything takes long; nothing is bound or removed.
+
+    Args:
+        addresses: as :meth:`Listener.bind` takes them.
+        option: of the command line, which sets them.
+
+    Raises:
+        ConfigError: somebody answers there.
+    """
+    for address in filter(None, addresses.split(",")):
+        path = socket_path(address.strip())
+        if path is not None and path.is_socket() and _is_answered(path):
+            raise _taken(path, option)
 
 
 def _is_still(descriptor: int, path: Path) -> bool:
@@ -133,16 +152,21 @@ def _clear_stale_socket(path: Path, option: str) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise ConfigError(f"{path} exists and is not a socket; choose another path with {option}")
+    if _is_answered(path):
+        raise _taken(path, option)
+    path.unlink(missing_ok=True)
+
+
+def _is_answered(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_CONNECT_TIMEOUT_S)
         try:
             probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
         except OSError:
             pass  # a full backlog or a lack of rights: somebody is there
-    raise _taken(path, option)
+    return True
 
 
 def _taken(path: Path, option: str) -> ConfigError:

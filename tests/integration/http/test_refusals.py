@@ -74,13 +74,13 @@ def test_fields_that_are_not_served_are_named(api: Api, name: str, value: object
         ("chat/completions", {"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown"),
         ("chat/completions", {"temperature": -0.1}, "temperature", "greater than or equal to 0"),
         ("chat/completions", {"temperature": 1e-6}, "temperature", "at least 0.001"),
-        ("chat/completions", {"temperature": "1"}, "temperature", "number"),
-        ("chat/completions", {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ("chat/completions", {"temperature": "1"}, "temperature", "temperature must be a number"),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens", "max_tokens must be greater than or equal to 1"),
         ("chat/completions", {"max_completion_tokens": 3}, "max_tokens", "differ"),
         ("chat/completions", {"min_tokens": 3}, "min_tokens", "more than max_tokens"),
         ("chat/completions", {"top_logprobs": 3}, "top_logprobs", "logprobs = true"),
         ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
-        ("completions", {"logprobs": True}, "logprobs", "integer"),
+        ("completions", {"logprobs": True}, "logprobs", "logprobs must be a whole number"),
         ("chat/completions", {"stop": ""}, "stop", "1 to 1024"),
         ("chat/completions", {"stop": ["a"] * 17}, "stop", "16"),
         ("chat/completions", {"stop": [1]}, "stop", "text"),
@@ -100,7 +100,7 @@ def test_fields_that_are_not_served_are_named(api: Api, name: str, value: object
         ("completions", {"prompt": [999]}, "prompt", "0 to 257"),
         ("completions", {"prompt": [-1]}, "prompt", "give text"),
         ("completions", {"prompt": None}, "prompt", "missing"),
-        ("chat/completions", {"messages": []}, "messages", "at least 1"),
+        ("chat/completions", {"messages": []}, "messages", "messages must have at least 1"),
         ("chat/completions", {"messages": "hi"}, "messages", "list"),
         ("chat/completions", {"messages": ["hi"]}, "messages.0", "give an object"),
         ("chat/completions", {"\n" * 99: 1}, "?" * 64, "unknown"),
@@ -172,9 +172,10 @@ def test_bodies_that_are_no_json(api: Api) -> None:
         (b"[]", "the body is no JSON object"),
         (b"null", "the body is"),
         (b'"x"', "the body is no JSON object"),
-        (b"[" * 100_000, "can't be read as JSON"),
+        (b"[" * 100_000, "nested too deeply"),
         (b"\xff\xfe", "the body is no JSON"),
-        (b'{"n": ' + b"9" * 5_000 + b"}", "without endless numbers"),
+        (b'{"model": "\xff"}', "the body is no UTF-8; encode it so"),
+        (b'{"n": ' + b"9" * 5_000 + b"}", "thousands of digits"),
     ):
         for more in ("", "; charset=utf-8"):
             headers = {"content-type": f"application/json{more}"}
@@ -188,11 +189,16 @@ def test_bodies_that_are_no_json(api: Api) -> None:
         headers = {"content-type": given} if given else {}
         assert says in error_of(api.http.post("/v1/completions", content=body, headers=headers))["message"]
     for field, says in (
-        (b'"temperature": NaN', "the body is no JSON, which has no NaN; send a number"),
-        (b'"logit_bias": {"7": -Infinity}', "the body is no JSON, which has no -Infinity; send"),
-        (b'"temperature": 1e999', "temperature: "),
-        (b'"n": 1, "n": 1', "'n' stands twice in one object of the body; send it once"),
-        (b'"speculant": {"learn": true, "rule": "block", "le\\u0061rn": null}', "'learn' stands twice in one object"),
+        (b'"temperature": NaN', "temperature: JSON has no NaN; correct it, or leave it out"),
+        (b'"logit_bias": {"7": -Infinity}', "logit_bias.7: JSON has no -Infinity; correct"),
+        (b'"temperature": 1e999', "temperature must be "),
+        (b'"stop": [' + b'"x", ' * 2000 + b'NaN], "user": "x"', "the body: JSON has no NaN; correct it"),
+        (b'"a": [[{"b": 1}, {"b": [0, NaN]}]]', "a.0.1.b.1: JSON has no NaN; correct it"),
+        (b'"n": 1, "n": 1', "n: stands twice in one object; send it once"),
+        (
+            b'"speculant": {"learn": true, "rule": "block", "le\\u0061rn": null}',
+            "speculant.learn: stands twice in one object",
+        ),
     ):
         text = body[:-1] + b", " + field + b"}"
         assert says in error_of(api.http.post("/v1/completions", content=text, headers=kind))["message"]

@@ -22,7 +22,7 @@ from speculant_graph.rpc.v1.drafter_pb2_grpc import (
     DrafterAdminServiceServicer,
     add_DrafterAdminServiceServicer_to_server,
 )
-from support.server import graph_file, run_in_loop
+from support.server import PATIENCE_S, graph_file, run_in_loop
 
 
 class Graphs(DrafterAdminServiceServicer):
@@ -171,7 +171,7 @@ def test_a_sidecar_that_loads_its_graphs_or_has_none_says_so(
         assert (sidecar["graphs"], sidecar["is_loading"], out) == ([], True, "")
         assert err.startswith(f"speculant: admin: {address}: it is still loading graphs")
         goes_on.set()
-        run_in_loop(asyncio.wait_for(starting, 60))
+        run_in_loop(asyncio.wait_for(starting, PATIENCE_S))
         sidecar, out, err = listed()
         assert ([each["name"] for each in sidecar["graphs"]], sidecar["is_loading"], err) == (["docs"], False, "")
         assert "docs" in out

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from numba.core.compiler_lock import global_compiler_lock
 
 import speculant_graph
+from speculant_graph.graph.compile_clock import compile_time, compiling
 
 CALLEE = """
 from speculant_graph.graph.compiled import embedded
@@ -50,6 +54,59 @@ for kind in sys.argv[1:]:
     assert total(np.arange(4, dtype=kind)) == 6
 print(len(total.stats.cache_misses), len(total.stats.cache_hits))
 """
+
+
+FIRST_TIME = """
+import json, sys, time
+from speculant_graph.graph.compiled import compiled
+from speculant_graph.graph.report import Stopwatch
+from speculant_graph.log import log_to_stderr
+
+@compiled
+def callee(number):
+    return number * 2
+
+@compiled
+def caller(number):
+    return callee(number) + 1
+
+log_to_stderr(sys.argv[1], waits=True)
+begun = time.monotonic()
+watch = Stopwatch()
+with watch.measuring("count"):
+    assert caller(3) == 7
+report = watch.report("", ())
+print(json.dumps([report.compile_s, report.count_s, report.total_s, time.monotonic() - begun]))
+"""
+
+
+def run_first_time(folder: Path, level: str) -> tuple[list[float], str]:
+    script = folder / "first_time.py"
+    script.write_text(FIRST_TIME)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, str(script), level]
+    result = subprocess.run(command, env=environment, text=True, capture_output=True, check=True)
+    return json.loads(result.stdout), result.stderr
+
+
+@pytest.mark.parametrize("level", ["INFO", "ERROR"])
+def test_compiling_is_told_and_is_no_part_of_what_is_measured(tmp_path: Path, level: str) -> None:
+    (compile_s, count_s, total_s, elapsed_s), shown = run_first_time(tmp_path, level)
+    assert shown.count("compiling what this needs, the first time on this machine") == len(shown.splitlines()) == 1
+    assert compile_s > 0.01
+    assert compile_s + count_s <= compile_s + total_s + 0.001 <= elapsed_s + 0.002
+    (compile_s, *_), shown = run_first_time(tmp_path, level)
+    assert (compile_s, shown) == (0, "")
+
+
+def test_compiling_for_another_kernel_is_counted_once() -> None:
+    with global_compiler_lock:
+        before, begun = compile_time(), time.monotonic()
+        with compiling(), compiling():
+            time.sleep(0.05)
+        elapsed_s, after = time.monotonic() - begun, compile_time()
+    assert 0.05 <= after.wall_s - before.wall_s <= elapsed_s
+    assert 0 <= after.cpu_s - before.cpu_s <= elapsed_s
 
 
 @pytest.mark.slow

@@ -113,7 +113,12 @@ def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhe
     [
         ("[graph]\nmax_order = 99\n", {}, "--graph.max-order (or SPECULANT_GRAPH__MAX_ORDER): "),
         ("[grahp]\n", {}, "unknown section [grahp]; did you mean [graph]?"),
-        ("[graph\n", {}, "can't read the configuration file"),
+        ("[graph\n", {}, "is no TOML: "),
+        ("[draft]\nk = 1\nk = 2\n", {}, "; mend it there"),
+        ("[draft]\nk = true\n", {}, "--draft.k (or SPECULANT_DRAFT__K): must be a number (got True)"),
+        ("[client]\ndeadline_ms = false\n", {}, "--client.deadline-ms (or SPECULANT_CLIENT__DEADLINE_MS): must be a"),
+        ("[graph]\nmemory = true\n", {}, "--graph.memory (or SPECULANT_GRAPH__MEMORY): must be a number"),
+        ('[draft]\nsources = ["corpus", "moon"]\n', {}, "--draft.sources (or SPECULANT_DRAFT__SOURCES): must be 'c"),
         ("", {"SPECULANT_SERVER__WORKERS": "many"}, "--server.workers (or SPECULANT_SERVER__WORKERS): "),
         ("", {"SPECULANT_SERVER__WROKERS": "2"}, "there is no setting 'server.wrokers'"),
     ],

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from speculant_graph.cli.signals import signals_unwind
+from speculant_graph.errors import GraphError
 
 CALLED_BACK = """
 import ctypes, os, sys, time
@@ -63,6 +64,40 @@ def test_an_interrupt_that_a_callback_loses(capfd: pytest.CaptureFixture[str]) -
     with pytest.raises(RuntimeError, match="what the compiler says"):
         ended(fail)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_an_interrupt_that_machine_code_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    def end() -> None:
+        with signals_unwind():
+            # Prints what comes up, and returns as if nothing were.
+            ctypes.pythonapi.PyRun_SimpleString(b"import signal; signal.raise_signal(signal.SIGINT)")
+            threading.Event().wait(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        end()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("_interruptible")
+@pytest.mark.parametrize(("number", "ending"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_an_error_that_machine_code_makes_of_a_signal_is_the_signal(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, ending: type[BaseException]
+) -> None:
+    def end_by(error: Exception) -> None:
+        with signals_unwind():
+            try:
+                signal.raise_signal(number)
+            except ending:
+                raise error from None
+
+    with pytest.raises(ending):
+        end_by(RuntimeError("Error building 'model': KeyboardInterrupt"))
+    with pytest.raises(GraphError):
+        end_by(GraphError("ours are meant"))
+    monkeypatch.setattr("speculant_graph.cli.signals._SOON_S", 0.0)
+    with pytest.raises(RuntimeError):
+        end_by(RuntimeError("much later"))
 
 
 @pytest.mark.usefixtures("_interruptible")

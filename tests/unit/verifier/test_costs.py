@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger
 
+from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
+from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.model import TargetModel
 from speculant_verifier.speculation import CostPoint, CostTable, batches_up_to, load_or_measure, measure_costs
-from speculant_verifier.speculation.cost_files import cache_folder
+from speculant_verifier.speculation.cost_files import cache_folder, describe_conditions
 
 MS = st.floats(0.01, 1e4)
 
@@ -148,6 +152,20 @@ def test_a_measurement_is_kept_for_the_same_conditions(gpt_oss, llama, tmp_path)
     measure(llama, folder)
     load_or_measure(gpt_oss, (1,), (1, 2, 3), 10, 0.2, folder=folder)
     assert len(list(folder.iterdir())) == 3, "another model and other points are other files"
+
+
+def test_a_folder_is_the_same_by_every_path_and_a_copy_is_not(monkeypatch, tmp_path):
+    shutil.copytree(MODEL_FOLDER, tmp_path / "model")
+    shutil.copytree(MODEL_FOLDER, tmp_path / "copy")
+    (tmp_path / "link").symlink_to("model")
+    monkeypatch.chdir(tmp_path)
+
+    def conditions(name):
+        return describe_conditions(TargetModel.load(VerifierConfig(model_name=name, device="cpu", num_threads=1)))
+
+    first = conditions("model")
+    assert all(conditions(name) == first for name in (str(tmp_path / "model"), "./model", "link"))
+    assert conditions("copy") != first
 
 
 @pytest.mark.parametrize(

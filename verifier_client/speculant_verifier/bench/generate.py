@@ -73,12 +73,10 @@ def run(arguments: Sequence[str]) -> int:
     settings = _completed(load_settings(BenchGenerateSettings, "bench generate", arguments))
     _check(settings)
     from speculant_graph.bench.replay_progress import show_progress
-    from speculant_graph.log import log_to_stderr
     from speculant_verifier.bench.models import load_target
     from speculant_verifier.console import quiet_transformers
 
     quiet_transformers()
-    log_to_stderr("WARNING")
     with show_progress() as progress:
         progress.begin("loading the model")
         target = load_target(settings.verifier)

@@ -59,10 +59,8 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("--kill-drafter kills a drafter of the bench's own; leave it or --url out")
     from speculant_graph.bench.replay_progress import show_progress
     from speculant_graph.bench.report import print_report
-    from speculant_graph.log import log_to_stderr
     from speculant_verifier.bench.serve_processes import own_servers
 
-    log_to_stderr("WARNING")
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress())
         url, drafter = settings.url, None

@@ -55,13 +55,11 @@ def run(arguments: Sequence[str]) -> int:
         check_plot(settings.plot)
     from speculant_graph.bench.replay_progress import show_progress
     from speculant_graph.graph.export import replacing
-    from speculant_graph.log import log_to_stderr
     from speculant_verifier.bench.models import load_target
     from speculant_verifier.console import quiet_transformers
     from speculant_verifier.speculation import measure_costs
 
     quiet_transformers()
-    log_to_stderr("WARNING")
     with show_progress() as progress:
         progress.begin("loading the model")
         target = load_target(settings.verifier)

@@ -44,7 +44,7 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
     """Run everything and print the comparison; 0 if all texts are identical, else 1."""
     report = DemoReport(arguments)
     quiet_transformers()
-    log_to_stderr("WARNING")
+    log_to_stderr("WARNING", waits=True)
     for end in (signal.SIGTERM, signal.SIGHUP):
         # Leave through the context managers, so that the sidecar and its folder go too.
         signal.signal(end, lambda received, _: sys.exit(128 + received))

@@ -165,9 +165,7 @@ def _of_framework(error: HTTPException) -> Response:
         404: "there is nothing at this path; /openapi.json lists what there is",
         405: "this path does not take the method; /openapi.json says which",
     }
-    message = messages.get(
-        error.status_code, "the body can't be read as JSON; send UTF-8, not nested deeply, without endless numbers"
-    )
+    message = messages.get(error.status_code, "the body can't be read; send a JSON object")
     response = ApiError(error.status_code, message).response()
     response.headers.update(error.headers or {})
     return response

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from speculant_graph.complaints import plainly
 from speculant_graph.errors import GenerationError
 from speculant_verifier.engine.sequence import OUT_OF_MEMORY
 from speculant_verifier.results import GenerationResult
@@ -32,7 +33,7 @@ _EXPECTED = {
     "prompt": "give text, a list of texts, token ids, or a list of lists of token ids; none of them may be empty",
     "stop": "give a text or a list of at most 16, each of 1 to 1024 characters",
     "logit_bias": "give an object of at most 1024 numbers from -100 to 100, by token ids in decimal digits",
-    "content": 'give text, or a list of parts such as {"type": "text", "text": "Hello"}',
+    "content": 'give text, or a list of parts such as {"type": "text", "text": "Hello"}; no other parts are served',
 }
 """For fields that take several shapes: what pydantic says of each of them would confuse."""
 
@@ -166,7 +167,7 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, f"the body {'is empty' if is_empty else 'is no JSON object'}; send a JSON object")
     param = ".".join(place)
     if complaint["type"] == "missing" and not _EXPECTED.keys() & set(place[:-1]):
-        return ApiError(400, f"{param} is missing; add it", param=param)
+        return ApiError(400, f"{param} is missing, or null; give it", param=param)
     if place[0] in _ONLY:
         text = f"not supported here: '{place[0]}' other than {_ONLY[place[0]]}; leave it out"
         return ApiError(400, text, param=place[0], code="unsupported_value")
@@ -176,9 +177,12 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
             return ApiError(400, f"{param}: {_EXPECTED[part]}", param=param)
     if complaint["type"] in ("model_attributes_type", "model_type"):
         return ApiError(400, f"{param}: give an object", param=param)
-    reason = str(complaint["msg"]).removeprefix("Value error, ")
-    advice = "" if complaint["type"] == "value_error" else "; correct it"
-    return ApiError(400, f"{param}: {reason[:1].lower()}{reason[1:]}{advice}", param=param)
+    reason = plainly(str(complaint["msg"]))
+    if reason.startswith("must "):
+        return ApiError(400, f"{param} {reason}", param=param)
+    if complaint["type"] != "value_error":
+        reason += "; correct it"
+    return ApiError(400, reason if reason.startswith(f"{param} ") else f"{param}: {reason}", param=param)
 
 
 def printable_name(name: str) -> str:

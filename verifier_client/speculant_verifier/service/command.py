@@ -46,11 +46,13 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(VerifierSettings, "verifier", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
+    from speculant_graph.serving.listening import require_free
     from speculant_verifier.sources import require_sources
 
     require_addresses(settings.service.listen, "--service.listen")
     require_port(settings.service.http, "--service.http")
-    require_sources(settings.verifier)
+    require_free(settings.service.listen, "--service.listen")
+    require_sources(settings.verifier, settings.graph_path)
     from speculant_graph.serving.process import serve_until_stopped
     from speculant_verifier.console import quiet_transformers
     from speculant_verifier.decoder import SpeculativeDecoder

@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.talk.reading import make_reader
     from speculant_verifier.talk.screen import JsonScreen, TextScreen
 
-    log_to_stderr("WARNING")
+    log_to_stderr("WARNING", waits=True)
     notes = make_console(settings.color, stderr=True)
     partner = _remote(settings) if settings.url else _local(settings)
     try:
@@ -88,8 +88,8 @@ def _local(settings: ChatSettings) -> Partner:
     from speculant_verifier.console import quiet_transformers, waiting_for
     from speculant_verifier.sources import require_sources
 
-    with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color, "WARNING"):
-        require_sources(settings.verifier)
+    with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color):
+        require_sources(settings.verifier, settings.graph_path)
         from speculant_verifier.decoder import SpeculativeDecoder
         from speculant_verifier.talk.local import LocalPartner
 

@@ -8,11 +8,10 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant_graph.cli.checks.finding import Finding, Identities, guarded
+from speculant_graph.cli.checks.finding import Finding, Identities, Status, guarded
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.types import Fingerprint, SequenceStep
 
@@ -52,9 +51,14 @@ def check_drafters(config: ClientConfig, draft: DraftConfig, identities: Identit
 def _check_one(
     endpoint: Endpoint, config: ClientConfig, draft: DraftConfig, identities: Identities
 ) -> Iterator[Finding]:
-    for finding in chain(check_socket("drafter socket", endpoint.address), check_health(endpoint, "drafter")):
+    for finding in check_socket("drafter socket", endpoint.address):
         yield finding
         if finding.status == "fail":
+            return
+    # Until a drafter serves, text comes without drafts.
+    for finding in check_health(endpoint, "drafter", not_serving="warn"):
+        yield finding
+        if finding.status in ("fail", "warn"):
             return
     yield from guarded(
         "drafts", "see the log of the drafter", lambda: _check_drafts(endpoint, config, draft, identities)
@@ -137,12 +141,13 @@ def _is_open(folder: Path) -> bool:
     return all(each.stat().st_mode & stat.S_IXOTH for each in (folder, *folder.parents))
 
 
-def check_health(endpoint: Endpoint, check: str) -> Iterator[Finding]:
+def check_health(endpoint: Endpoint, check: str, not_serving: Status) -> Iterator[Finding]:
     """Ask a server whether it serves.
 
     Args:
         endpoint: where it is.
         check: the check's name.
+        not_serving: how it is for users if the server answers that it does not serve.
     """
     try:
         from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -165,7 +170,7 @@ def check_health(endpoint: Endpoint, check: str) -> Iterator[Finding]:
             return
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         remedy = "wait until it has loaded, or see its log"
-        yield Finding(check, "fail", f"{endpoint.address} answers, and does not serve", remedy)
+        yield Finding(check, not_serving, f"{endpoint.address} answers, and does not serve now", remedy)
         return
     yield Finding(check, "ok", f"{endpoint.address} serves")
 

@@ -111,7 +111,7 @@ def check_kernels() -> Iterator[Finding]:
             "kernels", "warn", "compiled in every process, half a minute each: no folder to keep them", remedy
         )
     elif not num_kept:
-        remedy = "nothing to do: the first build, drafter or generation does it, once"
+        remedy = "nothing to do: every command compiles what it needs, once"
         yield Finding("kernels", "warn", f"not compiled yet; they will be kept in {folder}", remedy)
     else:
         yield Finding("kernels", "ok", f"{num_kept} compiled in {folder}")

@@ -39,7 +39,7 @@ def check_verifier(address: str, config: ClientConfig) -> Iterator[Finding]:
     findings = list(check_socket("verifier socket", address))
     yield from findings
     if all(finding.status != "fail" for finding in findings):
-        yield from check_health(endpoint, "verifier")
+        yield from check_health(endpoint, "verifier", not_serving="fail")
 
 
 def check_url(url: str, api_key: str) -> Iterator[Finding]:

@@ -1,0 +1,20 @@
+"""The program ``speculant``, apart from the library, so that nothing slow is imported before Ctrl-C is heeded."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Run the command line of this process and return its exit status.
+
+    Raises:
+        SystemExit: as :func:`speculant_graph.cli.main.main`, which also says what the statuses mean.
+    """
+    try:
+        from speculant_graph.cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:  # before the command line was read, or after its command ended
+        sys.stderr.write("speculant: interrupted\n")
+        return 130

@@ -1,0 +1,7 @@
+"""``python -m speculant``."""
+
+import sys
+
+from speculant import main
+
+sys.exit(main())
