@@ -40,6 +40,16 @@ def _split(names: object) -> object:
     return names.split(",") if isinstance(names, str) else names
 
 
+def _holds_truth(value: object) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return any(map(_holds_truth, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, bool)
+
+
+def _names_truth(annotation: object) -> bool:
+    return annotation is bool or any(map(_names_truth, get_args(annotation)))
+
+
 class Config(BaseModel):
     """Base of all configuration: frozen, strict about names, documented by its attribute docstrings."""
 
@@ -48,12 +58,10 @@ class Config(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: object, field: ValidationInfo) -> object:
-        """Refuse true and false where a number belongs, which Python takes for 1 and 0."""
-        if isinstance(value, bool) and field.field_name is not None:
-            kind = cls.model_fields[field.field_name].annotation
-            kinds = {kind, *get_args(kind)}
-            if bool not in kinds and kinds & {int, float, ByteSize}:
-                raise ValueError("must be a number")
+        """Refuse true and false, which Python takes for 1 and 0, where they are not asked for."""
+        assert field.field_name is not None
+        if _holds_truth(value) and not _names_truth(cls.model_fields[field.field_name].annotation):
+            raise ValueError("must not be true or false")
         return value
 
 

@@ -41,6 +41,10 @@ SECTIONS = ("graph", "draft", "verifier", "generation", "client", "server", "ser
 
 _SECRET_WORDS = frozenset({"token", "key", "password"})
 
+_VALUES = reprlib.Repr()
+"""Shows values that were typed, the ends of those that nobody typed by hand."""
+_VALUES.maxstring = _VALUES.maxlong = 120
+
 CONFIG_VARIABLE = "SPECULANT_CONFIG"
 DEFAULT_FILE = Path("speculant.toml")
 
@@ -292,7 +296,7 @@ def _explain(kind: type[CommandSettings], error: ValidationError) -> str:
         return f"there is no setting '{'.'.join(location)}'; --help lists those there are"
     value = first.get("input")
     is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
-    got = f" (got {reprlib.repr(value)})" if is_shown else ""
+    got = f" (got {_VALUES.repr(value)})" if is_shown else ""
     message = plainly(first["msg"])
     if first["type"] in ("byte_size", "byte_size_unit"):
         message = "write a number of bytes, as 2GB or 512MB"

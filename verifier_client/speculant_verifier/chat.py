@@ -31,7 +31,7 @@ def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
     """
     if not (options.get("chat_template") or tokenizer.chat_template):
         raise GenerationRequestError(
-            "the tokenizer has no chat template; give the prompt as text (speculant generate), or choose a chat model"
+            "the tokenizer has no chat template; give the prompt as text, or choose a chat model"
         )
     _check(messages)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tomllib
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from speculant_graph.cli.config import _toml_value
 from speculant_graph.cli.main import main
-from speculant_graph.config import ClientConfig, DraftConfig, GraphConfig, ServerConfig
+from speculant_graph.config import ClientConfig, Config, DraftConfig, GraphConfig, ServerConfig
 from speculant_graph.settings import SECTIONS
 
 
@@ -108,6 +110,15 @@ def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhe
     assert json.loads(show(capsys, "--json", "--section=draft")).keys() == {"draft"}
 
 
+@pytest.mark.parametrize("kind", Config.__subclasses__())
+def test_true_is_no_number_in_any_setting(kind: type[Config]) -> None:
+    for name in kind.model_fields:
+        for value, one in ((True, 1), ([True], (1,)), ({"1": True}, {1: 1})):
+            with contextlib.suppress(ValidationError):
+                taken = getattr(kind.model_validate({name: value}), name)
+                assert taken is True or taken != one, name
+
+
 @pytest.mark.parametrize(
     ("content", "variables", "complaint"),
     [
@@ -115,9 +126,9 @@ def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhe
         ("[grahp]\n", {}, "unknown section [grahp]; did you mean [graph]?"),
         ("[graph\n", {}, "is no TOML: "),
         ("[draft]\nk = 1\nk = 2\n", {}, "; mend it there"),
-        ("[draft]\nk = true\n", {}, "--draft.k (or SPECULANT_DRAFT__K): must be a number (got True)"),
-        ("[client]\ndeadline_ms = false\n", {}, "--client.deadline-ms (or SPECULANT_CLIENT__DEADLINE_MS): must be a"),
-        ("[graph]\nmemory = true\n", {}, "--graph.memory (or SPECULANT_GRAPH__MEMORY): must be a number"),
+        ("[draft]\nk = true\n", {}, "--draft.k (or SPECULANT_DRAFT__K): must not be true or false (got True)"),
+        ("[client]\ndeadline_ms = false\n", {}, "--client.deadline-ms (or SPECULANT_CLIENT__DEADLINE_MS): must not"),
+        ("[graph]\nmemory = true\n", {}, "--graph.memory (or SPECULANT_GRAPH__MEMORY): must not be true"),
         ('[draft]\nsources = ["corpus", "moon"]\n', {}, "--draft.sources (or SPECULANT_DRAFT__SOURCES): must be 'c"),
         ("", {"SPECULANT_SERVER__WORKERS": "many"}, "--server.workers (or SPECULANT_SERVER__WORKERS): "),
         ("", {"SPECULANT_SERVER__WROKERS": "2"}, "there is no setting 'server.wrokers'"),
