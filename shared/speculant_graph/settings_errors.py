@@ -74,7 +74,8 @@ def explain(kind: type[BaseModel], error: ValidationError, sources: Iterable[Pyd
         return f"there is no setting {name}; --help lists those there are"
     value = first.get("input")
     is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
-    got = f" (got {_VALUES.repr(value)})" if is_shown else ""
+    shown = str(value).lower() if isinstance(value, bool) else _VALUES.repr(value)
+    got = f" (got {shown})" if is_shown else ""
     message = plainly(first["msg"])
     if first["type"] in ("byte_size", "byte_size_unit"):
         message = "write a number of bytes, as 2GB or 512MB"
