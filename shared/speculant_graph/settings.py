@@ -9,22 +9,19 @@ the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` wh
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
-import reprlib
 import tomllib
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ByteSize, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
-    CliPositionalArg,
     CliSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -32,25 +29,18 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from speculant_graph.complaints import plainly
 from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter
+from speculant_graph.settings_errors import explain, explain_syntax
 
 SECTIONS = ("graph", "draft", "verifier", "generation", "client", "server", "service")
 """Tables that a TOML file may have."""
-
-_SECRET_WORDS = frozenset({"token", "key", "password"})
-
-_VALUES = reprlib.Repr()
-"""Shows values that were typed, the ends of those that nobody typed by hand."""
-_VALUES.maxstring = _VALUES.maxlong = 120
 
 CONFIG_VARIABLE = "SPECULANT_CONFIG"
 DEFAULT_FILE = Path("speculant.toml")
 
 
 _WRAPPED = "verbatim-hex:"
-_POSITIONAL = get_args(CliPositionalArg[str])[1]
 
 
 def _unwrap(value: object) -> object:
@@ -126,6 +116,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
         SystemExit: ``--help`` was asked for.
     """
     path = config_file(arguments)
+    sources: list[PydanticBaseSettingsSource] = []
 
     class Loaded(kind):  # type: ignore[misc,valid-type]
         __doc__ = kind.__doc__
@@ -146,14 +137,15 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             flags = _flags(settings_cls, kind, command, list(arguments))
             toml = () if path is None else (TomlConfigSettingsSource(settings_cls, path),)
-            return (flags, init_settings, env_settings, *toml)
+            sources[:] = (flags, init_settings, env_settings, *toml)
+            return tuple(sources)
 
     try:
         loaded: Settings = Loaded()
     except ValidationError as error:
-        raise ConfigError(_explain(kind, error)) from error
+        raise ConfigError(explain(kind, error, sources)) from error
     except SettingsError as error:
-        raise ConfigError(f"{_explain_syntax(kind, error)} (see speculant {command} --help)") from error
+        raise ConfigError(f"{explain_syntax(kind, error)} (see speculant {command} --help)") from error
     return loaded
 
 
@@ -256,68 +248,3 @@ def config_file(arguments: Sequence[str]) -> Path | None:
             hint = f"did you mean [{close[0]}]?" if close else f"it may have: {', '.join(SECTIONS)}"
             raise ConfigError(f"'{path}' has an unknown section [{section}]; {hint}")
     return path
-
-
-def _explain_syntax(kind: type[CommandSettings], error: SettingsError) -> str:
-    """Say which value could not be taken apart, and how it is written."""
-    reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
-    if match := re.fullmatch(r'error parsing value for field "(\w+)" from source "EnvSettingsSource"', reason):
-        variable = _variable_without_json(kind, match[1])
-        return f"{variable} is no JSON; lists and tables are, such as '[\"a\"]' or '{{\"5\": 1}}'"
-    if match := re.fullmatch(r"Parsing error encountered for (\S+): .*", reason):
-        flag = match[1].replace("_", "-")
-        return f"--{flag} can't be taken apart; tables are written KEY=VALUE, once for each key"
-    if (match := re.fullmatch(r"unrecognized arguments: ([^-].*)", reason)) is not None:
-        return f"nothing takes '{match[1]}' where it stands; put the flag that takes it before it"
-    return reason
-
-
-def _variable_without_json(kind: type[CommandSettings], section: str) -> str:
-    """Return the name of the variable that should hold a list or a table and does not."""
-    inner = kind.model_fields[section].annotation
-    fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
-    for name, info in fields.items():
-        variable = f"SPECULANT_{section}__{name}".upper()
-        value = next((value for key, value in os.environ.items() if key.upper() == variable), None)
-        if value is not None and get_origin(info.annotation) in (list, tuple, dict, frozenset):
-            try:
-                json.loads(value)
-            except ValueError:
-                return variable
-    return f"SPECULANT_{section}".upper()
-
-
-def _explain(kind: type[CommandSettings], error: ValidationError) -> str:
-    """Put the first complaint of pydantic into one line that names the setting as help does."""
-    first: Any = error.errors()[0]
-    # Keys of tables are named [key], items of lists by their numbers: neither is in the name of a setting.
-    location = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
-    if first["type"] == "extra_forbidden":
-        return f"there is no setting '{'.'.join(location)}'; --help lists those there are"
-    value = first.get("input")
-    is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
-    got = f" (got {_VALUES.repr(value)})" if is_shown else ""
-    message = plainly(first["msg"])
-    if first["type"] in ("byte_size", "byte_size_unit"):
-        message = "write a number of bytes, as 2GB or 512MB"
-    elif first["type"] == "missing":
-        message = "is missing; give it"
-    elif first["type"] == "greater_than_equal" and _is_size(kind, location):
-        message = f"give at least {ByteSize(first['ctx']['ge']).human_readable(decimal=True).replace('.0', '')}"
-    return f"{_shown_name(kind, location)}: {message}{got}"
-
-
-def _is_size(kind: type[CommandSettings], location: Sequence[str]) -> bool:
-    annotation: Any = kind
-    for name in location:
-        is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        annotation = annotation.model_fields[name].annotation if is_section else None
-    return annotation is ByteSize
-
-
-def _shown_name(kind: type[CommandSettings], location: Sequence[str]) -> str:
-    field = kind.model_fields.get(location[0])
-    if field is not None and _POSITIONAL in field.metadata:
-        return location[0].upper()
-    flag, variable = ".".join(location).replace("_", "-"), "__".join(location).upper()
-    return f"--{flag} (or SPECULANT_{variable})"

@@ -170,7 +170,7 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     assert draft.is_chain or draft.strategy == "tree"
 
 
-@settings(max_examples=90)
+@settings(max_examples=60)
 @given(
     config=configs,
     seed=st.integers(0, 2**32),

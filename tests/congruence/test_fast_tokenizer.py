@@ -103,7 +103,7 @@ RUNS = ["a", " ", "\n", "A", "\t ", "7", ".", "é", "\u0301", "中", "Ab", "\r\n
 @pytest.mark.parametrize("run", RUNS, ids=ascii)
 def test_long_runs_are_the_same(pair: tuple[CorpusTokenizer, CorpusTokenizer], run: str) -> None:
     fast, slow = pair
-    text = "start " + run * 200_000 + "end"
+    text = "start " + run * 100_000 + "end"
     assert np.array_equal(fast.encode_array(text), slow.encode_array(text))
 
 

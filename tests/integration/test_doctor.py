@@ -130,7 +130,8 @@ def test_an_address_where_nobody_answers(capsys, elsewhere: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "detail"), [("[draft]\nk = -1\n", "--draft.k"), ("[server]\nlisten = 1\n", "--server.listen")]
+    ("content", "detail"),
+    [("[draft]\nk = -1\n", "k of [draft] in 'speculant.toml': "), ("[server]\nlisten = 1\n", "listen of [server] in")],
 )
 def test_a_wrong_settings_file_is_a_finding(capsys, elsewhere: Path, content: str, detail: str) -> None:
     (elsewhere / "speculant.toml").write_text(content, encoding="utf-8")
@@ -143,7 +144,7 @@ def test_a_wrong_settings_file_is_a_finding(capsys, elsewhere: Path, content: st
 
 
 def test_a_wrong_flag_is_one_line(capfd) -> None:
-    assert main(["doctor", "--draft.k", "many"]) == 2
+    assert main(["doctor", "k of [draft] in 'speculant.toml': ", "many"]) == 2
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 

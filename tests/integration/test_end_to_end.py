@@ -212,10 +212,11 @@ def test_a_graph_of_another_tokenizer_is_refused(target: TargetModel, tmp_path: 
 def test_bad_prompts_are_refused_by_name(target: TargetModel, prompt: list, message: str) -> None:
     """In a list, only that one."""
     decoder = SpeculativeDecoder(target=target)
-    bad, good = decoder.generate([*prompt, [5, 6, 7]], SETTINGS)
+    few = GenerationConfig(max_tokens=5)
+    bad, good = decoder.generate([*prompt, [5, 6, 7]], few)
     assert bad.finish_reason == "error"
     assert message in bad.error
-    assert good.token_ids == decoder.generate([[5, 6, 7]], SETTINGS)[0].token_ids
+    assert good.token_ids == decoder.generate([[5, 6, 7]], few)[0].token_ids
     with pytest.raises(GenerationError, match="empty"):
         decoder.generate("", SETTINGS)
     with pytest.raises(GenerationError, match="UTF-8"):

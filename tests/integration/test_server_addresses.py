@@ -13,6 +13,7 @@ import pytest
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, GraphFileError
+from speculant_graph.serving.bind_failure import bind_failure
 from speculant_graph.serving.listening import require_free
 from support.server import PATIENCE_S, SERVICE, Serve, connected, run_in_loop, step_of
 
@@ -63,6 +64,18 @@ def test_why_an_address_can_not_be_listened_on_is_said(
         option = f"--server.{setting.replace('_', '-')}"
         with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with {option}$"):
             run_in_loop(start())
+        if not wanted.startswith("unix:"):
+            with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: {reason}.* with --service\.http$"):
+                require_free(wanted, "--service.http")
+
+
+def test_a_name_of_which_one_address_is_free_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = [socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0] for host in ("127.0.0.1", "127.0.0.2")]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        require_free(f"two:{port}", "--service.http")
+        assert "another program listens there" in str(bind_failure(f"two:{port}", "--service.http"))
 
 
 def test_a_wrong_path_is_known_before_anything_else_is_done(graph_path: Path, tmp_path: Path) -> None:

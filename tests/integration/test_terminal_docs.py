@@ -61,6 +61,7 @@ def test_commands(folder: Path, address: str, line: str, capsys, monkeypatch: py
         monkeypatch.setattr("sys.stdin", io.StringIO(text.replace("\\n", "\n") if name == "printf" else f"{text}\n"))
     elif arguments[0] == "chat":
         monkeypatch.setattr("sys.stdin", io.StringIO("Who decides?\n"))
+        arguments += ["--max-tokens", "30"]  # a reader stops it by Ctrl-C
     if "--model" in arguments:
         arguments += ["--num-threads", "1", "--no-measure-costs"]
     assert main(arguments) == 0, line

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ from speculant_graph.types import RuleName
 from speculant_verifier.cli import GenerateSettings
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.disagreements import Disagreement
+from speculant_verifier.speculation import load_or_measure
 from support.pages import blocks, rows, section
 
 PAGE = (Path(__file__).parents[2] / "docs" / "verifier.md").read_text(encoding="utf-8")
@@ -57,7 +59,9 @@ def test_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "," not in outputs[3].out
 
 
-def test_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # For its two decoders costs would be measured for ten seconds.
+    monkeypatch.setattr("speculant_verifier.decoder.load_or_measure", partial(load_or_measure, budget_s=0.2))
     names: dict[str, Any] = {"__name__": "__main__"}
     for number, block in enumerate(blocks(PAGE, "python")):
         exec(compile(block, f"docs/verifier.md, block {number}", "exec"), names)

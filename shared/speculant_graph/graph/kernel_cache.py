@@ -7,18 +7,19 @@ import os
 import time
 import zlib
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 from loguru import logger
 from numba.core.caching import FunctionCache
 
-from speculant_graph.graph.compile_clock import compiling
+from speculant_graph.graph.compile_clock import compile_time, compiling
 
 _PATIENCE_S = 120.0
 """After which a kernel is compiled all the same."""
 _PAUSE_S = 0.02
 _FILE = "being-compiled.lock"
+_SILENCE_S = 15.0
+"""Of compiling, after which it is said again that this process does."""
 
 _descriptors: dict[str, int] = {}
 """Folder -> its file of locks. Never closed: that would give up all of this process's locks in it."""
@@ -45,7 +46,7 @@ class SharedCache(FunctionCache):
         found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         if found is not None:
             return found
-        _tell()
+        _progress.tell()
         with compiling():
             if self._take_turn():
                 found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
@@ -57,6 +58,7 @@ class SharedCache(FunctionCache):
         """Keep machine code that was compiled."""
         super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         self._end_turn()
+        _progress.count_one()
 
     def _take_turn(self) -> bool:
         """Wait until no other process compiles this function; False if that can't be known, or takes too long."""
@@ -89,6 +91,26 @@ class SharedCache(FunctionCache):
         return _descriptors[folder]
 
 
-@cache
-def _tell() -> None:
-    logger.info("compiling what this needs, the first time on this machine: a minute or two, more where it is busy")
+class _Progress:
+    """Says that this process compiles, and now and then how far it is. One thread at a time does, as in the clock."""
+
+    def __init__(self) -> None:
+        self._num_kernels = 0
+        self._told_at_s: float | None = None
+
+    def tell(self) -> None:
+        if self._told_at_s is None:
+            self._told_at_s = compile_time().wall_s
+            logger.info(
+                "compiling what this needs, the first time on this machine: a minute or two, more where it is busy"
+            )
+
+    def count_one(self) -> None:
+        self._num_kernels += 1
+        wall_s = compile_time().wall_s
+        if self._told_at_s is not None and wall_s - self._told_at_s >= _SILENCE_S:
+            self._told_at_s = wall_s
+            logger.info("still compiling: {:.0f} s so far, kernels that are done: {}", wall_s, self._num_kernels)
+
+
+_progress = _Progress()

@@ -21,15 +21,37 @@ def bind_failure(address: str, option: str) -> ConfigError:
         address: ``host:port``.
         option: of the command line, which sets it.
     """
-    return ConfigError(f"can't listen on {address}: {_reason(address)} with {option}")
+    reasons = filter(None, _reasons(address))
+    return _failure(address, next(reasons, "it was in use; try again, or choose another"), option)
 
 
-def _reason(address: str) -> str:
+def require_free_port(address: str, option: str) -> None:
+    """Refuse an address that no server could be bound to now; nothing stays bound.
+
+    Args:
+        address: ``host:port``.
+        option: of the command line, which sets it.
+
+    Raises:
+        ConfigError: nothing that the name stands for can be bound, and why.
+    """
+    reasons = _reasons(address)
+    if reasons[0] is not None and None not in reasons:
+        raise _failure(address, reasons[0], option)
+
+
+def _failure(address: str, reason: str, option: str) -> ConfigError:
+    return ConfigError(f"can't listen on {address}: {reason} with {option}")
+
+
+def _reasons(address: str) -> list[str | None]:
+    """Return, for each address that a name stands for, why it can't be bound; None for one that can."""
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return "there is no host of this name; choose another"
+        return ["there is no host of this name; choose another"]
+    reasons: list[str | None] = []
     for family, kind, protocol, _, where in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
@@ -38,5 +60,7 @@ def _reason(address: str) -> str:
                 probe.listen()
         except OSError as error:
             reason = error.strerror or "it does not work"
-            return _REASONS.get(error.errno or 0, f"{reason}; choose another")
-    return "it was in use; try again, or choose another"
+            reasons.append(_REASONS.get(error.errno or 0, f"{reason}; choose another"))
+        else:
+            reasons.append(None)
+    return reasons

@@ -15,7 +15,7 @@ import grpc.aio
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import grpc_target, socket_path
-from speculant_graph.serving.bind_failure import bind_failure
+from speculant_graph.serving.bind_failure import bind_failure, require_free_port
 
 _CONNECT_TIMEOUT_S = 1.0
 _TRIES = 20
@@ -119,18 +119,20 @@ class Listener:
 
 
 def require_free(addresses: str, option: str) -> None:
-    """Refuse Unix sockets at which a server answers, before anything takes long; nothing is bound or removed.
+    """Refuse what something else listens on, before anything takes long; nothing stays bound or is removed.
 
     Args:
         addresses: as :meth:`Listener.bind` takes them.
         option: of the command line, which sets them.
 
     Raises:
-        ConfigError: somebody answers there.
+        ConfigError: a server answers at a Unix socket, or a TCP address can't be bound.
     """
-    for address in filter(None, addresses.split(",")):
-        path = socket_path(address.strip())
-        if path is not None and path.is_socket() and _is_answered(path):
+    for address in filter(None, map(str.strip, addresses.split(","))):
+        path = socket_path(address)
+        if path is None:
+            require_free_port(address, option)
+        elif path.is_socket() and _is_answered(path):
             raise _taken(path, option)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -99,11 +100,26 @@ def test_compiling_is_told_and_is_no_part_of_what_is_measured(tmp_path: Path, le
     assert (compile_s, shown) == (0, "")
 
 
+def test_compiling_that_lasts_is_told_again(tmp_path: Path) -> None:
+    impatient = "from speculant_graph.graph import kernel_cache\nkernel_cache._SILENCE_S = 0.001\n"
+    (tmp_path / "impatient.py").write_text(impatient + FIRST_TIME)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, str(tmp_path / "impatient.py"), "ERROR"]
+    first, *later = subprocess.run(
+        command, env=environment, text=True, capture_output=True, check=True
+    ).stderr.splitlines()
+    assert "compiling what this needs" in first
+    assert [re.sub(r".*INFO *|\d+ s", "", line) for line in later] == [
+        f"still compiling:  so far, kernels that are done: {number}" for number in (1, 2)
+    ]
+
+
 def test_compiling_for_another_kernel_is_counted_once() -> None:
     with global_compiler_lock:
         before, begun = compile_time(), time.monotonic()
         with compiling(), compiling():
             time.sleep(0.05)
+            assert compile_time().wall_s - before.wall_s >= 0.05, "what is not over is counted, too"
         elapsed_s, after = time.monotonic() - begun, compile_time()
     assert 0.05 <= after.wall_s - before.wall_s <= elapsed_s
     assert 0 <= after.cpu_s - before.cpu_s <= elapsed_s

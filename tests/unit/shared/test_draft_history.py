@@ -62,7 +62,7 @@ def rows_of(entries: Sequence[Entry]) -> list[tuple[int, int, int, list[tuple[in
     return [(entry.source, entry.length, entry.total, list(entry.kept.items())) for entry in entries]
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     max_tokens=st.sampled_from([1, 2, 3, 5, 8, 50, 64, 600, 10_000]),
     chains=st.sampled_from([SESSION_CHAINS, LEARNED_CHAINS, (3,)]),
@@ -83,7 +83,7 @@ def test_what_is_kept(max_tokens: int, chains: tuple[int, ...], parts: list[list
         assert history.arrays.bounds[1] <= max_tokens
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     max_tokens=st.sampled_from([5, 8, 30, 64, 700, 10_000]),
     parts=st.lists(st.lists(st.integers(0, 1), max_size=60), max_size=8),

@@ -240,7 +240,7 @@ def test_a_graph_without_ngrams(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert " 4 tokens, 0 n-grams, " in shown
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(noise=st.binary(min_size=1, max_size=8), seed=st.integers(0, 1000))
 def test_damaged_counts(folder: Path, capsys: pytest.CaptureFixture[str], noise: bytes, seed: int) -> None:
     graph = NgramGraph.load(folder / "g.pkl")

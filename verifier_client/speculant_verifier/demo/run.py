@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -45,9 +43,6 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
     report = DemoReport(arguments)
     quiet_transformers()
     log_to_stderr("WARNING", waits=True)
-    for end in (signal.SIGTERM, signal.SIGHUP):
-        # Leave through the context managers, so that the sidecar and its folder go too.
-        signal.signal(end, lambda received, _: sys.exit(128 + received))
     with ExitStack() as stack:
         temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="speculant-"))
         folder = settings.folder or Path(temporary)

@@ -45,7 +45,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], address: str) -> None:
     while time.monotonic() < started + _START_LIMIT_S and process.poll() is None:
         if not is_told and time.monotonic() > started + _PATIENCE_S:
             is_told = True
-            sys.stderr.write("the sidecar compiles its kernels, once on this machine, for about a minute …\n")
+            sys.stderr.write("the sidecar compiles its kernels, once on this machine, for a minute or two …\n")
         # A channel that failed to connect waits before it tries again; a new one connects at once.
         with grpc.insecure_channel(address) as channel:
             try:

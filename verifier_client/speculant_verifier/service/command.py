@@ -52,6 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     require_addresses(settings.service.listen, "--service.listen")
     require_port(settings.service.http, "--service.http")
     require_free(settings.service.listen, "--service.listen")
+    require_free(settings.service.http, "--service.http")
     require_sources(settings.verifier, settings.graph_path)
     from speculant_graph.serving.process import serve_until_stopped
     from speculant_verifier.console import quiet_transformers
