@@ -7,6 +7,7 @@ import re
 _RULE = re.compile(r"^\w+ should (?=be |have |match )")
 _NOT_TOLD = re.compile(r"(, unable to | after validation,|, got a number with a fractional part).*", re.DOTALL)
 _PLAIN = {
+    "Extra inputs are not permitted": "there is no such setting",
     "a valid integer": "a whole number",
     "a valid number": "a number",
     "a finite number": "a number that is not infinite",

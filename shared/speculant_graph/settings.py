@@ -115,6 +115,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
         ConfigError: any source holds something wrong; one line that names the setting.
         SystemExit: ``--help`` was asked for.
     """
+    _require_known_variables()
     path = config_file(arguments)
     sources: list[PydanticBaseSettingsSource] = []
 
@@ -217,6 +218,17 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
     return short
 
 
+def _require_known_variables() -> None:
+    """Refuse variables of sections that there are not: nobody would miss what they were to set."""
+    for variable in os.environ:
+        section, separator, setting = variable.lower().removeprefix("speculant_").partition("__")
+        if variable.lower().startswith("speculant_") and separator and section not in SECTIONS:
+            close = difflib.get_close_matches(section, SECTIONS, n=1)
+            known = f"it may be: {', '.join(SECTIONS)}"
+            hint = f"did you mean SPECULANT_{close[0].upper()}__{setting.upper()}?" if close else known
+            raise ConfigError(f"{variable} sets something of '{section}', which is no section; {hint}")
+
+
 def config_file(arguments: Sequence[str]) -> Path | None:
     """Return the TOML file that holds for a command line, or None if there is none.
 
@@ -235,11 +247,13 @@ def config_file(arguments: Sequence[str]) -> Path | None:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"can't read the configuration file '{path}': {error}") from error
+        reason = error.strerror or "it can't be opened"
+        raise ConfigError(f"can't read the configuration file '{path}': {reason}; name another by --config") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the configuration file '{path}' is no UTF-8; save it so") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the configuration file '{path}' is no TOML: {error}; mend it there") from error
+        reason = str(error).replace("Cannot overwrite a value", "a setting is there twice")
+        raise ConfigError(f"the configuration file '{path}' is no TOML: {reason}; mend it there") from error
     for section, values in content.items():
         if section in SECTIONS and not isinstance(values, dict):
             raise ConfigError(f"'{path}': {section} is a section; write [{section}] and its settings below")

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ByteSize, ValidationError
-from pydantic_settings import CliPositionalArg, PydanticBaseSettingsSource, SettingsError, TomlConfigSettingsSource
+from pydantic_settings import (
+    CliPositionalArg,
+    CliSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
 
 from speculant_graph.complaints import plainly
 
@@ -21,6 +28,8 @@ _VALUES = reprlib.Repr()
 _VALUES.maxstring = _VALUES.maxlong = 120
 
 _POSITIONAL = get_args(CliPositionalArg[str])[1]
+_KINDS: dict[type, str] = {list: "a list", dict: "a table"}
+"""Values that are not shown."""
 
 
 def explain_syntax(kind: type[BaseModel], error: SettingsError) -> str:
@@ -58,7 +67,7 @@ def _variable_without_json(kind: type[BaseModel], section: str) -> str:
 
 
 def explain(kind: type[BaseModel], error: ValidationError, sources: Iterable[PydanticBaseSettingsSource]) -> str:
-    """Put the first complaint of pydantic into one line that names the setting as help does, or its place in a file.
+    """Put the first complaint of pydantic into one line that names the setting as it was set.
 
     Args:
         kind: what was to be read.
@@ -68,13 +77,14 @@ def explain(kind: type[BaseModel], error: ValidationError, sources: Iterable[Pyd
     first: Any = error.errors()[0]
     # Keys of tables are named [key], items of lists by their numbers: neither is in the name of a setting.
     location = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
-    file = _file_of(location, sources)
+    place = _place_of(location, sources)
     if first["type"] == "extra_forbidden":
-        name = f"'{'.'.join(location)}'" if file is None else _shown_place(location, file)
-        return f"there is no setting {name}; --help lists those there are"
+        return f"there is no setting {place or repr('.'.join(location))}; --help lists those there are"
     value = first.get("input")
     is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
     shown = str(value).lower() if isinstance(value, bool) else _VALUES.repr(value)
+    if first["type"].endswith("_type") and type(value) in _KINDS:
+        is_shown, shown = True, _KINDS[type(value)]
     got = f" (got {shown})" if is_shown else ""
     message = plainly(first["msg"])
     if first["type"] in ("byte_size", "byte_size_unit"):
@@ -83,22 +93,41 @@ def explain(kind: type[BaseModel], error: ValidationError, sources: Iterable[Pyd
         message = "is missing; give it"
     elif first["type"] == "greater_than_equal" and _is_size(kind, location):
         message = f"give at least {ByteSize(first['ctx']['ge']).human_readable(decimal=True).replace('.0', '')}"
-    name = _shown_name(kind, location) if file is None else _shown_place(location, file)
-    return f"{name}: {message}{got}"
+    elif first["type"] in ("model_type", "model_attributes_type"):
+        message = "is a section; set each of its settings, or all of them as one JSON object"
+    return f"{place or _shown_name(kind, location)}: {message}{got}"
 
 
-def _file_of(location: Sequence[str], sources: Iterable[PydanticBaseSettingsSource]) -> object:
-    """Return the file that the setting of a section has its value from; None if it comes from elsewhere."""
-    for source in sources:
-        values: Any = source()
-        if len(location) > 1 and location[1] in (values.get(location[0]) or ()):
-            return source.toml_file_path if isinstance(source, TomlConfigSettingsSource) else None
+def variable_of(*location: str) -> str | None:
+    """Return the environment variable that sets a setting: its own, one for a part of it, or one for a whole section.
+
+    Args:
+        location: names, from the section on.
+    """
+    set_here = {variable.lower(): variable for variable in os.environ}
+    for length in range(len(location), 0, -1):
+        own = "speculant_" + "__".join(location[:length]).lower()
+        parts = [variable for variable in set_here if variable.startswith(f"{own}__")] if length > 1 else []
+        for variable in (own, *parts):
+            if variable in set_here:
+                return set_here[variable]
     return None
 
 
-def _shown_place(location: Sequence[str], file: object) -> str:
-    section, *names = location
-    return f"{'.'.join(names)} of [{section}] in '{file}'"
+def _place_of(location: Sequence[str], sources: Iterable[PydanticBaseSettingsSource]) -> str | None:
+    """Return what a setting is called where it was set: in a file or by a variable; None on the command line."""
+    for source in sources:
+        found: Any = source()
+        for name in location[:2]:
+            found = found.get(name) if isinstance(found, dict) else None
+        if found is None or (len(location) == 1 and isinstance(found, dict)):  # of a section much may be set elsewhere
+            continue
+        if isinstance(source, TomlConfigSettingsSource):
+            section, *names = location
+            return f"{'.'.join(names)} of [{section}] in '{source.toml_file_path}'"
+        is_environment = isinstance(source, EnvSettingsSource) and not isinstance(source, CliSettingsSource)
+        return variable_of(*location) if is_environment else None
+    return None
 
 
 def _is_size(kind: type[BaseModel], location: Sequence[str]) -> bool:

@@ -189,7 +189,7 @@ def test_a_graph_without_its_tokenizer_is_shown_by_ids(asker: Asker) -> None:
         ('{"text": "a", "strategy": "best"}', "greedy"), ('{"text": "a", "blend": "x"}', "longest"),
         ('{"text": "a", "mixing": "x"}', "send text, token_ids"), ('{"token_ids": [-1]}', "token_ids.0"),
         ('{"token_ids": [263]}', "0 to 262"), ('{"token_ids": [4294967296]}', "token_ids.0"),
-        ('{"token_ids": [true]}', "integer"), ('{"token_ids": [1.5]}', "integer"), ('{"text": "\\ud800"}', ""),
+        ('{"token_ids": [true]}', "whole"), ('{"token_ids": [1.5]}', "whole"), ('{"text": "\\ud800"}', ""),
         (json.dumps({"text": "a" * (MAX_CHARACTERS + 1)}), "20000"), (json.dumps({"token_ids": [1] * 4097}), "4096"),
         ('{"text": "a", "seed": 9223372036854775808}', "seed"), ("[" * 30_000, "JSON"), ('{"text": NaN}', "text"),
     ],

@@ -100,6 +100,19 @@ def test_a_file_of_prompts_and_their_own_settings(elsewhere: Path, capsys, decod
     assert "speculant: generate: line 5 of 'prompts.jsonl': the prompt holds token ids outside" in shown.err
 
 
+def test_a_dash_is_standard_input(elsewhere: Path, capsys, monkeypatch) -> None:
+    for arguments in ((), ("-",)):
+        monkeypatch.setattr("sys.stdin", io.StringIO("x = [\n"))
+        assert generate(*arguments) == 0
+        assert capsys.readouterr().out == generated_from(capsys, "x = [")
+
+
+def generated_from(capsys, prompt: str) -> str:
+    assert generate(prompt) == 0
+    shown: str = capsys.readouterr().out
+    return shown
+
+
 def test_plain_lines_of_a_file_and_of_standard_input(elsewhere: Path, capsys, monkeypatch) -> None:
     text = '{"prompt": 1}\n\nx = [\n'
     (elsewhere / "prompts.txt").write_text(text, encoding="utf-8")
@@ -118,8 +131,8 @@ def test_plain_lines_of_a_file_and_of_standard_input(elsewhere: Path, capsys, mo
         ("{}", "line 1 of 'p.jsonl' needs a 'prompt'"),
         ('{"prompt": "a", "messages": []}', "give one of them"),
         ('{"prompt": [true]}', "neither text nor a list of token ids"),
-        ('{"prompt": "a", "generation": {"max_tokens": 0}}', "generation.max_tokens: input should be greater"),
-        ('{"prompt": "a", "generation": {"colour": 1}}', "generation.colour: extra inputs are not permitted"),
+        ('{"prompt": "a", "generation": {"max_tokens": 0}}', "generation.max_tokens: must be greater"),
+        ('{"prompt": "a", "generation": {"colour": 1}}', "generation.colour: there is no such setting"),
         ('{"prompt": "a", "generation": 3}', "generation must be a table"),
         ("", "holds no prompts"),
     ],

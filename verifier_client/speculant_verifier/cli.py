@@ -30,7 +30,8 @@ class GenerateSettings(CommandSettings):
     """
 
     prompt: CliPositionalArg[list[str]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Text to continue; several are decoded together. Without any and without --prompts, all of standard input."""
+    """Text to continue; several are decoded together. Without any and without --prompts, or for '-', all of standard
+    input."""
     prompts: Path | None = None
     """File with more prompts, one on each line; '-' is standard input. In a file named .jsonl a line is a text, or an
     object with 'prompt' (text or token ids) or 'messages' (a conversation), and 'generation', its own settings."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from speculant_graph.complaints import plainly
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import ConfigError, GenerationError
 from speculant_graph.types import TokenId
@@ -42,14 +43,14 @@ def read_prompts(texts: Sequence[str], path: Path | None, config: GenerationConf
     """Collect prompts: the arguments, then the lines of a file; without both, all of standard input is one prompt.
 
     Args:
-        texts: arguments.
+        texts: arguments; '-' alone is standard input.
         path: JSON Lines if its name ends in .jsonl or .ndjson, otherwise one text a line; '-' is standard input.
         config: settings of all prompts that do not bring their own.
 
     Raises:
         ConfigError: there is no prompt, or a file can't be read; the message names the line.
     """
-    if not texts and path is None:
+    if list(texts) == [str(STANDARD_INPUT)] or (not texts and path is None):
         texts = [_standard_input().removesuffix("\n")]
         if not texts[0]:
             raise ConfigError("there is no prompt; give one as an argument, by --prompts or on standard input")
@@ -111,7 +112,7 @@ def _with(config: GenerationConfig, changes: object, place: str) -> GenerationCo
     except ValidationError as error:
         first: Any = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{place}: generation.{setting}: {first['msg'][0].lower()}{first['msg'][1:]}") from error
+        raise ConfigError(f"{place}: generation.{setting}: {plainly(first['msg'])}") from error
 
 
 def prompts_for(

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from speculant_graph.complaints import plainly
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.types import StrategyName
 
@@ -66,5 +67,4 @@ def _complaint(error: ValidationError) -> str:
         return f"there is no field {where!r}; send {', '.join(Question.model_fields)}"
     if not where:
         return "this is no question; send one JSON object"
-    message = complaint["msg"]
-    return f"{where}: {message[0].lower()}{message[1:]}; correct it"
+    return f"{where}: {plainly(complaint['msg'])}; correct it"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from speculant_graph.config import (
 )
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings
+from speculant_graph.settings_errors import variable_of
 
 _MASK = "********"
 _DEFAULT = "default"
@@ -94,7 +94,7 @@ def _collect(path: Path | None) -> dict[str, dict[str, _Shown]]:
         shown[section] = {}
         for name in type(config).model_fields:
             if name in in_environment.get(section, {}):
-                origin = _variable(section, name)
+                origin = variable_of(section, name) or _DEFAULT
             elif name in in_file.get(section, {}):
                 origin = str(path)
             else:
@@ -103,15 +103,6 @@ def _collect(path: Path | None) -> dict[str, dict[str, _Shown]]:
             is_secret = isinstance(value, SecretStr)
             shown[section][name] = _Shown(_MASK if is_secret else _plain(value), origin, is_secret)
     return shown
-
-
-def _variable(section: str, name: str) -> str:
-    """Return the environment variable that sets a setting: its own, one for a part of it, or one for the section."""
-    prefix = f"speculant_{section}"
-    own = f"{prefix}__{name}"
-    set_here = {variable.lower(): variable for variable in os.environ}
-    parts = [lower for lower in set_here if lower.startswith(f"{own}__")]
-    return set_here[next(lower for lower in (own, *parts, prefix) if lower in set_here)]
 
 
 def _plain(value: Any) -> Any:

@@ -58,7 +58,7 @@ class SharedCache(FunctionCache):
         """Keep machine code that was compiled."""
         super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         self._end_turn()
-        _progress.count_one()
+        _progress.tell_again()
 
     def _take_turn(self) -> bool:
         """Wait until no other process compiles this function; False if that can't be known, or takes too long."""
@@ -92,10 +92,9 @@ class SharedCache(FunctionCache):
 
 
 class _Progress:
-    """Says that this process compiles, and now and then how far it is. One thread at a time does, as in the clock."""
+    """Says that this process compiles, and now and then that it still does; one thread at a time does."""
 
     def __init__(self) -> None:
-        self._num_kernels = 0
         self._told_at_s: float | None = None
 
     def tell(self) -> None:
@@ -105,12 +104,11 @@ class _Progress:
                 "compiling what this needs, the first time on this machine: a minute or two, more where it is busy"
             )
 
-    def count_one(self) -> None:
-        self._num_kernels += 1
+    def tell_again(self) -> None:
         wall_s = compile_time().wall_s
         if self._told_at_s is not None and wall_s - self._told_at_s >= _SILENCE_S:
             self._told_at_s = wall_s
-            logger.info("still compiling: {:.0f} s so far, kernels that are done: {}", wall_s, self._num_kernels)
+            logger.info("still compiling: {:.0f} s so far", wall_s)
 
 
 _progress = _Progress()

@@ -55,6 +55,8 @@ def _parsed(address: str, forms: str) -> Path | None:
         return None
     if separator and host and is_plain_host and port.isascii() and port.isdigit():
         raise ConfigError(f"there is no port {port}, as in {address!r}; choose one up to 65535, or 0 for any")
+    if ":" in host and not is_plain_host and "/" not in host:
+        raise ConfigError(f"{address!r} is not an address; put that of IPv6 into brackets, as in [::1]:8000")
     raise ConfigError(f"{address!r} is not an address; write {forms}")
 
 

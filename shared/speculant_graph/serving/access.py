@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from speculant_graph.complaints import plainly
 from speculant_graph.errors import AccessError, ConfigError, UnauthenticatedError
 
 ALL = "*"
@@ -280,5 +281,4 @@ def _explain(error: ValidationError, content: dict[str, Any]) -> str:
         return f"{who} has an unknown key '{key}'; it may have {', '.join(_Entry.model_fields)}"
     if first["type"] == "missing":
         return f"{who} has no {key}; add it"
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{who}, {key}: {message[0].lower()}{message[1:]}"
+    return f"{who}, {key}: {plainly(first['msg'])}"

@@ -69,6 +69,7 @@ def test_fields_that_are_not_served_are_named(api: Api, name: str, value: object
         ("chat/completions", {"prompt": "x"}, "prompt", "unknown"),
         ("chat/completions", {"max_token": 3, "temprature": 1}, "max_token", "'max_token', 'temprature'"),
         ("chat/completions", {"speculant": {"rule": "follow", "speed": 1}}, "speculant.speed", "unknown"),
+        ("completions", {"speculation": "on"}, "speculation", '; write it as {"speculant": {"speculation": ...}}'),
         ("chat/completions", {"speculant": {"rule": "guess"}}, "speculant.rule", "'follow'"),
         ("chat/completions", {"stream_options": {"include_usage": True}}, "stream_options", "stream = true"),
         ("chat/completions", {"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown"),

@@ -147,7 +147,7 @@ def test_no_tenant_but_the_own_ones(tenants: set[str], asked: str) -> None:
         ("[[clients]]\nname = 'a'", r"client 'a' has neither token_sha256 nor certificate_name; add one"),
         ("[[clients]]\nname = 'a'\ntoken_sha256 = 'hush'", r"client 1 \('a'\), token_sha256: must be the 64 hex"),
         ("[[clients]]\nname = ''\ncertificate_name = 'c'", r"client 1, name: "),
-        ("[[clients]]\nname = 'a'\ncertificate_name = 'c'\nadmin = 'yes'", r"client 1 \('a'\), admin: .*boolean"),
+        ("[[clients]]\nname = 'a'\ncertificate_name = 'c'\nadmin = 'yes'", r"client 1 \('a'\), admin: must be true"),
         ("[[clients]]\nname = 'a'\ncertificate_name = 'c'\ntenants = 'b'", r"\('a'\), tenants: .*list"),
         ("[[clients]]\nname = 'a'\ncertificate_name = 'c'\ngraphs = []", r"\('a'\), graphs: .*at least 1"),
         ("[[clients]]\nname = 'a'\ncertificate_name = 'c'\ntenants = ['']", r"\('a'\), tenants: .*at least 1"),

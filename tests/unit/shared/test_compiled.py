@@ -109,9 +109,8 @@ def test_compiling_that_lasts_is_told_again(tmp_path: Path) -> None:
         command, env=environment, text=True, capture_output=True, check=True
     ).stderr.splitlines()
     assert "compiling what this needs" in first
-    assert [re.sub(r".*INFO *|\d+ s", "", line) for line in later] == [
-        f"still compiling:  so far, kernels that are done: {number}" for number in (1, 2)
-    ]
+    assert len(later) == 2
+    assert all(re.search(r" still compiling: \d+ s so far$", line) for line in later)
 
 
 def test_compiling_for_another_kernel_is_counted_once() -> None:

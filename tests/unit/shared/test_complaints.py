@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
 from speculant_graph.complaints import plainly
+
+
+class Closed(BaseModel, extra="forbid"):
+    """Takes nothing."""
 
 
 def even(number: int) -> int:
@@ -33,6 +37,7 @@ def even(number: int) -> int:
         (Annotated[list[int], Field(max_length=1)], [1, 2], "must have at most 1 item"),
         (Annotated[str, Field(max_length=1)], "ab", "must have at most 1 character"),
         (Annotated[str, Field(pattern="^a$")], "b", "must match pattern '^a$'"),
+        (Closed, {"x": 1}, "there is no such setting"),
         (Annotated[int, AfterValidator(even)], 3, "even numbers only; add 1"),
     ],
 )

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from speculant_graph.complaints import plainly
 from speculant_graph.errors import GenerationError
 from speculant_verifier.engine.sequence import OUT_OF_MEMORY
+from speculant_verifier.http.schemas import SpeculantOptions
 from speculant_verifier.results import GenerationResult
 
 INVALID = "invalid_request_error"
@@ -158,7 +159,10 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
         known = [name for name in strange if name.rpartition(".")[2] in _KNOWN_ELSEWHERE]
         names = ", ".join(f"'{name}'" for name in (known or strange)[:8])
         what, code = ("not supported here", "unsupported_parameter") if known else ("unknown", "unknown_parameter")
-        return ApiError(400, f"{what}: {names}; leave it out", param=(known or strange)[0], code=code)
+        remedy = "leave it out"
+        if not known and strange[0] in SpeculantOptions.model_fields:
+            remedy = f'write it as {{"speculant": {{"{strange[0]}": ...}}}}'
+        return ApiError(400, f"{what}: {names}; {remedy}", param=(known or strange)[0], code=code)
     place, complaint = places[0], complaints[0]
     if complaint["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: it breaks at character {int(place[0]) + 1}; mend it there")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from speculant_graph.complaints import plainly
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
@@ -96,8 +97,7 @@ def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> Generation
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"])) or "the settings"
-        reason = first["msg"].removeprefix("Value error, ")
-        raise GenerationRequestError(f"{name}: {reason[0].lower()}{reason[1:]}") from None
+        raise GenerationRequestError(f"{name}: {plainly(first['msg'])}") from None
 
 
 def prompt_of(request: pb.GenerateRequest, read_chat: Callable[[Sequence[Message]], list[TokenId]]) -> Prompt:
