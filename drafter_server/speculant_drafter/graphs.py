@@ -196,13 +196,16 @@ class GraphRegistry:
             logger.info("graph {} is not served any more", served.name)
             return served
 
-    async def save(self, tenant: str = "") -> int:
-        """Bring what was learned to disk; return the bytes there, of one tenant or of all."""
+    async def save(self, tenant: str = "", *, is_routine: bool = False) -> int:
+        """Bring what was learned to disk; return the bytes there, of one tenant or of all.
+
+        What is large may wait where this is routine.
+        """
         total = 0
         for name, learned in list(self._learned.items()):
             served = self._served.get(name)
             if served is not None:
-                await asyncio.to_thread(served.drafter.save)
+                await asyncio.to_thread(served.drafter.save, is_routine=is_routine)
             if learned.log is not None:
                 total += await asyncio.to_thread(_bytes_in, learned.log, tenant)
         return total
@@ -210,7 +213,7 @@ class GraphRegistry:
     async def save_changes(self) -> None:
         """Bring what was learned to disk, if there is a folder for it."""
         if self._config.learned is not None:
-            await self.save()
+            await self.save(is_routine=True)
 
     @property
     def learned_tokens(self) -> int:

@@ -142,7 +142,7 @@ class DraftConfig(Config):
     nasd_order: Annotated[int, Field(ge=2, le=16)] = 4
     """'nasd': tokens of the longest n-gram stored, one more than its context."""
     filler_top_k: Annotated[int, Field(ge=1, le=64)] = 3
-    """'nasd' and 'recycled': how many of the target's top tokens are learned at every verified position."""
+    """'nasd': how many of the target's top tokens are learned at every verified position; 1 learns what was emitted."""
     stop_if_unknown: bool = True
     """'nasd': end the draft at an unknown context; otherwise a random token stands there."""
     max_session_tokens: Annotated[int, Field(ge=256)] = 131_072
@@ -185,8 +185,6 @@ class VerifierConfig(Config):
     measure_costs: bool = True
     """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
     the result is kept in the cache folder. Without it typical costs are assumed."""
-    feedback_top_k: Annotated[int, Field(ge=0, le=64)] = 0
-    """Tell the drafter the target's most probable tokens at every verified position, this many; 0 tells nothing."""
     disagreements: Path | None = None
     """Write every rejected token, with what the target preferred, to files of this folder (JSON Lines)."""
     disagreement_top_k: Annotated[int, Field(ge=1, le=1_024)] = 16

@@ -176,7 +176,7 @@ def _with_support(support: Integer, source: Integer, length: Integer) -> Any:
         if support & (3 << 7) == 0:
             support |= np.int64(1 << 7) if length < 6 else np.int64(2 << 7)
     elif support & (3 << 9) == 0:
-        support |= np.int64(1 << 9) if source == GAP else np.int64(2 << 9)
+        support |= np.int64(1 << 9) if source == GAP else np.int64(2 << 9 if length == 1 else 3 << 9)
     return support
 
 

@@ -18,15 +18,16 @@ from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, WINDOW
 from speculant_graph.draft.sources import LEARNED, SESSION
 from speculant_graph.draft.strategies import CALIBRATED
 from speculant_graph.draft.tree_reference import (
-    RECYCLED_ROWS,
+    RECYCLED_DEPTH,
     RECYCLED_WIDTH,
     Entry,
     Tables,
     Text,
     entries_of_gap,
     entries_of_graph,
-    entries_of_row,
+    entries_of_rows,
     entries_of_text,
+    slot_of_rows,
 )
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.graph.oracle import OracleGraph
@@ -38,7 +39,8 @@ class Memory:
     """What a tenant's sequences accepted."""
 
     text: Text = field(default_factory=list)
-    rows: dict[int, tuple[TokenId, list[TokenId]]] = field(default_factory=dict)  # by place: the latest, and after what
+    rows: dict[int, tuple[Text, list[list[TokenId]]]] = field(default_factory=dict)
+    """By slot: a context, and the target's rows after it, the newest first."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ class SlowSequence:
     text: Text = field(default_factory=list)
     num_prompt_tokens: int = 0
     draft: list[Node] | None = None
-    rows: list[tuple[TokenId | None, list[TokenId]]] = field(default_factory=list)
+    rows: list[tuple[Text, list[TokenId]]] = field(default_factory=list)
     is_calibrated: bool = False
     expected: float = 0.0
     found: float = 0.0
@@ -87,9 +89,9 @@ class SlowDrafter:
         """Take the target's top tokens after nodes of the latest draft."""
         sequence = self.sequences[session_id]
         if sequence.text:
-            contexts = [sequence.text[-1], *(node.path[-1] for node in sequence.draft or [])]
-            width = min(self._config.filler_top_k, RECYCLED_WIDTH)
-            sequence.rows += [(contexts[node], list(row[:width])) for node, row in zip(nodes, rows, strict=True)]
+            paths = [[], *(node.path for node in sequence.draft or [])]
+            ends = [[*sequence.text[-2:], *path][-2:] for path in paths]
+            sequence.rows += [(ends[node], list(row)) for node, row in zip(nodes, rows, strict=True)]
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
         """Add tokens; learn from those behind the prompt."""
@@ -108,9 +110,13 @@ class SlowDrafter:
             sequence.text.append(valid)
         if sequence.rows and not sequence.learns:  # others must not see what this one brings
             sequence.memory = Memory(sequence.memory.text, dict(sequence.memory.rows))
-        for context, row in sequence.rows:
-            if context is not None:
-                sequence.memory.rows[context % RECYCLED_ROWS] = (context, row)
+        for end, row in sequence.rows:
+            for context in (end[-1:], end) if len(end) == 2 else (end,):
+                if None not in context and row:
+                    slot = slot_of_rows(context)
+                    known, older = sequence.memory.rows.get(slot, (context, []))
+                    rows = [row[:RECYCLED_WIDTH], *(older if known == context else [])][:RECYCLED_DEPTH]
+                    sequence.memory.rows[slot] = (context, rows)
         sequence.rows, sequence.draft = [], None
 
     def close(self, session_id: int) -> None:
@@ -174,9 +180,11 @@ class SlowDrafter:
         if "learned" in sources and self._config.max_learned_tokens:
             learned = sequence.memory.text[-self._config.max_learned_tokens :]
             longer += entries_of_text(LEARNED, learned, context, LEARNED_CHAINS)
-        if "recycled" in sources and context and context[-1] is not None:
-            token_id, row = sequence.memory.rows.get(context[-1] % RECYCLED_ROWS, (None, []))
-            others += entries_of_row(row) if token_id == context[-1] else []
+        for length in (2, 1) if "recycled" in sources else ():
+            end = context[-length:]
+            if len(end) == length and None not in end:
+                known, rows = sequence.memory.rows.get(slot_of_rows(end), (end, []))
+                others += entries_of_rows(rows, length) if known == end else []
         longer.sort(key=lambda entry: -entry.length)  # of equal lengths the session comes first, then the corpus
         place = sum(entry.length > 2 for entry in longer)
         left = 1.0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from speculant_graph.draft.sources import CORPUS, Entries
+from speculant_graph.draft.sources import CORPUS, RECYCLED, Entries
 from speculant_graph.graph.compiled import Integer, inlined
 
 Float64Array = NDArray[np.float64]
@@ -38,6 +38,8 @@ def kind_of(entries: Entries, index: Integer) -> Any:
         entries.total[index],
         entries.distinct[index],
     )
+    if source == RECYCLED:
+        total = entries.node[index]  # rows; what their tokens count is no number of occurrences
     occurrences: Any
     if total <= 2:
         occurrences = total - 1

@@ -10,7 +10,7 @@ Sources:
 * **gap**: places in the sequence where the tokens *before* the last one match and the last one differs, so that a copy
   goes on behind a token that was changed;
 * **learned**: places in what earlier sequences accepted;
-* **recycled**: the target's own latest top tokens after the last token.
+* **recycled**: the target's own latest top tokens after the last two tokens, and after the last one.
 
 A context that occurs exactly where the next longer one of its source does says nothing new and makes no entry.
 """
@@ -36,7 +36,9 @@ from speculant_graph.draft.sources import (
     LONG_ROW,
     MAX_ENTRIES,
     RECYCLED,
+    ROW_DEPTH,
     ROW_SLOTS,
+    ROW_WIDTH,
     SESSION,
     TOP_SUCCESSORS,
     Entries,
@@ -44,6 +46,8 @@ from speculant_graph.draft.sources import (
     RecycledArrays,
     Sources,
     close_entry,
+    row_key,
+    row_slot,
 )
 from speculant_graph.graph.compiled import Integer, embedded, inlined
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, INNER_WORDS, TOKEN_MASK, Int64Array
@@ -136,24 +140,40 @@ def _remembered(
 
 
 @embedded
-def _add_recycled(recycled: RecycledArrays, last: Integer, entries: Entries) -> None:
-    """Add the target's latest row after a token: the first counts most, each further one half of it."""
-    slot = last & (recycled.keys.size - 1)
-    if last < 0 or recycled.keys[slot] != last:
+def _add_recycled(recycled: RecycledArrays, before: Integer, last: Integer, length: Integer, entries: Entries) -> None:
+    """Add the target's latest rows after a context: in a row the first token counts most, each further one half of it.
+
+    An older row counts half as much as the one that came after it.
+    """
+    if last < 0 or (length == 2 and before < 0):
+        return
+    key = row_key(before, last, length)
+    slot = row_slot(key, recycled.keys.size)
+    if recycled.keys[slot] != key:
         return
     start = entries.start[entries.size[0]]
-    size, total = np.int64(0), np.int64(0)
-    weight = np.int64(1) << (recycled.rows.shape[1] - 1)
-    for rank in range(recycled.rows.shape[1]):
-        if recycled.rows[slot, rank] < 0:
+    size, total, num_rows = np.int64(0), np.int64(0), np.int64(0)
+    for age in range(ROW_DEPTH):
+        if recycled.rows[slot, age * ROW_WIDTH] < 0:
             break
-        entries.tokens[start + size] = np.int64(recycled.rows[slot, rank])
-        entries.counts[start + size] = weight
-        total += weight
-        size += 1
-        weight >>= 1
+        num_rows += 1
+        weight = np.int64(1) << (ROW_WIDTH - 1 + ROW_DEPTH - 1 - age)
+        for rank in range(ROW_WIDTH):
+            token_id = np.int64(recycled.rows[slot, age * ROW_WIDTH + rank])
+            if token_id < 0:
+                break
+            place = start
+            while place < start + size and entries.tokens[place] != token_id:
+                place += 1
+            if place == start + size:
+                entries.tokens[place] = token_id
+                entries.counts[place] = 0
+                size += 1
+            entries.counts[place] += weight
+            total += weight
+            weight >>= 1
     if size > 0:
-        close_entry(entries, RECYCLED, 1, total, size, 0, start + size)
+        close_entry(entries, RECYCLED, length, total, size, num_rows, start + size)
 
 
 @embedded
@@ -209,7 +229,7 @@ def gather(
     if sources.enabled[CORPUS] == 0:
         order = np.int64(0)
     _prefetch_rows(sources.graph, order, node)
-    while entries.size[0] < MAX_ENTRIES - 4:
+    while entries.size[0] < MAX_ENTRIES - 5:
         while weighed < entries.size[0]:
             left *= escape_of(escapes, kind_of(entries, weighed))
             weighed += 1
@@ -232,7 +252,8 @@ def gather(
             if sources.enabled[GAP] > 0:
                 add_gap(session, window, end, entries)
             if sources.enabled[RECYCLED] > 0:
-                _add_recycled(sources.recycled, window[end - 1], entries)
+                for length in (2, 1):
+                    _add_recycled(sources.recycled, window[end - 2], window[end - 1], np.int64(length), entries)
             continue
         if longest == 0:
             break

@@ -6,7 +6,9 @@ thousand rates, is shared by all.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import OrderedDict
 from weakref import WeakValueDictionary
 
@@ -21,6 +23,8 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import Int64Array
 
 _CALIBRATION = "calibration"
+_ROWS_INTERVAL_S = 30.0
+"""Rows are a few megabytes for each tenant and change with every token, so they are brought to disk less often."""
 
 
 class Memory:
@@ -31,6 +35,8 @@ class Memory:
         self.tenant = tenant
         self.history = History(max(1, max_tokens), LEARNED_CHAINS)
         self.recycled = RecycledRows()
+        self.rows_saved_s = -math.inf
+        """When its rows were last brought to disk."""
         self.is_forgotten = False
         self._lock = threading.Lock()
 
@@ -96,6 +102,7 @@ class LearnedStore:
                 if self._log is not None and self._max_tokens:
                     for document in self._log.load(tenant):
                         memory.add(as_tokens(document))
+                    memory.recycled = self._load_rows(tenant)
                 self._in_use[tenant] = memory
             self._latest[tenant] = memory
             self._latest.move_to_end(tenant)
@@ -131,6 +138,22 @@ class LearnedStore:
             if self._log is not None:
                 self._log.forget(tenant)
 
+    def _load_rows(self, tenant: str) -> RecycledRows:
+        saved = None if self._log is None else self._log.load_state(tenant, kind="rows")
+        try:
+            return RecycledRows() if saved is None else RecycledRows.load(saved)
+        except ConfigError as error:
+            logger.warning("{}", error)
+            return RecycledRows()
+
+    def _save_rows(self, memory: Memory) -> None:
+        if self._log is None or self._log.is_closed or not (self._max_tokens and memory.recycled.is_changed):
+            return
+        memory.rows_saved_s = time.monotonic()
+        self._log.save_state(memory.tenant, memory.recycled.save(), kind="rows")
+        if memory.is_forgotten:  # meanwhile
+            self._log.forget(memory.tenant)
+
     def load_calibration(self) -> Calibration | None:
         """Return the tables that :meth:`save` kept, if any."""
         saved = None if self._log is None else self._log.load_state(_CALIBRATION)
@@ -142,10 +165,16 @@ class LearnedStore:
             logger.warning("{}", error)
             return None
 
-    def save(self, calibration: Calibration) -> None:
-        """Bring everything to disk, the tables included."""
+    def save(self, calibration: Calibration, *, is_routine: bool = False) -> None:
+        """Bring everything to disk, the tables included; of a save that is routine, rows only now and then."""
         if self._log is None:
             return
+        with self._lock:
+            memories = list(self._in_use.values())
+        latest_s = time.monotonic() - (_ROWS_INTERVAL_S if is_routine else 0.0)
+        for memory in memories:
+            if memory.rows_saved_s <= latest_s and not memory.is_forgotten:
+                self._save_rows(memory)
         tables = calibration.save()
         # Whoever serves calls this every few seconds, in quiet times too.
         if tables != self._saved_tables and self._log.save_state(_CALIBRATION, tables):

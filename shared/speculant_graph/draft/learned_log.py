@@ -50,6 +50,7 @@ from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.types import Fingerprint, TokenId
 
 _ID_BYTES = 4
+_KINDS_OF_TENANTS: tuple[FileKind, ...] = ("log", "rows")
 
 
 class LearnedLog:
@@ -129,11 +130,8 @@ class LearnedLog:
             return sorted(self._num_tokens)
 
     def num_bytes(self, tenant: str) -> int:
-        """Return the size of a tenant's log; 0 if it has none."""
-        try:
-            return (self.folder / self._label("log", tenant).file_name).stat().st_size
-        except OSError:
-            return 0
+        """Return the size of a tenant's files; 0 if it has none."""
+        return sum(path.stat().st_size for path in self._files_of(tenant) if path.exists())
 
     def load(self, tenant: str) -> list[NDArray[np.uint32]]:
         """Return the newest documents of a tenant, oldest first, and mend its log if it is damaged.
@@ -187,19 +185,20 @@ class LearnedLog:
         Raises:
             ConfigError: it can't be removed.
         """
-        path = self.folder / self._label("log", tenant).file_name
         with self._upkeep:
             self._require_open()
             try:
                 with self._lock:
                     self._open_logs.close(tenant)
-                    path.unlink(missing_ok=True)
+                    for path in self._files_of(tenant):
+                        path.unlink(missing_ok=True)
                     self._num_tokens.pop(tenant, None)
                     self._unsynced.discard(tenant)
                 sync_folder(self.folder)
             except OSError as error:
                 raise ConfigError(
-                    f"{path} can't be removed for good ({error.strerror}); check permissions and remove it yourself"
+                    f"{error.filename or self.folder} can't be removed for good ({error.strerror}); "
+                    "check permissions and remove it yourself"
                 ) from error
 
     def save(self) -> bool:
@@ -212,17 +211,18 @@ class LearnedLog:
             self._require_open()
             return self._saved()
 
-    def save_state(self, name: str, blob: bytes) -> bool:
+    def save_state(self, name: str, blob: bytes, *, kind: FileKind = "state") -> bool:
         """Replace a state by another, on disk when this returns.
 
         Args:
-            name: any text.
-            blob: what :meth:`load_state` is to return; it belongs to no tenant and must hold no text of one.
+            name: any text; of ``rows`` the tenant.
+            blob: what :meth:`load_state` is to return. A ``state`` belongs to no tenant and must hold no text of one.
+            kind: ``rows``, which are forgotten with their tenant, or ``state``.
 
         Returns:
             Whether it is saved; if not, the reason is logged and the old one stays.
         """
-        label = self._label("state", name)
+        label = self._label(kind, name)
         path = self.folder / label.file_name
         with self._upkeep:
             self._require_open()
@@ -234,9 +234,9 @@ class LearnedLog:
                 return True
         return False
 
-    def load_state(self, name: str) -> bytes | None:
+    def load_state(self, name: str, *, kind: FileKind = "state") -> bytes | None:
         """Return a state; None if there is none or, which is logged, it is damaged."""
-        label = self._label("state", name)
+        label = self._label(kind, name)
         path = self.folder / label.file_name
         with self._upkeep:
             self._require_open()
@@ -266,6 +266,9 @@ class LearnedLog:
                 with self._lock:
                     self._open_logs.close_all()
                 unlock_folder(self._folder_lock)
+
+    def _files_of(self, tenant: str) -> list[Path]:
+        return [self.folder / self._label(kind, tenant).file_name for kind in _KINDS_OF_TENANTS]
 
     def _work(self) -> None:
         while not self._closed.wait(self._sync_s):

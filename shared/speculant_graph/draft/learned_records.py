@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from speculant_graph.errors import ConfigError
 
-FileKind = Literal["log", "state"]
-"""A tenant's documents, or a small table that belongs to nobody; files end in it."""
+FileKind = Literal["log", "rows", "state"]
+"""A tenant's documents, its rows of the target, or a small table that belongs to nobody; files end in it."""
 
 MAGIC = b"SPECLRND"
 VERSION = 1
@@ -51,7 +51,7 @@ class Label:
     kind: FileKind
     """What is in it."""
     name: str
-    """Tenant of a log, name of a state; any text."""
+    """Tenant of a log and of rows, name of a state; any text."""
     tokenizer_name: str
     """For messages to people."""
     sha256: str

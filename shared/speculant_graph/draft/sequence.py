@@ -195,12 +195,15 @@ class DraftedSequence:
             raise DraftRequestError(f"the latest draft has nodes 0 to {len(draft)}; send rows of those")
         if not len(nodes) or not len(self.history):
             return
-        last = int(self.history.latest(1)[0])
-        kept = rows[:, : self._config.filler_top_k]
-        kept = np.where((kept < 0) | (kept >= self._vocabulary_size), -1, kept)
-        self._rows.append((np.array([draft.token_ids[node - 1] if node else last for node in nodes], np.int64), kept))
+        kept = np.where((rows < 0) | (rows >= self._vocabulary_size), -1, rows)
+        before, last = [-1, *self.history.latest(2).tolist()][-2:]
+        # What a row follows: the token of its node and the one before it.
+        ends = [(before, last)]
+        for parent, token in zip(draft.parents, draft.token_ids, strict=True):
+            ends.append((ends[parent][1], token))
+        self._rows.append((np.array([ends[node] for node in nodes], np.int64), kept))
         if self._storage is not None:
-            for node, row in zip(nodes, kept.tolist(), strict=True):
+            for node, row in zip(nodes, kept[:, : self._config.filler_top_k].tolist(), strict=True):
                 self._rows_of_nodes[node] = row[: row.index(-1)] if -1 in row else row
 
     def learnable(self) -> Int64Array:

@@ -280,11 +280,15 @@ class SessionDrafter:
             self.learned.add(sequence.memory, tokens)
         self.learned.keep(sequence.memory, tokens)
 
-    def save(self) -> None:
-        """Bring what closed sequences taught to disk, if the store has one; drafts go on meanwhile."""
+    def save(self, *, is_routine: bool = False) -> None:
+        """Bring what sequences taught to disk, if the store has one; drafts go on meanwhile.
+
+        Args:
+            is_routine: whether this is done every few seconds, so that what is large may wait for a later time.
+        """
         with self._lock:
             calibration = self.calibration.copy()
-        self.learned.save(calibration)
+        self.learned.save(calibration, is_routine=is_routine)
 
     def _find(self, session_id: int) -> DraftedSequence:
         try:
@@ -295,7 +299,7 @@ class SessionDrafter:
     def warm_up(self, strategies: Iterable[StrategyName] = get_args(StrategyName)) -> None:
         """Compile or load the kernels of strategies, so that no sequence waits for them; those configured are ready."""
         try:
-            RecycledRows().put(np.zeros(1, np.int64), np.zeros((1, 1), np.int64))
+            RecycledRows().put(np.zeros((1, 2), np.int64), np.zeros((1, 1), np.int64))
             self.open(_WARM_UP_ID)
             self.accept(_WARM_UP_ID, [0, 1] * 500)  # more than there is room for at first; a prompt teaches nothing
             for strategy in strategies:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,8 @@ MAX_ENTRIES = 128
 _MAX_COUNTS = 8_192
 ROW_SLOTS = 8_192
 """Contexts with many successors that are remembered; a power of two."""
+ROW_WIDTH, ROW_DEPTH = 4, 4
+"""Tokens kept of a row of the target, and rows kept of a context."""
 
 
 class GraphArrays(NamedTuple):
@@ -47,9 +49,10 @@ class RecycledArrays(NamedTuple):
     """What kernels see of the target's rows."""
 
     keys: Int64Array
-    """The token that a row follows, -1 for none, shape ``[slots]``, a power of two."""
+    """The context that a slot's rows follow, see :func:`row_key`; -1 for none, shape ``[slots]``, a power of two."""
     rows: Int32Array
-    """Most probable next tokens, best first, -1 for none, shape ``[slots, width]``."""
+    """The newest row first; in a row the most probable next token first, -1 for none, shape ``[slots, depth * width]``.
+    """
 
 
 class Sources(NamedTuple):
@@ -120,3 +123,15 @@ def close_entry(
     entries.node[index] = node
     entries.start[index + 1] = stop
     entries.size[0] = index + 1
+
+
+@inlined
+def row_key(before: Integer, last: Integer, length: Integer) -> Any:
+    """Return what names a context of the last token, or of the last two."""
+    return last if length == 1 else ((before + 1) << 24) | last
+
+
+@inlined
+def row_slot(key: Integer, num_slots: Integer) -> Any:
+    """Return the slot of a context in a table of so many."""
+    return ((key * np.int64(0x1E3779B97F4A7C15)) >> np.int64(40)) & (num_slots - 1)

@@ -13,6 +13,7 @@ from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.proposal_tree import draft_beam, draft_tree
 from speculant_graph.draft.sampled_tree import TreeShape
 from speculant_graph.draft.sequence import DraftedSequence, SequenceProposals
+from speculant_graph.draft.sources import ROW_WIDTH
 from speculant_graph.draft.tree import grow
 from speculant_graph.draft.views import Handles
 from speculant_graph.draft.workspace import MAX_DEPTH, MAX_NODES, Tree
@@ -23,6 +24,13 @@ from speculant_graph.types import Draft, MixingName, SiblingsName, StrategyName
 
 CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec", "beam"))
 """Strategies whose path probabilities are calibrated."""
+
+
+def target_row_width(config: DraftConfig) -> int:
+    """Return how many of the target's top tokens a strategy learns at every verified position; 0 if it learns none."""
+    if config.strategy in CALIBRATED:
+        return ROW_WIDTH if "recycled" in config.sources else 0
+    return config.filler_top_k if config.strategy == "nasd" and config.filler_top_k > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)

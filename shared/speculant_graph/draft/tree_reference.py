@@ -34,8 +34,8 @@ Kind = tuple[int, int, int, int]
 Range = tuple[int, tuple[int, int, int, int], bool]
 """Half octaves of a probability below 1, what supports it, whether the context ends in a drafted token."""
 
-RECYCLED_ROWS, RECYCLED_WIDTH = 16_384, 8
-"""Rows that are kept, and tokens of each."""
+RECYCLED_SLOTS, RECYCLED_DEPTH, RECYCLED_WIDTH = 32_768, 4, 4
+"""Contexts whose rows are kept, rows of each, and tokens of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Entry:
     total: int
     counts: dict[TokenId, int]  # all successors that are known
     kept: dict[TokenId, int]  # those that are looked at, in the order in which they are
+    num_rows: int = 0  # of the target, where they are the source
 
 
 @dataclass(slots=True)
@@ -136,7 +137,8 @@ def kind_of(entry: Entry) -> Kind:
         length = min(entry.length, 10)
     else:
         length = min(entry.length, 5) + sum(entry.length >= least for least in (6, 8, 12, 20))
-    occurrences = sum(entry.total >= least for least in (2, 3, 5, 13, 51))
+    total = entry.num_rows or entry.total
+    occurrences = sum(total >= least for least in (2, 3, 5, 13, 51))
     return entry.source, length, occurrences, sum(len(entry.counts) >= least for least in (2, 4))
 
 
@@ -144,7 +146,8 @@ def support_class(entry: Entry) -> int:
     """Return the class of a context as a supporter."""
     session = sum(entry.length >= least for least in (1, 2, 3, 6, 12))
     learned = 1 + (entry.length >= 6)
-    return {SESSION: session, CORPUS: min(entry.length, 10), LEARNED: learned, GAP: 1, RECYCLED: 2}[entry.source]
+    recycled = 1 + entry.length
+    return {SESSION: session, CORPUS: min(entry.length, 10), LEARNED: learned, GAP: 1, RECYCLED: recycled}[entry.source]
 
 
 def range_of(candidate: Candidate, *, inside: bool) -> Range:
@@ -229,7 +232,17 @@ def entries_of_graph(graph: OracleGraph, context: Text) -> list[Entry]:
     return entries
 
 
-def entries_of_row(row: Sequence[TokenId]) -> list[Entry]:
-    """Return the entry of the target's top tokens, each worth half of the one before."""
-    counts = {token_id: 2 ** (RECYCLED_WIDTH - 1 - rank) for rank, token_id in enumerate(row)}
-    return [Entry(RECYCLED, 1, sum(counts.values()), counts, counts)] if counts else []
+def slot_of_rows(context: Sequence[TokenId]) -> int:
+    """Return which slot of the table the rows of a context of one or two tokens are in."""
+    key = context[0] if len(context) == 1 else (context[0] + 1 << 24) + context[1]
+    return (key * 0x1E3779B97F4A7C15 % 2**64 >> 40) % RECYCLED_SLOTS
+
+
+def entries_of_rows(rows: Sequence[Sequence[TokenId]], length: int) -> list[Entry]:
+    """Return the entry of the target's rows, the newest first: a token is worth half of the one before, or newer."""
+    counts: dict[TokenId, int] = {}
+    for age, row in enumerate(rows):
+        for rank, token_id in enumerate(row):
+            weight = 2 ** (RECYCLED_DEPTH - 1 - age + RECYCLED_WIDTH - 1 - rank)
+            counts[token_id] = counts.get(token_id, 0) + weight
+    return [Entry(RECYCLED, length, sum(counts.values()), counts, counts, len(rows))] if counts else []

@@ -79,7 +79,7 @@ class Engine:
         promises = draft.strategy in CALIBRATED
         self._speculation = Speculation(cost or target.typical_cost, promises=promises, is_measured=cost is not None)
         self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals)
-        self._verification = Verification(target, cache, config, self.totals)
+        self._verification = Verification(target, cache, config, draft, self.totals)
 
     @property
     def has_work(self) -> bool:

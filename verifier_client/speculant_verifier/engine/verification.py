@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speculant_graph.config import VerifierConfig
+from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.draft.strategies import target_row_width
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
 from speculant_verifier.cache import SlotCache
@@ -26,17 +27,19 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason, TokenLogprobs
 from speculant_verifier.rules import RULES, DraftTarget, TargetDistribution, Verdict
-from speculant_verifier.sampling import RowContext, RowTarget, targets_of
+from speculant_verifier.sampling import RowContext, RowTarget, targets_of, top_tokens
 from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 
 
 class Verification:
     """Turns pending tokens and drafts into emitted tokens."""
 
-    def __init__(self, target: TargetModel, cache: SlotCache, config: VerifierConfig, totals: EngineTotals) -> None:
+    def __init__(
+        self, target: TargetModel, cache: SlotCache, config: VerifierConfig, draft: DraftConfig, totals: EngineTotals
+    ) -> None:
         """Take the model and its cache."""
         self._target, self._cache, self._totals = target, cache, totals
-        self._feedback_top_k = config.feedback_top_k
+        self._row_width = target_row_width(draft)
         self._records = Records(config)
         self._recall = Recall(target.name, config.target_cache)
 
@@ -84,6 +87,7 @@ class Verification:
             assert each.sampler is not None
             contexts.append(RowContext(each.sampler, each.token_ids, draft))
         targets = targets_of(logits, contexts)
+        self._tell(sequences, drafts, logits)
         outcomes = [
             self._outcome(each, draft, target, logits[number])
             for number, (each, draft, target) in enumerate(zip(sequences, drafts, targets, strict=True))
@@ -139,13 +143,11 @@ class Verification:
             token_ids, reason = ended(sequence, verdict.token_ids)
             path = verdict.path[: len(token_ids)]
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
-            feedback = self._feedback(sequence, draft, logits)
             self._records.take(sequence, draft, Verdict(path, token_ids), logits)
             self._recall.keep(sequence, draft, path, logits[: len(draft) + 1])
         except Exception as error:  # processors and stop checks are anybody's code
             sequence.error = _message(error)
             return _Outcome(None, Emission(sequence, (), 0, "error"))
-        sequence.feedback = feedback or sequence.feedback
         sequence.token_ids += token_ids
         if reason is None and len(sequence.token_ids) >= self._target.max_length:
             reason = "length"
@@ -166,18 +168,19 @@ class Verification:
             return Emission(sequence, token_ids, len(path), reason, logprobs)
         feedback = None
         if offered.feedback_width and len(draft) == len(offered.draft):
-            width = min(offered.feedback_width, logits.shape[-1])
-            feedback = logits[: len(draft) + 1].topk(width).indices.cpu().numpy()
+            feedback = top_tokens(logits[: len(draft) + 1], offered.feedback_width).cpu().numpy()
         named = tuple(sequence.draft_nodes[node] for node in path)
         return Emission(sequence, token_ids, len(path), reason, logprobs, named, feedback)
 
-    def _feedback(self, sequence: ActiveSequence, draft: Draft, logits: Tensor) -> Feedback | None:
-        """Return what the drafter is told of a draft, by the numbers that its nodes have in the drafter's message."""
-        if not (self._feedback_top_k and draft.draft_id):
-            return None
-        top = logits[: len(draft) + 1].topk(min(self._feedback_top_k, logits.shape[-1])).indices
-        nodes = [0, *(node + 1 for node in sequence.draft_nodes)]
-        return Feedback(draft.draft_id, nodes, top.cpu().numpy())
+    def _tell(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], logits: Tensor) -> None:
+        """Note what the drafter is to learn of its drafts, by the numbers that their nodes have in its message."""
+        if not self._row_width or not any(draft.draft_id for draft in drafts):
+            return
+        top = top_tokens(logits, self._row_width).cpu().numpy()
+        for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+            if draft.draft_id:
+                nodes = [0, *(node + 1 for node in sequence.draft_nodes)]
+                sequence.feedback = Feedback(draft.draft_id, nodes, top[number, : len(nodes)])
 
     def _logprobs(
         self, sequence: ActiveSequence, row: RowTarget, verdict: Verdict, token_ids: Sequence[TokenId]

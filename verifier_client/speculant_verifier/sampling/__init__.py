@@ -4,6 +4,7 @@ from speculant_verifier.sampling.distribution import Distribution
 from speculant_verifier.sampling.processors import check_settings, end_token_ids_of, processors_of
 from speculant_verifier.sampling.row_target import RowContext, RowTarget, targets_of
 from speculant_verifier.sampling.sampler import Sampler
+from speculant_verifier.sampling.top_tokens import top_tokens
 
 __all__ = [
     "Distribution",
@@ -14,4 +15,5 @@ __all__ = [
     "end_token_ids_of",
     "processors_of",
     "targets_of",
+    "top_tokens",
 ]
