@@ -191,7 +191,7 @@ def reduce_graph(graph: NgramGraph, protocol: int) -> tuple[Callable[..., NgramG
     if words.nbytes < MIN_BLOCK_BYTES:
         words = np.zeros(MIN_BLOCK_BYTES // _WORD_BYTES, _DTYPE)
         words[: trie.words.size] = trie.words
-    block = memoryview(words).cast("B").toreadonly()
+    block = words.data.cast("B").toreadonly()
     offsets = array_offsets(trie.nodes_per_level, trie.vocabulary_size)
     text = _description(graph.metadata, block.nbytes, [_checksum(span) for span in _spans(block, offsets)])
     data = pickle.PickleBuffer(block) if protocol >= 5 else bytes(block)
