@@ -146,10 +146,10 @@ class _Frozen:
     clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        return dict, (dict(self),)
+        return dict, (dict(self),)  # type: ignore[call-overload]
 
 
-class _Attributes(_Frozen, dict[str, Any]):  # type: ignore[misc]
+class _Attributes(_Frozen, dict[str, Any]):
     """Attributes of an edge; contexts have none."""
 
     __slots__ = ()
