@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph.errors import GraphError, GraphFileError
-from speculant_graph.graph.container import MIN_BLOCK_BYTES, aligned_text_bytes, before_and_after
+from speculant_graph.graph import container
+from speculant_graph.graph.container import MIN_BLOCK_BYTES, aligned_text_bytes, before_and_after, read_container
 from speculant_graph.graph.layout import Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph, verify_graph
@@ -243,6 +244,24 @@ def test_descriptions_that_are_none_are_refused(path: Path, text: bytes) -> None
     path.write_bytes(before + bytes(MIN_BLOCK_BYTES) + after)
     with pytest.raises(GraphFileError, match="description is incomplete"):
         load_graph(path)
+
+
+def test_arrays_out_of_line_are_refused(path: Path) -> None:
+    opened = read_container(path)
+    for more in range(1, 65):
+        before, after = before_and_after(opened.text + b" " * more, MIN_BLOCK_BYTES)
+        path.with_name("other.pkl").write_bytes(before + bytes(opened.block) + after)
+        if more < 64:
+            assert_refused(path.with_name("other.pkl"))
+    verify_graph(path.with_name("other.pkl"))
+
+
+def test_descriptions_have_a_largest_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(read_container(path).text)
+    monkeypatch.setattr(container, "MAX_TEXT_BYTES", size)
+    load_graph(path)
+    monkeypatch.setattr(container, "MAX_TEXT_BYTES", size - 1)
+    assert_refused(path)
 
 
 @pytest.mark.parametrize("name", WRONG_ARRAYS)
