@@ -1,10 +1,18 @@
-"""Graphs of which words are wrong, as a damaged file has them."""
+"""Graphs of which words are wrong, as a damaged file has them, and files that say something wrong."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
-from speculant_graph.graph.layout import Trie
+from speculant_graph.graph.container import aligned_text_bytes, before_and_after, read_container
+from speculant_graph.graph.layout import Trie, array_offsets, trie_of
 from speculant_graph.graph.ngrams import NgramGraph
 
 
@@ -16,3 +24,27 @@ def damaged(graph: NgramGraph, random: np.random.Generator) -> NgramGraph:
     words[places] = values ^ random.integers(0, 2, places.size)
     words.flags.writeable = False
     return NgramGraph(Trie(words, table), graph.metadata)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any], Trie], object]) -> None:
+    """Write a graph file again, checksums right, with another description or other words.
+
+    Args:
+        path: the file.
+        change: changes the description's values and the arrays, which are writable, in place. A description for which
+            the checksums were changed keeps those.
+    """
+    container = read_container(path)
+    packed, block = json.loads(container.text), np.frombuffer(container.block, np.uint32).copy()
+    sizes = tuple(packed["nodes_per_level"]), packed["tokenizer"]["vocabulary_size"]
+    claimed = list(packed["array_sha256"])
+    change(packed, trie_of(block, *sizes))
+    if packed.get("array_sha256") == claimed:
+        starts = [*array_offsets(*sizes)[:-1], block.size]
+        packed["array_sha256"] = [
+            hashlib.sha256(block[start:stop]).hexdigest() for start, stop in itertools.pairwise(starts)
+        ]
+    text = json.dumps(packed).encode()
+    text = text.ljust(aligned_text_bytes(len(text), block.nbytes))
+    before, after = before_and_after(text, block.nbytes)
+    path.write_bytes(before + block.tobytes() + after)

@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tuple[CorpusTokenizer | None, str]:
     """Return the graph's tokenizer, or None and why there is none; merely to show texts nothing is downloaded."""
-    from speculant_graph.corpus.tokenize import CorpusTokenizer
+    from speculant_graph.corpus.tokenize import CorpusTokenizer, local_tokenizer
 
     own_name = graph.metadata.tokenizer.name
     name = config.tokenizer_name if "tokenizer_name" in config.model_fields_set else own_name
@@ -84,24 +84,7 @@ def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tu
         tokenizer = CorpusTokenizer.load(name, hf_token)
         tokenizer.require(graph.metadata.tokenizer)
         return tokenizer, ""
-    folder = _local_folder(own_name)
-    if folder is None:
-        return None, "the tokenizer is not on this machine; name its folder by --tokenizer, or fetch it by --prompt"
     try:
-        tokenizer = CorpusTokenizer.load(folder)
-        tokenizer.require(graph.metadata.tokenizer)
+        return local_tokenizer(graph.metadata.tokenizer), ""
     except (ConfigError, TokenizerMismatchError, ModuleNotFoundError) as error:
         return None, str(error)
-    return tokenizer, ""
-
-
-def _local_folder(name: str) -> Path | None:
-    if Path(name).is_dir():
-        return Path(name)
-    try:
-        from huggingface_hub import try_to_load_from_cache
-
-        file = try_to_load_from_cache(name, "tokenizer.json")
-    except (ModuleNotFoundError, ValueError):  # not installed; a folder that is gone is no name on the hub
-        return None
-    return Path(file).parent if isinstance(file, str) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.extras import needed_for
@@ -85,6 +86,19 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
             ) from error
         return True
     return False
+
+
+def local_folder(name: str) -> Path | None:
+    """Return the folder of this machine that a tokenizer's name stands for, in the hub's cache or not; None if none."""
+    if os.path.isdir(name):
+        return Path(name)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        file = try_to_load_from_cache(name, _FILES[0])
+    except (ModuleNotFoundError, ValueError):  # not installed; a folder that is gone is no name on the hub
+        return None
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def _patience_s() -> int:

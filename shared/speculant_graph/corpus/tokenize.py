@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +18,7 @@ from loguru import logger
 from numpy.typing import NDArray
 
 from speculant_graph.corpus.fast_bpe import PROBES, FastBpe
-from speculant_graph.corpus.hub import first_line, only_local
+from speculant_graph.corpus.hub import first_line, local_folder, only_local
 from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
 from speculant_graph.extras import needed_for
 from speculant_graph.types import Fingerprint
@@ -199,6 +200,43 @@ class CorpusTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def local_tokenizer(expected: Fingerprint) -> CorpusTokenizer:
+    """Load the tokenizer of a graph from its folder or the hub's cache; nothing is downloaded.
+
+    Raises:
+        ConfigError: it is not on this machine, or can't be read.
+        TokenizerMismatchError: another one is in its place.
+        ModuleNotFoundError: the extra ``build`` is not installed.
+    """
+    folder = local_folder(expected.name)
+    if folder is None:
+        raise ConfigError("the tokenizer is not on this machine; fetch it, or name its folder (--tokenizer)")
+    tokenizer = CorpusTokenizer.load(folder)
+    tokenizer.require(expected)
+    return tokenizer
+
+
+def lazy_decode(expected: Fingerprint) -> Callable[[Sequence[int]], str]:
+    """Return what decodes token ids by the tokenizer of a graph, which :func:`local_tokenizer` loads at the first call.
+
+    Where that fails all texts are empty, after one warning.
+    """
+
+    @cache
+    def tokenizer() -> CorpusTokenizer | None:
+        try:
+            return local_tokenizer(expected)
+        except (ConfigError, TokenizerMismatchError, ModuleNotFoundError) as error:
+            logger.warning("tokens are shown without text: {}", error)
+            return None
+
+    def decode(token_ids: Sequence[int]) -> str:
+        found = tokenizer()
+        return "" if found is None else found.decode(token_ids)
+
+    return decode
 
 
 def _special_id(tokenizer: Tokenizer, config: dict[str, Any], role: str) -> int | None:

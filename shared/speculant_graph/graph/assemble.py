@@ -79,8 +79,8 @@ def _copy_level(file: NewGraphFile, parts: Sequence[PartitionRecords], shared: S
     num_levels = len(parts[0].num_nodes)
     is_leaf = depth + 1 == num_levels
     total, child = 0, 0
-    output = file.container.file
-    with writing(file.container.path):
+    output = file.file
+    with writing(file.path):
         output.seek(file.level_offsets[depth])
         for part, skipped in zip(parts, shared, strict=True):
             # A record that the part before has too is left out; what follows it is numbered on.

@@ -158,7 +158,7 @@ class GraphBuilder:
                 calibration = calibrate(stream.path, metadata, int(self.config.memory), self.jobs)
             report(BuildProgress("calibrate", 1, 1, stream.num_tokens))
             metadata = dataclasses.replace(metadata, calibration=calibration)
-        check_description(output, metadata)
+        check_description(metadata)
         count_tokens(
             stream.path,
             output,

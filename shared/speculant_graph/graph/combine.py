@@ -229,7 +229,7 @@ def _write(
         built_at=built_at(),
         library_version=library_version(),
     )
-    check_description(output, metadata)
+    check_description(metadata)
     watch = Stopwatch()
 
     def report(done: int) -> None:

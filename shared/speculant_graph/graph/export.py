@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from speculant_graph.corpus.tokenize import lazy_decode
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.container import writing
 
@@ -30,7 +31,7 @@ def to_networkx(graph: NgramGraph, decode: Decode | None = None, max_edges: int 
 
     Args:
         graph: the graph.
-        decode: token ids to text, for the attribute ``text``, which is empty without it.
+        decode: token ids to text, for the attribute ``text``; the graph's tokenizer if None, as in ``NgramDiGraph``.
         max_edges: refuse larger graphs.
 
     Raises:
@@ -56,7 +57,7 @@ def export_graph(graph: NgramGraph, path: str | Path, decode: Decode | None = No
     Args:
         graph: the graph.
         path: the file; an older one stays intact until the new one is complete.
-        decode: token ids to text.
+        decode: token ids to text; the graph's tokenizer if None, as in ``NgramDiGraph``.
         max_edges: refuse larger graphs.
 
     Raises:
@@ -73,7 +74,8 @@ def export_graph(graph: NgramGraph, path: str | Path, decode: Decode | None = No
     write = writers.get(path.suffix.lower())
     if write is None:
         raise ConfigError(f"{path} ends in neither {' nor '.join(writers)}; choose one of these")
-    exported = to_networkx(graph, decode and (lambda token_ids: _NOT_XML.sub("\ufffd", decode(token_ids))), max_edges)
+    text_of = decode or lazy_decode(graph.metadata.tokenizer)
+    exported = to_networkx(graph, lambda token_ids: _NOT_XML.sub("\ufffd", text_of(token_ids)), max_edges)
     with replacing(path) as temporary:
         write(exported, temporary)
 

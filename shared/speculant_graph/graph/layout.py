@@ -10,6 +10,8 @@ level L <= N is also the order-L context, and its children are the successor dis
     level N+1    token, cumulative, link                          12 bytes
     first        token id -> first record of level 1 with that token or a higher one
 
+These arrays follow each other in one block, each aligned to 64 bytes.
+
 ``cumulative`` is the running total of counts in the level: a count is the difference to the next record. ``child`` is
 the first child; the row ends at the next record's. ``link`` is the n-gram without its first token, one level up.
 ``best`` is the offset of the most frequent child in the row, all ones if it does not fit. One record more closes every
@@ -42,6 +44,7 @@ TOKEN, CUMULATIVE, CHILD, LINK, LEAF_LINK = 0, 1, 2, 3, 2
 """Columns of a record."""
 INNER_WORDS, LEAF_WORDS = 4, 3
 """Words of a record."""
+_ALIGNMENT_WORDS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Trie:
     """The arrays of a graph, and where they are in one block of words."""
 
     words: UInt32Array
-    """Everything, shape ``[num_words]``; mapped from a file or not, read-only either way."""
+    """All arrays as :func:`array_offsets` places them, shape ``[num_words]``; mapped or not, read-only either way."""
     table: Int64Array
     """Shape ``[N + 3, 2]``: (first word, number of n-grams) of levels 1 to N+1, (first word, vocabulary size) of
     ``first``, (N, number of words)."""
@@ -87,28 +90,30 @@ def record_words(length: int, max_order: int) -> int:
     return INNER_WORDS if length <= max_order else LEAF_WORDS
 
 
-def array_words(nodes_per_level: tuple[int, ...], vocabulary_size: int) -> tuple[int, ...]:
-    """Return the words of every array: the levels in order, then ``first``."""
+def array_offsets(nodes_per_level: tuple[int, ...], vocabulary_size: int) -> tuple[int, ...]:
+    """Return the first word of every array, the levels in order and then ``first``, and the number of words of all."""
     max_order = len(nodes_per_level) - 1
     levels = [(size + 1) * record_words(length, max_order) for length, size in enumerate(nodes_per_level, start=1)]
-    return (*levels, vocabulary_size + 1)
+    offsets, end = [], 0
+    for num_words in (*levels, vocabulary_size + 1):
+        offsets.append(-(-end // _ALIGNMENT_WORDS) * _ALIGNMENT_WORDS)
+        end = offsets[-1] + num_words
+    return (*offsets, end)
 
 
-def trie_of(
-    words: UInt32Array, offsets: tuple[int, ...], nodes_per_level: tuple[int, ...], vocabulary_size: int
-) -> Trie:
+def trie_of(words: UInt32Array, nodes_per_level: tuple[int, ...], vocabulary_size: int) -> Trie:
     """Put a trie together.
 
     Args:
-        words: the block.
-        offsets: first word of every array, in the order of :func:`array_words`.
+        words: the block, at least as long as :func:`array_offsets` says.
         nodes_per_level: distinct n-grams of 1 to N+1 tokens.
         vocabulary_size: token ids are below it.
     """
+    *offsets, num_words = array_offsets(nodes_per_level, vocabulary_size)
     sizes = (*nodes_per_level, vocabulary_size)
-    table = np.array([*zip(offsets, sizes, strict=True), (len(nodes_per_level) - 1, words.size)], np.int64)
+    table = np.array([*zip(offsets, sizes, strict=True), (len(nodes_per_level) - 1, num_words)], np.int64)
     table.flags.writeable = False
-    return Trie(words, table)
+    return Trie(words[:num_words], table)
 
 
 def require_vocabulary(vocabulary_size: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.types import Fingerprint, TokenId
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the graph file that this release writes and reads."""
 MAX_CALIBRATION_BYTES = 1 << 20
 """Largest calibration that a graph file holds."""

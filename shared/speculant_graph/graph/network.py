@@ -16,6 +16,7 @@ import networkx as nx
 import numpy as np
 from networkx.classes.reportviews import OutEdgeView
 
+from speculant_graph.corpus.tokenize import lazy_decode
 from speculant_graph.graph import lookup
 from speculant_graph.graph.layout import CUMULATIVE, TOKEN, TOKEN_MASK, Int64Array
 from speculant_graph.graph.ngrams import Match, Ngram, NgramGraph
@@ -61,7 +62,8 @@ class NgramDiGraph(_DiGraph):
 
         Args:
             graph: the graph.
-            decode: token ids to text, for the attribute ``text``, which is empty without it.
+            decode: token ids to text, for the attribute ``text``; the graph's tokenizer if None. Without one on this
+                machine the text is empty. Nothing is loaded before a text is looked at, and nothing is downloaded.
         """
         super().__init__()
         metadata = graph.metadata
@@ -76,7 +78,7 @@ class NgramDiGraph(_DiGraph):
             "built_at": metadata.built_at,
         }
         self.ngrams = graph
-        self._node = _Nodes(graph, decode)
+        self._node = _Nodes(graph, decode or lazy_decode(graph.metadata.tokenizer))
         self._adj = _Successors(self._node)
         self._pred = _Predecessors(self._node)
 
@@ -132,8 +134,8 @@ class _Edges(_OutEdgeView):
         return self._graph.number_of_edges()
 
 
-class _Attributes(dict[str, Any]):
-    """Attributes of a node or an edge; changing them would change nothing, so it is refused."""
+class _Frozen:
+    """What attributes of nodes and edges have in common: changing them would change nothing, so it is refused."""
 
     __slots__ = ()
 
@@ -144,7 +146,44 @@ class _Attributes(dict[str, Any]):
     clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        return dict, (dict(self),)
+        return dict, (dict(self),)  # type: ignore[call-overload]
+
+
+class _Attributes(_Frozen, dict[str, Any]):
+    """Attributes of an edge; contexts have none."""
+
+    __slots__ = ()
+
+
+class _TokenAttributes(_Frozen, Mapping[str, Any]):
+    """Attributes of a token, whose text is made when it is looked at."""
+
+    __slots__ = ("_count", "_decode", "_token_id")
+    _NAMES = ("token_id", "text", "count")
+
+    def __init__(self, token_id: TokenId, count: int, decode: Decode) -> None:
+        self._token_id, self._count, self._decode = token_id, count, decode
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "text":
+            return self._decode([self._token_id])
+        return {"token_id": self._token_id, "count": self._count}[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._NAMES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._NAMES)
+
+    def __len__(self) -> int:
+        return len(self._NAMES)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def copy(self) -> dict[str, Any]:
+        """Return the attributes as a dict that can be changed."""
+        return dict(self)
 
 
 class _Lazy(Mapping[Key, Value]):
@@ -183,17 +222,17 @@ class _Values(ValuesView[Value]):
         return (value for _, value in self._mapping.pairs())
 
 
-class _Nodes(_Lazy[Node, _Attributes]):
+class _Nodes(_Lazy[Node, Mapping[str, Any]]):
     """Node -> attributes: tokens by ascending id, then contexts, shorter ones first."""
 
-    def __init__(self, graph: NgramGraph, decode: Decode | None) -> None:
+    def __init__(self, graph: NgramGraph, decode: Decode) -> None:
         self.ngrams = graph
         self._decode = decode
 
     def __len__(self) -> int:
         return self.ngrams.trie.nodes_per_level[0] + sum(self.ngrams.metadata.contexts_per_order)
 
-    def __getitem__(self, node: object) -> _Attributes:
+    def __getitem__(self, node: object) -> Mapping[str, Any]:
         token_id = _token_of(node)
         if token_id is None:
             self.context(node)
@@ -201,11 +240,11 @@ class _Nodes(_Lazy[Node, _Attributes]):
         count = self.ngrams.count((token_id,))
         if not count:
             raise KeyError(node)
-        return self._token(token_id, count)
+        return _TokenAttributes(token_id, count, self._decode)
 
-    def pairs(self) -> Iterator[tuple[Node, _Attributes]]:
+    def pairs(self) -> Iterator[tuple[Node, Mapping[str, Any]]]:
         for token_id, count in self.tokens():
-            yield token_id, self._token(token_id, count)
+            yield token_id, _TokenAttributes(token_id, count, self._decode)
         for context, _ in self.contexts():
             yield context, _Attributes()
 
@@ -233,10 +272,6 @@ class _Nodes(_Lazy[Node, _Attributes]):
         if not weight:
             raise KeyError(token_id)
         return _edge(weight, self.ngrams.count((*context, token_id)), len(context))
-
-    def _token(self, token_id: TokenId, count: int) -> _Attributes:
-        text = self._decode([token_id]) if self._decode else ""
-        return _Attributes(token_id=token_id, text=text, count=count)
 
 
 class _Successors(_Lazy[Node, Mapping[TokenId, _Attributes]]):

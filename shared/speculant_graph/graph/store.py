@@ -1,11 +1,16 @@
-"""The graph file: which arrays it has, and how its description is checked."""
+"""The graph file: a pickle of a graph, which is opened without being unpickled."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
+import json
+import mmap
+import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,16 +21,16 @@ from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.check import check_graph
 from speculant_graph.graph.container import (
-    Container,
-    NewContainer,
+    MAX_TEXT_BYTES,
+    MIN_BLOCK_BYTES,
+    NewFile,
+    aligned_text_bytes,
+    before_and_after,
     damaged,
-    document_room,
     read_container,
-    verify_arrays,
-    write_all,
     writing,
 )
-from speculant_graph.graph.layout import MAX_VOCABULARY, Trie, array_words, trie_of
+from speculant_graph.graph.layout import MAX_VOCABULARY, Trie, array_offsets, trie_of
 from speculant_graph.graph.metadata import FORMAT_VERSION, MAX_CALIBRATION_BYTES, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.workspace import checked_output, workspace
@@ -36,41 +41,54 @@ Value = TypeVar("Value")
 _DTYPE = "<u4"
 _WORD_BYTES = 4
 _MAX_ORDER = 10
+_SLACK = 256
+"""Bytes that numbers known late may take beyond those that stand for them."""
 
 
 class NewGraphFile:
     """A graph file that is being written; its arrays are filled in place."""
 
-    def __init__(self, path: Path, folder: Path, metadata: GraphMetadata) -> None:
-        """Lay out the file of a graph whose sizes are known.
+    def __init__(self, new: NewFile, metadata: GraphMetadata) -> None:
+        """Lay out the file of a graph whose sizes are known, and take its space on disk.
 
         Args:
-            path: where it will be.
-            folder: where it is written, on the same file system.
+            new: the file.
             metadata: what it says of itself.
 
         Raises:
             GraphFileError: the file can't be written.
         """
-        words = array_words(metadata.nodes_per_level, metadata.tokenizer.vocabulary_size)
-        room = document_room(path, _document(metadata))
-        self.container = NewContainer(path, folder, FORMAT_VERSION, [_WORD_BYTES * size for size in words], room)
+        self.path, self.file = new.path, new.file
+        self._new = new
         self._metadata = metadata
+        self._offsets = array_offsets(metadata.nodes_per_level, metadata.tokenizer.vocabulary_size)
+        self._block_bytes = max(_WORD_BYTES * self._offsets[-1], MIN_BLOCK_BYTES)
+        self._before, after = before_and_after(_description(metadata, self._block_bytes), self._block_bytes)
+        self._num_bytes = len(self._before) + self._block_bytes + len(after)
+        with writing(self.path):
+            # Space is taken now: a full disk is an error here, but kills a process that writes through a map.
+            os.posix_fallocate(self.file.fileno(), 0, self._num_bytes)
+            self.file.seek(-len(after), os.SEEK_END)
+            new.write(after)
 
     @property
     def level_offsets(self) -> tuple[int, ...]:
         """Where the records of each level begin, in bytes."""
-        return self.container.offsets[:-1]
+        return tuple(len(self._before) + _WORD_BYTES * offset for offset in self._offsets[:-2])
 
     def map(self) -> Trie:
         """Map the arrays, writable."""
-        block = np.frombuffer(self.container.map(), _DTYPE)
-        offsets = tuple(offset // _WORD_BYTES for offset in self.container.offsets)
+        block = self._block(mmap.ACCESS_WRITE)
         metadata = self._metadata
-        return trie_of(block, offsets, metadata.nodes_per_level, metadata.tokenizer.vocabulary_size)
+        return trie_of(np.frombuffer(block, _DTYPE), metadata.nodes_per_level, metadata.tokenizer.vocabulary_size)
 
     def finish(self, contexts_per_order: tuple[int, ...], build_seconds: float, jobs: int) -> None:
         """Add what is known now, bring the file to disk and put it in its place.
+
+        Args:
+            contexts_per_order: see :class:`GraphMetadata`.
+            build_seconds: see there.
+            jobs: threads that compute checksums.
 
         Raises:
             GraphFileError: that fails.
@@ -78,67 +96,68 @@ class NewGraphFile:
         metadata = dataclasses.replace(
             self._metadata, contexts_per_order=contexts_per_order, build_seconds=build_seconds
         )
-        self.container.finish(_document(metadata), jobs)
+        with writing(self.path):
+            block = self._block(mmap.ACCESS_READ)
+            with ThreadPoolExecutor(jobs) as threads:
+                checksums = list(threads.map(_checksum, _spans(block, self._offsets)))
+            before, _ = before_and_after(_description(metadata, self._block_bytes, checksums), self._block_bytes)
+            self.file.seek(0)
+            self._new.write(before)
+        self._new.publish()
+
+    def _block(self, access: int) -> memoryview:
+        view = memoryview(mmap.mmap(self.file.fileno(), self._num_bytes, access=access))
+        return view[len(self._before) : len(self._before) + self._block_bytes]
 
 
 @contextmanager
 def new_graph_file(path: Path, folder: Path, metadata: GraphMetadata) -> Iterator[NewGraphFile]:
     """Begin a graph file in a folder; unless it is finished inside the block, nothing remains of it."""
-    file = NewGraphFile(path, folder, metadata)
-    with file.container:
-        yield file
+    with NewFile(path, folder) as new:
+        yield NewGraphFile(new, metadata)
 
 
-def check_description(path: Path, metadata: GraphMetadata) -> None:
+def check_description(metadata: GraphMetadata) -> None:
     """Refuse metadata that readers would refuse, before the work is done.
 
     Raises:
         GraphFileError: there are too many files in the corpus, or the calibration is too large.
     """
-    document_room(path, _document(metadata))
+    _description(metadata, MIN_BLOCK_BYTES)
 
 
 def save_graph(graph: NgramGraph, path: str | Path) -> None:
-    """Write a graph to one file, whole or not at all; a file that was there is replaced.
+    """Pickle a graph to a file, whole or not at all; a file that was there is replaced.
 
     Raises:
         GraphFileError: the file can't be written.
     """
     path = checked_output(path)
-    with workspace(path) as folder, new_graph_file(path, folder, graph.metadata) as file:
-        trie = graph.trie
-        arrays = [trie.level(length) for length in range(1, trie.max_order + 2)] + [trie.first]
+    with workspace(path) as folder, NewFile(path, folder) as new:
         with writing(path):
-            for offset, array in zip(file.container.offsets, arrays, strict=True):
-                file.container.file.seek(offset)
-                write_all(file.container.file, array)
-        file.finish(graph.metadata.contexts_per_order, graph.metadata.build_seconds, jobs=1)
+            pickle.dump(graph, new, protocol=5)
+        new.publish()
 
 
 def load_graph(path: str | Path, *, verify: bool = False, on_bytes: Callable[[int], None] | None = None) -> NgramGraph:
     """Open a graph file; its arrays stay on disk, mapped read-only, and all processes share them.
 
-    A file from anywhere is safe to open: nothing in it is executed, and lookups check every index that they take
-    from it. Publish new graphs by renaming, never by writing into a file that is open.
+    A file from anywhere is safe to open: it is not unpickled, nothing in it is executed, and lookups check every index
+    that they take from it. Publish new graphs by renaming, never by writing into a file that is open.
 
     Args:
-        path: the file.
+        path: the file; by :func:`save_graph`, a build, or ``pickle.dump(graph, file, protocol=5)``.
         verify: read all arrays and compare their checksums, which also brings the file into memory.
         on_bytes: told the bytes that were verified.
 
     Raises:
         GraphFileError: the file is no graph, damaged, or of a version that this release can't read.
     """
-    path = Path(path)
-    container = read_container(path, FORMAT_VERSION)
-    try:
-        metadata = _metadata(container)
-        trie = _trie(container, metadata)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise damaged(path, "its description is incomplete") from error
+    container = read_container(Path(path))
+    graph, checksums = _opened(path, container.text, container.block)
     if verify:
-        verify_arrays(path, container, on_bytes)
-    return NgramGraph(trie, metadata)
+        _verify(path, container.block, graph.trie, checksums, on_bytes)
+    return graph
 
 
 def verify_graph(path: str | Path, on_bytes: Callable[[int], None] | None = None) -> NgramGraph:
@@ -159,40 +178,117 @@ def verify_graph(path: str | Path, on_bytes: Callable[[int], None] | None = None
     return graph
 
 
-def _document(metadata: GraphMetadata) -> dict[str, Any]:
+def reduce_graph(graph: NgramGraph, protocol: int) -> tuple[Callable[..., NgramGraph], tuple[bytes, str, Any]]:
+    """Return how a graph is pickled: the call of :func:`graph_from_pickle` that makes it again.
+
+    With protocol 5 the arrays are not copied, unless they are tiny.
+
+    Raises:
+        GraphFileError: the description is larger than readers accept.
+    """
+    trie = graph.trie
+    words = trie.words
+    if words.nbytes < MIN_BLOCK_BYTES:
+        words = np.zeros(MIN_BLOCK_BYTES // _WORD_BYTES, _DTYPE)
+        words[: trie.words.size] = trie.words
+    block = words.data.cast("B").toreadonly()
+    offsets = array_offsets(trie.nodes_per_level, trie.vocabulary_size)
+    text = _description(graph.metadata, block.nbytes, [_checksum(span) for span in _spans(block, offsets)])
+    data = pickle.PickleBuffer(block) if protocol >= 5 else bytes(block)
+    return graph_from_pickle, (hashlib.sha256(text).digest(), text.decode("ascii"), data)
+
+
+def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGraph:
+    """Return the graph of a pickle: ``pickle.load`` calls this. Its name is in every graph file and must not change.
+
+    Args:
+        checksum: SHA-256 of the description.
+        description: the metadata and the arrays' checksums, as JSON.
+        block: the arrays' bytes, in memory.
+
+    Raises:
+        GraphFileError: the description is damaged, or does not fit the arrays.
+    """
+    text = description.encode()
+    if hashlib.sha256(text).digest() != checksum:
+        raise damaged("the pickle", "its description has another checksum")
+    graph, _ = _opened("the pickle", text, memoryview(block).toreadonly())
+    return graph
+
+
+def _description(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
+    """Return what a file says of its graph, as JSON with spaces at the end.
+
+    Its size does not depend on the numbers that are known last, nor on the checksums.
+    """
     if len(metadata.calibration) > MAX_CALIBRATION_BYTES:
         raise GraphFileError(
             f"the calibration has {len(metadata.calibration)} bytes and a graph file holds {MAX_CALIBRATION_BYTES}; "
             "make it smaller or build without one"
         )
-    packed = dataclasses.asdict(metadata)
-    # As text, which every reader of this format takes; those that know no calibration leave it alone.
+    packed = dataclasses.asdict(metadata) | {"format_version": FORMAT_VERSION}
     packed["calibration"] = base64.b64encode(metadata.calibration).decode()
-    files = packed.pop("corpus_files")
-    packed = {name: list(value) if isinstance(value, tuple) else value for name, value in packed.items()}
-    # One list per column: a corpus of 100 000 files stays below the reader's limit of opcodes.
-    packed["corpus_files"] = {
-        field.name: [file[field.name] for file in files] for field in dataclasses.fields(CorpusFile)
-    }
-    words = array_words(metadata.nodes_per_level, metadata.tokenizer.vocabulary_size)
-    names = [*(f"level_{length}" for length in range(1, len(words))), "first"]
-    arrays = {
-        name: {"dtype": _DTYPE, "size": size, "data": pickle.PickleBuffer(b"")}
-        for name, size in zip(names, words, strict=True)
-    }
-    return {"metadata": packed, "arrays": arrays}
+    packed["corpus_files"] = [dataclasses.astuple(file) for file in metadata.corpus_files]
+    no_checksums = ["0" * 64] * (len(metadata.nodes_per_level) + 1)
+    late = {"contexts_per_order": (), "build_seconds": 0.0, "array_sha256": no_checksums}
+    size = aligned_text_bytes(len(_json(packed | late)) + _SLACK, block_bytes)
+    text = _json(packed | {"array_sha256": checksums or no_checksums})
+    if size > MAX_TEXT_BYTES or len(text) > size:
+        raise GraphFileError("the description of the graph is too large for its file; join the corpus into fewer files")
+    return text.ljust(size)
 
 
-def _metadata(container: Container) -> GraphMetadata:
-    document: Any = container.document
-    packed = document["metadata"]
-    corpus, tokenizer = packed["corpus_files"], packed["tokenizer"]
-    columns = [
-        [_checked(value, kind) for value in corpus[name]]
-        for name, kind in (("name", str), ("size_bytes", int), ("sha256", str))
-    ]
-    if len({len(column) for column in columns}) != 1:
-        raise ValueError("number of files")
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode("ascii")
+
+
+def _opened(name: str | Path, text: bytes, block: memoryview) -> tuple[NgramGraph, tuple[str, ...]]:
+    """Return the graph of a description and a block, and the checksums that its arrays should have."""
+    try:
+        packed = json.loads(text.decode("ascii"))
+        version = _checked(packed["format_version"], int)
+        if version != FORMAT_VERSION:
+            raise GraphFileError(
+                f"{name} has file format {version} and this release reads {FORMAT_VERSION}; "
+                "update speculant-graph or build the graph again"
+            )
+        metadata = _metadata(packed)
+        checksums = _list(packed["array_sha256"], str)
+        vocabulary_size = metadata.tokenizer.vocabulary_size
+        offsets = array_offsets(metadata.nodes_per_level, vocabulary_size)
+        if len(checksums) != len(offsets) - 1 or block.nbytes != max(_WORD_BYTES * offsets[-1], MIN_BLOCK_BYTES):
+            raise ValueError("size of the arrays")
+        trie = trie_of(np.frombuffer(block, _DTYPE), metadata.nodes_per_level, vocabulary_size)
+    except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise damaged(name, "its description is incomplete or does not fit its arrays") from error
+    return NgramGraph(trie, metadata), checksums
+
+
+def _verify(
+    path: str | Path, block: memoryview, trie: Trie, checksums: Sequence[str], on_bytes: Callable[[int], None] | None
+) -> None:
+    num_bytes = 0
+    spans = _spans(block, array_offsets(trie.nodes_per_level, trie.vocabulary_size))
+    for index, (span, checksum) in enumerate(zip(spans, checksums, strict=True), start=1):
+        if _checksum(span) != checksum:
+            raise damaged(path, f"array {index} of {len(checksums)} has another checksum")
+        num_bytes += span.nbytes
+        if on_bytes is not None:
+            on_bytes(num_bytes)
+
+
+def _spans(block: memoryview, offsets: tuple[int, ...]) -> list[memoryview]:
+    """Cut a block into its arrays, each with the zeros behind it."""
+    starts = [_WORD_BYTES * offset for offset in offsets[:-1]]
+    return [block[start:stop] for start, stop in zip(starts, [*starts[1:], block.nbytes], strict=True)]
+
+
+def _checksum(data: memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _metadata(packed: Any) -> GraphMetadata:
+    tokenizer = packed["tokenizer"]
     metadata = GraphMetadata(
         format_version=FORMAT_VERSION,
         tokenizer=Fingerprint(
@@ -206,15 +302,18 @@ def _metadata(container: Container) -> GraphMetadata:
         num_documents=_checked(packed["num_documents"], int),
         document_boundaries=_checked(packed["document_boundaries"], bool),
         min_count=_checked(packed["min_count"], int),
-        nodes_per_level=_integers(packed["nodes_per_level"]),
-        contexts_per_order=_integers(packed["contexts_per_order"]),
-        head_token_ids=_integers(packed["head_token_ids"]),
-        tail_token_ids=_integers(packed["tail_token_ids"]),
+        nodes_per_level=_list(packed["nodes_per_level"], int),
+        contexts_per_order=_list(packed["contexts_per_order"], int),
+        head_token_ids=_list(packed["head_token_ids"], int),
+        tail_token_ids=_list(packed["tail_token_ids"], int),
         built_at=_checked(packed["built_at"], str),
         build_seconds=_checked(packed["build_seconds"], float),
-        corpus_files=tuple(map(CorpusFile, *columns)),
+        corpus_files=tuple(
+            CorpusFile(_checked(name, str), _checked(size_bytes, int), _checked(sha256, str))
+            for name, size_bytes, sha256 in _list(packed["corpus_files"], list)
+        ),
         library_version=_checked(packed["library_version"], str),
-        calibration=_calibration(packed.get("calibration", "")),
+        calibration=_calibration(packed["calibration"]),
     )
     order = metadata.max_order
     if not 1 <= order <= _MAX_ORDER or metadata.min_count < 1 or min(metadata.nodes_per_level) < 0:
@@ -233,24 +332,6 @@ def _metadata(container: Container) -> GraphMetadata:
     return metadata
 
 
-def _trie(container: Container, metadata: GraphMetadata) -> Trie:
-    document: Any = container.document
-    vocabulary_size = metadata.tokenizer.vocabulary_size
-    sizes = array_words(metadata.nodes_per_level, vocabulary_size)
-    entries = document["arrays"]
-    names = [*(f"level_{length}" for length in range(1, len(sizes))), "first"]
-    if list(entries) != names or len(container.arrays) != len(names):
-        raise ValueError("names of arrays")
-    for entry, size, array in zip(entries.values(), sizes, container.arrays, strict=True):
-        if entry["dtype"] != _DTYPE or entry["size"] != size or array.nbytes != size * _WORD_BYTES:
-            raise ValueError("size of an array")
-        if type(entry["data"]) is not memoryview:
-            raise TypeError("data of an array")
-    words = np.frombuffer(container.view[: len(container.view) // _WORD_BYTES * _WORD_BYTES], _DTYPE)
-    offsets = tuple(offset // _WORD_BYTES for offset in container.offsets)
-    return trie_of(words, offsets, metadata.nodes_per_level, vocabulary_size)
-
-
 def _calibration(text: Any) -> bytes:
     calibration = base64.b64decode(_checked(text, str), validate=True)
     if len(calibration) > MAX_CALIBRATION_BYTES:
@@ -258,8 +339,8 @@ def _calibration(text: Any) -> bytes:
     return calibration
 
 
-def _integers(values: Any) -> tuple[int, ...]:
-    return tuple(_checked(value, int) for value in _checked(values, list))
+def _list(values: Any, kind: type[Value]) -> tuple[Value, ...]:
+    return tuple(_checked(value, kind) for value in _checked(values, list))
 
 
 def _checked(value: Any, kind: type[Value]) -> Value:

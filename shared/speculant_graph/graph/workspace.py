@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from speculant_graph.errors import GraphFileError
-from speculant_graph.graph.container import MAGIC, writing
+from speculant_graph.graph.container import HEAD_BYTES, is_graph_head, writing
 
 _SUFFIX = ".building"
 _NAME_BYTES = 200
@@ -63,7 +63,7 @@ def checked_output(path: str | Path) -> Path:
         raise GraphFileError(f"folder {path.parent} can't be written; choose another path")
     if path.exists() and path.stat().st_size:
         with writing(path), path.open("rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:  # somebody's text, by a slip of the hand
+            if not is_graph_head(file.read(HEAD_BYTES)):  # somebody's text, by a slip of the hand
                 raise GraphFileError(f"{path} is there and is not a graph; remove it or choose another path")
     return path
 

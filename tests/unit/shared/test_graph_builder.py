@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from pathlib import Path
 
 import pytest
@@ -141,10 +142,11 @@ def test_bad_streams_are_refused() -> None:
 
 def test_only_graphs_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
-    path.write_text("somebody's text", encoding="utf-8")
-    with pytest.raises(GraphFileError, match="is not a graph; remove it"):
-        small_graph().save(path)
-    assert path.read_text(encoding="utf-8") == "somebody's text"
+    for content in (b"somebody's text", pickle.dumps({"somebody's": "values"}), pickle.dumps([small_graph()])):
+        path.write_bytes(content)
+        with pytest.raises(GraphFileError, match="is not a graph; remove it"):
+            small_graph().save(path)
+        assert path.read_bytes() == content
     path.write_bytes(b"")
     small_graph().save(path)
 
@@ -209,6 +211,9 @@ def test_builder_saves_what_it_built(tmp_path: Path, tokenizer_folder: Path, sam
     builder.save(tmp_path / "graph.pkl", progress=lambda report: phases.append(report.phase))
     assert phases == ["save", "save"]
     assert NgramGraph.load(tmp_path / "graph.pkl").metadata == graph.metadata
+    assert (tmp_path / "graph.pkl").read_bytes() == pickle.dumps(graph, protocol=5)
+    built = builder.build(tmp_path / "a.txt", tmp_path / "built.pkl")
+    assert (tmp_path / "built.pkl").read_bytes() == pickle.dumps(built, protocol=5)
 
 
 def test_settings_are_checked() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphFileError
+from speculant_graph.graph.builder import build_from_token_ids
 from speculant_graph.graph.export import export_graph, to_networkx
 from speculant_graph.graph.network import NgramDiGraph
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.oracle import OracleGraph
+from speculant_graph.log import log_to_stderr
 from support.graphs import graph_of
 
 VOCABULARY_SIZE = 50
@@ -195,6 +200,74 @@ def test_pickling_is_refused(small: nx.DiGraph) -> None:
         with pytest.raises(pickle.PicklingError, match="load the graph file where it is needed"):
             attempt(small)
     assert nx.utils.graphs_equal(pickle.loads(pickle.dumps(nx.DiGraph(small))), small)
+
+
+@pytest.fixture
+def texts(tokenizer_folder: Path, tmp_path: Path) -> tuple[NgramGraph, CorpusTokenizer, Path]:
+    """A graph, its tokenizer, and the folder that it names."""
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer_folder, folder)
+    tokenizer = CorpusTokenizer.load(folder)
+    token_ids = tokenizer.encode("the parties agree that the parties agree")
+    return build_from_token_ids(token_ids, tokenizer.fingerprint, max_order=2), tokenizer, folder
+
+
+def test_tokens_have_the_text_of_the_graphs_own_tokenizer(texts: tuple[NgramGraph, CorpusTokenizer, Path]) -> None:
+    made, tokenizer, _ = texts
+    for token_id, data in made.nx.nodes(data=True):
+        if isinstance(token_id, int):
+            assert data["text"] == data.get("text") == dict(data)["text"] == tokenizer.decode([token_id]) != ""
+            assert data == data.copy() == {"token_id": token_id, "text": data["text"], "count": data["count"]}
+            assert repr(data) == repr(dict(data))
+    assert dict(nx.DiGraph(made.nx).nodes(data=True)) == dict(to_networkx(made).nodes(data=True))
+    assert to_networkx(made).nodes[token_ids_of(made)[0]]["text"]
+    assert NgramDiGraph(made, spell).nodes[token_ids_of(made)[0]]["text"] == f"<{token_ids_of(made)[0]}>"
+
+
+def token_ids_of(made: NgramGraph) -> list[int]:
+    return made.ngrams(1)[:, 0].tolist()
+
+
+def test_nothing_is_loaded_before_a_text_is_looked_at(
+    texts: tuple[NgramGraph, CorpusTokenizer, Path],
+) -> None:
+    made, tokenizer, folder = texts
+    folder.rename(folder.with_name("later"))
+    nodes, [token_id, *_] = made.nx.nodes, token_ids_of(made)
+    assert nodes[token_id]["count"] == made.count([token_id])
+    assert dict(nodes.data("token_id"))[token_id] == token_id
+    assert "text" in nodes[token_id]
+    assert len(nodes[token_id]) == 3
+    assert nx.pagerank(made.nx)
+    folder.with_name("later").rename(folder)
+    assert nodes[token_id]["text"] == tokenizer.decode([token_id]), "it was not looked for before"
+    shutil.rmtree(folder)
+    other = next(other for other in token_ids_of(made) if other != token_id)
+    assert nodes[other]["text"] == tokenizer.decode([other]), "nor is it loaded again"
+
+
+@pytest.mark.parametrize("name", ["", "nowhere", "a/b", "a/b/c", "nul\x00", "file", "other", "/", "~"])
+def test_without_the_tokenizer_there_is_no_text(
+    texts: tuple[NgramGraph, CorpusTokenizer, Path],
+    plain_tokenizer_folder: Path,
+    tmp_path: Path,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made, tokenizer, _ = texts
+    (tmp_path / "file").touch()
+    shutil.copytree(plain_tokenizer_folder, tmp_path / "other")
+    place = tmp_path / name
+    fingerprint = dataclasses.replace(tokenizer.fingerprint, name=str(place) if place.exists() else name)
+    if name == "other":
+        fingerprint = dataclasses.replace(fingerprint, sha256="00" * 32)
+    lost = NgramGraph(made.trie, dataclasses.replace(made.metadata, tokenizer=fingerprint))
+    log_to_stderr("INFO")
+    assert {lost.nx.nodes[token_id]["text"] for token_id in token_ids_of(lost)} == {""}
+    assert set(nx.get_node_attributes(to_networkx(lost), "text").values()) == {""}
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2, "one line for the view, one for the copy"
+    assert all("without text" in line for line in said)
 
 
 def test_the_graph_says_where_it_comes_from(small: nx.DiGraph) -> None:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
 import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from speculant_graph.errors import GraphError, GraphFileError
 from speculant_graph.graph import container
-from speculant_graph.graph.container import NewContainer, document_room, read_container
-from speculant_graph.graph.metadata import FORMAT_VERSION
+from speculant_graph.graph.container import MIN_BLOCK_BYTES, aligned_text_bytes, before_and_after, read_container
+from speculant_graph.graph.layout import Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph, verify_graph
 from support.bounds import run_with_bounds_checks
-from support.damage import damaged
-from support.graphs import graph_of
+from support.damage import damaged, rewrite
+from support.graphs import assert_same_arrays, graph_of
 
 
 @pytest.fixture
@@ -66,61 +68,95 @@ def hostile_pickles(victim: Path) -> dict[str, bytes]:
         "empty stack": b"\x80\x05.",
         "deep": b"\x80\x05" + b"]" * 100_000 + b"a" * 99_999 + b".",
         "wrong type": pickle.dumps([1, 2], protocol=5),
-        "no fields": pickle.dumps({"metadata": {}, "arrays": {}}, protocol=5),
     }
 
 
-def test_hostile_pickles_are_refused_and_nothing_runs(tmp_path: Path) -> None:
-    victim, path = tmp_path / "victim", tmp_path / "graph.pkl"
+def test_hostile_pickles_are_refused_and_nothing_runs(path: Path, tmp_path: Path) -> None:
+    whole, victim = path.read_bytes(), tmp_path / "victim"
+    before = whole.index(b'{"format_version"')
     for name, pickled in hostile_pickles(victim).items():
-        header = container._HEADER.pack(
-            container.MAGIC, FORMAT_VERSION, 0, len(pickled), hashlib.sha256(pickled).digest()
-        )
-        path.write_bytes(header + pickled)
-        assert_refused(path)
-        path.write_bytes(pickled.ljust(64))
-        assert_refused(path)
-        assert not victim.exists(), name
+        # Alone, as long as a graph, and before, inside and behind what a graph begins and ends with.
+        for hostile in (
+            pickled,
+            pickled.ljust(len(whole), b"\x00"),
+            pickled[:-1] + b"0" + whole[2:],
+            whole[:2] + pickled[2:-1] + b"0" + whole[2:],
+            whole[:before] + pickled + whole[before + len(pickled) :],
+            whole[: -len(pickled) or None] + pickled,
+            whole[:-1] + b"0" + pickled[2:],
+        ):
+            if hostile != whole:
+                path.write_bytes(hostile)
+                assert_refused(path)
+                assert not victim.exists(), name
+    # These are not harmless: the pickle module itself would run them.
+    pickle.loads(whole[:-1] + b"0" + hostile_pickles(victim)["reduce"][11:])
+    assert victim.exists()
 
 
-def test_lying_headers_are_refused(path: Path) -> None:
+def test_a_call_of_another_function_is_refused(path: Path) -> None:
     whole = path.read_bytes()
-    magic, version, num_arrays, pickle_bytes, digest = container._HEADER.unpack_from(whole)
-    for lie in ((2**32 - 1, pickle_bytes), (0, pickle_bytes), (num_arrays, 2**63), (num_arrays, 0)):
-        path.write_bytes(container._HEADER.pack(magic, version, *lie, digest) + whole[container._HEADER.size :])
+    for name in (b"speculant_graph.graph.store", b"graph_from_pickle"):
+        path.write_bytes(whole.replace(name, name[:-1] + b"_"))
+        with pytest.raises(GraphFileError, match="is not a graph file"):
+            load_graph(path)
+
+
+@given(data=st.data())
+def test_a_byte_flipped_around_the_arrays_is_refused_or_changes_nothing(path: Path, data: st.DataObject) -> None:
+    whole, graph = path.read_bytes(), load_graph(path)
+    around = [*range(len(whole) - 65536 - 15), *range(len(whole) - 15, len(whole))]
+    flipped = bytearray(whole)
+    for offset in data.draw(st.lists(st.sampled_from(around), min_size=1, max_size=3, unique=True)):
+        flipped[offset] ^= data.draw(st.integers(1, 255))
+    other = path.with_name("other.pkl")
+    other.write_bytes(flipped)
+    if flipped[:1] + flipped[2:] == whole[:1] + whole[2:] and flipped[1] == 4:  # only the protocol, which may be that
+        found = load_graph(other)
+        assert found.metadata == graph.metadata
+        assert_same_arrays(found, graph)
+    else:
+        assert_refused(other)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5, 6, 255])
+def test_protocols_that_write_this_form_are_read(path: Path, protocol: int) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[1] = protocol
+    path.write_bytes(whole)
+    if protocol in (4, 5):
+        assert_same_arrays(verify_graph(path), pickle.loads(whole))
+    else:
         assert_refused(path)
 
 
-def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Save a file again, all checksums right, with another document or other arrays."""
-    document: Any = read_container(path, FORMAT_VERSION).document
-    for entry in document["arrays"].values():
-        entry["data"] = np.frombuffer(entry["data"], np.uint32).copy()
-    change(document)
-    entries = document["arrays"].values() if isinstance(document, dict) else ()
-    arrays = [entry["data"] for entry in entries if isinstance(entry["data"], np.ndarray)]
-    for entry in entries:
-        if isinstance(entry["data"], np.ndarray):
-            entry["data"] = pickle.PickleBuffer(b"")
-    sizes = [array.nbytes for array in arrays]
-    with NewContainer(path, path.parent, FORMAT_VERSION, sizes, document_room(path, document)) as file:
-        for offset, array in zip(file.offsets, arrays, strict=True):
-            file.file.seek(offset)
-            file.file.write(array.tobytes())
-        file.finish(document)
+@pytest.mark.parametrize("size", [0, 1, 2**16, 2**24 + 64, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("field", ["text", "block"])
+def test_lying_sizes_are_refused(path: Path, field: str, size: int) -> None:
+    whole = path.read_bytes()
+    start = whole.index(b'{"format_version"')
+    offset = start - 4 if field == "text" else len(whole) - 65536 - 15 - 4
+    assert struct.unpack_from("<I", whole, offset)[0] == (len(whole) - start - 65536 - 21 if field == "text" else 65536)
+    lying = bytearray(whole)
+    struct.pack_into("<I", lying, offset, size)
+    if lying != whole:
+        path.write_bytes(lying)
+        assert_refused(path)
 
 
-def tampered(level: int, record: int, column: int, value: int) -> Callable[[dict[str, Any]], None]:
-    def change(document: dict[str, Any]) -> None:
-        width = 4 if level < 4 else 3
-        document["arrays"][f"level_{level}"]["data"].reshape(-1, width)[record, column] = value
+Change = Callable[[dict[str, Any], Trie], object]
+
+
+def tampered(level: int, record: int, column: int, value: int) -> Change:
+    def change(_: dict[str, Any], trie: Trie) -> None:
+        trie.level(level)[record, column] = value
 
     return change
 
 
-def changed_entry(*keys: str | int, value: object) -> Callable[[dict[str, Any]], None]:
-    def change(document: dict[str, Any]) -> None:
-        target: Any = document
+def changed_entry(*keys: str | int, value: object) -> Change:
+    def change(description: dict[str, Any], _: Trie) -> None:
+        target: Any = description
         for key in keys[:-1]:
             target = target[key]
         target[keys[-1]] = value
@@ -128,36 +164,49 @@ def changed_entry(*keys: str | int, value: object) -> Callable[[dict[str, Any]],
     return change
 
 
-def changed_word(name: str, place: int, value: int) -> Callable[[dict[str, Any]], None]:
-    def change(document: dict[str, Any]) -> None:
-        document["arrays"][name]["data"][place] = value
+def first_changed(index: int, value: int) -> Change:
+    def change(_: dict[str, Any], trie: Trie) -> None:
+        trie.first[index] = value
 
     return change
 
 
-WRONG_DOCUMENTS = {
-    "short array": changed_entry("arrays", "level_1", "data", value=np.ones(1, np.uint32)),
-    "object type": changed_entry("arrays", "level_1", "dtype", value="O"),
-    "size": changed_entry("arrays", "level_1", "size", value=2**40),
-    "text for an array": changed_entry("arrays", "level_1", "data", value="text"),
-    "missing level": lambda document: document["arrays"].pop("level_4"),
-    "missing table": lambda document: document["arrays"].pop("first"),
-    "no arrays": changed_entry("arrays", value={}),
-    "order": changed_entry("metadata", "max_order", value=9),
-    "no order": changed_entry("metadata", "max_order", value=0),
-    "order as text": changed_entry("metadata", "max_order", value="3"),
-    "fewer levels": changed_entry("metadata", "nodes_per_level", value=[6, 36, 150]),
-    "larger level": changed_entry("metadata", "nodes_per_level", value=[2**62, 36, 150, 200]),
-    "negative level": changed_entry("metadata", "nodes_per_level", value=[-1, 36, 150, 200]),
-    "vocabulary": changed_entry("metadata", "tokenizer", "vocabulary_size", value=2),
-    "huge vocabulary": changed_entry("metadata", "tokenizer", "vocabulary_size", value=2**21),
-    "name": changed_entry("metadata", "tokenizer", "name", value=7),
-    "metadata": changed_entry("metadata", value=None),
-    "file sizes": changed_entry("metadata", "corpus_files", "size_bytes", value=["x"]),
-    "seam outside the vocabulary": changed_entry("metadata", "tail_token_ids", value=[1, 2, 9]),
-    "seam": changed_entry("metadata", "tail_token_ids", value=[1] * 9),
-    "minimum": changed_entry("metadata", "min_count", value=0),
-    "boundaries": changed_entry("metadata", "document_boundaries", value=1),
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+WRONG_DESCRIPTIONS: dict[str, Change] = {
+    "no checksums": changed_entry("array_sha256", value=[]),
+    "a checksum too many": changed_entry("array_sha256", value=["00" * 32] * 6),
+    "a number for a checksum": changed_entry("array_sha256", value=[0] * 5),
+    "missing checksums": lambda description, _: description.pop("array_sha256"),
+    "no version": lambda description, _: description.pop("format_version"),
+    "version as text": changed_entry("format_version", value="3"),
+    "nothing": lambda description, _: description.clear(),
+    "order": changed_entry("max_order", value=9),
+    "no order": changed_entry("max_order", value=0),
+    "order as text": changed_entry("max_order", value="3"),
+    "fewer levels": changed_entry("nodes_per_level", value=[6, 36, 150]),
+    "no levels": changed_entry("nodes_per_level", value=[]),
+    "larger level": changed_entry("nodes_per_level", value=[2**62, 36, 150, 200]),
+    "much larger level": changed_entry("nodes_per_level", value=[10**400, 36, 150, 200]),
+    "negative level": changed_entry("nodes_per_level", value=[-1, 36, 150, 200]),
+    "vocabulary": changed_entry("tokenizer", "vocabulary_size", value=2),
+    "huge vocabulary": changed_entry("tokenizer", "vocabulary_size", value=2**21),
+    "name": changed_entry("tokenizer", "name", value=7),
+    "tokenizer": changed_entry("tokenizer", value=None),
+    "seconds": changed_entry("build_seconds", value=1),
+    "file sizes": changed_entry("corpus_files", value=[["a", "x", "00"]]),
+    "files without checksums": changed_entry("corpus_files", value=[["a", 1]]),
+    "files": changed_entry("corpus_files", value={"a": 1}),
+    "nested": changed_entry("corpus_files", value=nested(500)),
+    "seam outside the vocabulary": changed_entry("tail_token_ids", value=[1, 2, 9]),
+    "seam": changed_entry("tail_token_ids", value=[1] * 9),
+    "minimum": changed_entry("min_count", value=0),
+    "boundaries": changed_entry("document_boundaries", value=1),
 }
 
 WRONG_ARRAYS = {
@@ -173,22 +222,52 @@ WRONG_ARRAYS = {
     "link past the level": tampered(2, 0, 3, 2**31),
     "link to another token": tampered(3, 0, 3, 5),
     "link of a leaf": tampered(4, 3, 2, 1),
-    "table of tokens": changed_word("first", 3, 0),
-    "table past the level": changed_word("first", 8, 2**31),
+    "table of tokens": first_changed(3, 0),
+    "table past the level": first_changed(8, 2**31),
 }
 
 
-@pytest.mark.parametrize("name", WRONG_DOCUMENTS)
+@pytest.mark.parametrize("name", WRONG_DESCRIPTIONS)
 def test_wrong_descriptions_are_refused(path: Path, name: str) -> None:
-    rewritten(path, lambda _: None)
+    rewrite(path, lambda *_: None)
     verify_graph(path)
-    rewritten(path, WRONG_DOCUMENTS[name])
+    rewrite(path, WRONG_DESCRIPTIONS[name])
+    assert_refused(path)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"null", b"[]", b"{", b"[" * 1_000_000, b'{"a":' * 100_000, b"\xff", b"9" * 5000, b"{} {}", b"\x00"]
+)
+def test_descriptions_that_are_none_are_refused(path: Path, text: bytes) -> None:
+    text = text.ljust(aligned_text_bytes(len(text), MIN_BLOCK_BYTES))
+    before, after = before_and_after(text, MIN_BLOCK_BYTES)
+    path.write_bytes(before + bytes(MIN_BLOCK_BYTES) + after)
+    with pytest.raises(GraphFileError, match="description is incomplete"):
+        load_graph(path)
+
+
+def test_arrays_out_of_line_are_refused(path: Path) -> None:
+    opened = read_container(path)
+    for more in range(1, 65):
+        before, after = before_and_after(opened.text + b" " * more, MIN_BLOCK_BYTES)
+        path.with_name("other.pkl").write_bytes(before + bytes(opened.block) + after)
+        if more < 64:
+            assert_refused(path.with_name("other.pkl"))
+    verify_graph(path.with_name("other.pkl"))
+
+
+def test_descriptions_have_a_largest_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(read_container(path).text)
+    monkeypatch.setattr(container, "MAX_TEXT_BYTES", size)
+    load_graph(path)
+    monkeypatch.setattr(container, "MAX_TEXT_BYTES", size - 1)
     assert_refused(path)
 
 
 @pytest.mark.parametrize("name", WRONG_ARRAYS)
 def test_wrong_arrays_with_right_checksums_are_harmless_and_found_by_verification(path: Path, name: str) -> None:
-    rewritten(path, WRONG_ARRAYS[name])
+    rewrite(path, WRONG_ARRAYS[name])
+    load_graph(path, verify=True)
     assert_refused(path, verify=True)
     look_everywhere(load_graph(path))
 

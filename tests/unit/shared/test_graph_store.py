@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import hashlib
 import os
 import pickle
 import subprocess
@@ -15,13 +17,27 @@ import pytest
 
 from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.errors import GraphFileError
-from speculant_graph.graph import container
+from speculant_graph.graph import store
 from speculant_graph.graph.builder import build_from_token_ids
-from speculant_graph.graph.container import document_room, read_container
+from speculant_graph.graph.container import (
+    MIN_BLOCK_BYTES,
+    aligned_text_bytes,
+    before_and_after,
+    read_container,
+)
+from speculant_graph.graph.layout import array_offsets, trie_of
 from speculant_graph.graph.metadata import FORMAT_VERSION
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.store import load_graph, save_graph, verify_graph
+from speculant_graph.graph.store import (
+    check_description,
+    graph_from_pickle,
+    load_graph,
+    new_graph_file,
+    save_graph,
+    verify_graph,
+)
 from speculant_graph.types import Fingerprint
+from support.damage import rewrite
 from support.graphs import assert_same_arrays
 
 
@@ -56,10 +72,118 @@ def test_empty_levels_round_trip(tmp_path: Path) -> None:
     assert NgramGraph.load(tmp_path / "graph.pkl", verify=True).count([3]) == 1
 
 
-def test_the_pickle_holds_plain_values(path: Path) -> None:
-    document: Any = read_container(path, FORMAT_VERSION).document
-    assert set(document) == {"metadata", "arrays"}
-    assert type(document["arrays"]["level_1"]["data"]) is memoryview
+def stand_in(nodes: int) -> NgramGraph:
+    """Make a graph of one level more than it needs, all zeros, to be written and not to be asked."""
+    sizes = (nodes, nodes)
+    small = build_from_token_ids([1], Fingerprint("test", "00" * 32, 8), max_order=1).metadata
+    words = np.zeros(array_offsets(sizes, 8)[-1], np.uint32)
+    return NgramGraph(trie_of(words, sizes, 8), dataclasses.replace(small, nodes_per_level=sizes))
+
+
+@pytest.mark.parametrize("num_files", [0, 500, 600, 700, 5000])
+@pytest.mark.parametrize("nodes", [5, 2200, 2300, 2400, 100_000])
+def test_a_file_is_what_the_pickler_writes(tmp_path: Path, nodes: int, num_files: int) -> None:
+    """Text and block on either side of the sizes from which a pickler writes them outside of a frame."""
+    files = tuple(CorpusFile(f"{i}.txt", i, "ab" * 32) for i in range(num_files))
+    graph = stand_in(nodes)
+    graph = NgramGraph(graph.trie, dataclasses.replace(graph.metadata, corpus_files=files))
+    with new_graph_file(tmp_path / "graph.pkl", tmp_path, graph.metadata) as file:
+        file.finish(graph.metadata.contexts_per_order, graph.metadata.build_seconds, jobs=2)
+    written = (tmp_path / "graph.pkl").read_bytes()
+    loaded = load_graph(tmp_path / "graph.pkl", verify=True)
+    assert loaded.metadata == graph.metadata
+    for same in (graph, loaded):
+        assert pickle.dumps(same, protocol=5) == written
+        assert pickle._dumps(same, protocol=5) == written  # type: ignore[attr-defined]
+    assert len(pickle.dumps(graph, protocol=5, buffer_callback=lambda _: None)) < len(written) - MIN_BLOCK_BYTES
+    graph.save(tmp_path / "saved.pkl")
+    assert (tmp_path / "saved.pkl").read_bytes() == written
+
+
+def test_a_block_of_four_gigabytes_has_the_form_of_the_pickler(tmp_path: Path) -> None:
+    """Nothing touches the block, which is a hole in the file."""
+    num_bytes = (1 << 32) + 4
+    text = b"{}".ljust(aligned_text_bytes(1000, num_bytes))
+    before, after = before_and_after(text, num_bytes)
+    with (tmp_path / "graph.pkl").open("wb") as file:
+        file.write(before)
+        file.seek(num_bytes, os.SEEK_CUR)
+        file.write(after)
+    container = read_container(tmp_path / "graph.pkl")
+    assert (container.text, container.block.nbytes) == (text, num_bytes)
+    assert len(before) % 64 == 0
+
+    class Reduced:
+        def __reduce_ex__(self, _: object) -> Any:
+            block = pickle.PickleBuffer(container.block)
+            return graph_from_pickle, (hashlib.sha256(text).digest(), text.decode(), block)
+
+    class Around:
+        def __init__(self) -> None:
+            self.written: list[bytes] = []
+
+        def write(self, data: Any) -> None:
+            if memoryview(data).nbytes < num_bytes:
+                self.written.append(bytes(data))
+
+    around = Around()
+    pickle.dump(Reduced(), around, protocol=5)
+    assert around.written == [before, after]
+
+
+def test_pickle_reads_the_file_in_any_process(path: Path, graph: NgramGraph) -> None:
+    with path.open("rb") as file:
+        loaded = pickle.load(file)
+    assert loaded.metadata == graph.metadata
+    assert_same_arrays(loaded, graph)
+    assert not loaded.trie.words.flags.writeable
+    script = "import pickle, sys\nprint(pickle.load(open(sys.argv[1], 'rb')).nx.number_of_edges())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, str(path)]
+    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    assert int(printed) == graph.nx.number_of_edges()
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_and_copies_of_a_graph_that_was_looked_at(graph: NgramGraph, tmp_path: Path, protocol: int) -> None:
+    assert graph.nx.number_of_edges()
+    assert graph.context_index
+    loaded = pickle.loads(pickle.dumps({"graph": graph}, protocol))["graph"]
+    assert loaded.metadata == graph.metadata
+    assert_same_arrays(loaded, graph)
+    assert copy.copy(graph) is copy.deepcopy(graph) is graph
+    if protocol in (4, 5):  # the default protocol of all Pythons that can be
+        with (tmp_path / "graph.pkl").open("wb") as file:
+            pickle.dump(graph, file, protocol)
+        assert verify_graph(tmp_path / "graph.pkl").metadata == graph.metadata
+
+
+def test_buffers_may_travel_beside_the_pickle(graph: NgramGraph) -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(graph, protocol=5, buffer_callback=buffers.append)
+    loaded = pickle.loads(pickled, buffers=[bytearray(buffer) for buffer in buffers])
+    assert_same_arrays(loaded, graph)
+    assert not loaded.trie.words.flags.writeable
+
+
+def test_pickles_that_do_not_fit_together_are_refused(graph: NgramGraph) -> None:
+    _, (checksum, text, block) = graph.__reduce_ex__(4)
+    for arguments in (
+        (checksum, text + " ", block),
+        (bytes(32), text, block),
+        (checksum, text, block[:-4]),
+        (checksum, text, block + b"more"),
+    ):
+        with pytest.raises(GraphFileError, match="the pickle is damaged"):
+            graph_from_pickle(*arguments)
+
+
+def test_files_of_older_releases_are_refused_and_replaced(path: Path, graph: NgramGraph) -> None:
+    path.write_bytes(b"SPECNGRM\x02" + bytes(100))
+    with pytest.raises(GraphFileError, match=r"of an older release.*'speculant build'$"):
+        load_graph(path)
+    graph.save(path)
+    assert load_graph(path).metadata == graph.metadata
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 55, 56, 57, 100, 500, 1000, 1500, -1])
@@ -78,13 +202,8 @@ def test_truncation_everywhere_is_refused(path: Path) -> None:
 
 def test_a_flipped_bit_anywhere_is_refused(path: Path) -> None:
     whole = path.read_bytes()
-    *_, num_arrays, pickle_bytes, _ = container._HEADER.unpack_from(whole)
-    table_end = container._HEADER.size + num_arrays * container._ENTRY.size
-    table = container._ENTRY.iter_unpack(whole[container._HEADER.size : table_end])
-    offsets = set(range(container._HEADER.size)) | set(range(0, table_end + pickle_bytes, 7))
-    for start, size, _ in table:
-        offsets |= {start, start + size // 2, start + size - 1}
-    for offset in sorted(offsets):
+    end = whole.index(bytes(8192))  # zeros behind the last array
+    for offset in (*range(160), *range(160, end, 7), *range(end, len(whole), 999), *range(len(whole) - 20, len(whole))):
         flipped = bytearray(whole)
         flipped[offset] ^= 0x10
         path.write_bytes(flipped)
@@ -97,10 +216,8 @@ def test_files_that_go_on_are_refused(path: Path) -> None:
 
 
 def test_future_versions_are_named(path: Path) -> None:
-    whole = bytearray(path.read_bytes())
-    whole[8] = FORMAT_VERSION + 1
-    path.write_bytes(whole)
-    with pytest.raises(GraphFileError, match=r"has file format 3 and this release reads 2; update"):
+    rewrite(path, lambda description, _: description.update(format_version=FORMAT_VERSION + 1))
+    with pytest.raises(GraphFileError, match=r"has file format 4 and this release reads 3; update"):
         load_graph(path)
 
 
@@ -114,10 +231,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             load_graph(path)
 
 
-def test_changed_arrays_are_found_by_verification_only(path: Path) -> None:
+def test_changed_arrays_are_found_by_verification_only(path: Path, graph: NgramGraph) -> None:
     whole = bytearray(path.read_bytes())
-    level = read_container(path, FORMAT_VERSION).document["arrays"]["level_1"]["data"]  # type: ignore[index]
-    offset = bytes(whole).index(bytes(level))
+    offset = bytes(whole).index(graph.trie.level(1).tobytes())
+    assert offset % 64 == 0
     whole[offset + 1] ^= 1
     path.write_bytes(whole)
     load_graph(path)
@@ -167,11 +284,13 @@ def test_a_missing_folder_is_one_line(graph: NgramGraph, tmp_path: Path) -> None
 
 
 def test_descriptions_that_could_not_be_read_again_are_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph: NgramGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container, "MAX_OPCODES", 10)
-    with pytest.raises(GraphFileError, match="too large to be read again"):
-        document_room(tmp_path / "graph.pkl", {"names": ["a"] * 100})
+    monkeypatch.setattr(store, "MAX_TEXT_BYTES", 1000)
+    for refused in (lambda: check_description(graph.metadata), lambda: graph.save(tmp_path / "graph.pkl")):
+        with pytest.raises(GraphFileError, match="too large for its file; join the corpus into fewer files"):
+            refused()
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_open_graph_survives_its_replacement(graph: NgramGraph, path: Path) -> None:

@@ -23,7 +23,7 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import ConfigError, CorpusError, GraphFileError, TokenizerMismatchError
 from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
-from speculant_graph.graph.layout import CUMULATIVE, Trie, array_words, record_words, trie_of
+from speculant_graph.graph.layout import CUMULATIVE, Trie, array_offsets, record_words, trie_of
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import Fingerprint
@@ -231,9 +231,8 @@ def test_numbers_have_their_nouns(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_graph_without_ngrams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metadata = build_from_token_ids([1, 2, 1, 3], FINGERPRINT, max_order=1).metadata
-    sizes = array_words((0, 0), FINGERPRINT.vocabulary_size)
-    offsets = (0, sizes[0], sizes[0] + sizes[1])
-    trie = trie_of(np.zeros(sum(sizes), np.uint32), offsets, (0, 0), FINGERPRINT.vocabulary_size)
+    sizes = (0, 0), FINGERPRINT.vocabulary_size
+    trie = trie_of(np.zeros(array_offsets(*sizes)[-1], np.uint32), *sizes)
     empty = dataclasses.replace(metadata, nodes_per_level=(0, 0), contexts_per_order=(0,))
     NgramGraph(trie, empty).save(tmp_path / "g.pkl")
     shown, _ = inspect(capsys, tmp_path / "g.pkl")
