@@ -2,7 +2,8 @@
 
 Contexts are mapped to their most frequent successor. The counts learn from the prompt and then from every verified
 token, the target's most probable tokens included; the accepted text so becomes the drafter. Dictionaries, a few
-microseconds a token; :class:`~speculant_graph.graph.ngrams.NgramGraph` is the fast form of text that is known beforehand.
+microseconds a token; :class:`~speculant_graph.graph.ngrams.NgramGraph` is the fast form of text that is known
+beforehand.
 
 Counts belong to one thread at a time. They know no torch: ``speculant_graph.NGramStorage`` is their form for tensors.
 """
@@ -82,8 +83,8 @@ class NGramCounts:
             DraftRequestError: a row holds what is no token id; nothing was learned.
         """
         for row in [_integers(row) for row in token_ids]:
-            for index in range(max(1, start), len(row)):
-                self._learn(row, index, index + 1)
+            for i in range(max(1, start), len(row)):
+                self._learn(row, i, i + 1)
 
     def update(self, contexts: Sequence[Sequence[TokenId]], next_tokens: Sequence[Sequence[TokenId]]) -> None:
         """Count each of a row's next tokens once as a successor of the row's context.
@@ -102,8 +103,7 @@ class NGramCounts:
                 f"{len(contexts)} contexts came with {len(next_tokens)} rows of next tokens; give one row per context"
             )
         pairs = [
-            (self._end(context), _integers(token_ids))
-            for context, token_ids in zip(contexts, next_tokens, strict=True)
+            (self._end(context), _integers(token_ids)) for context, token_ids in zip(contexts, next_tokens, strict=True)
         ]
         for end, token_ids in pairs:
             self._learn(end + token_ids, len(end), len(end) + len(token_ids))

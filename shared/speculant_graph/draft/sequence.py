@@ -36,10 +36,10 @@ _TRUST_MEMORY = 0.95
 _TRUST_PRIOR = 10.0
 """Accepted tokens, expected and found, that every sequence is credited with."""
 _STORED_CONTEXTS = 250_000
-"""Most contexts that ``nasd`` keeps for a sequence: at order 4 those of 80,000 tokens that never repeat anything, and of
-more in ordinary text. The longest unseen are forgotten first."""
+"""Most contexts that ``nasd`` keeps for a sequence; the longest unseen are forgotten first. At order 4 ordinary text
+has about one for each token, text that never repeats anything has three."""
 _STORED_AT_ONCE = 6_144
-"""Contexts of the prompt that one step stores. It is Python, which takes microseconds for each, and others wait."""
+"""Contexts of the prompt that one step stores: about 10 ms, for which other sequences may have to wait."""
 _BYTES_OF_A_CONTEXT = 512
 """About what the storage of ``nasd`` takes for each."""
 _BYTES_OF_A_SEQUENCE = 4_096

@@ -220,7 +220,10 @@ def test_ids_outside_the_vocabulary_are_ids() -> None:
     """A model has more tokens than its tokenizer; only the random tokens must be below the size."""
     storage = NGramCounts(3, 5)
     storage.initialize([[1, 7, 3]])
-    assert storage.next_token([[-1], [2**70], [99, 7], [1]]) == ([*storage.next_token([[9]] * 2)[0], 3, 7], [False, False, True, True])
+    assert storage.next_token([[-1], [2**70], [99, 7], [1]]) == (
+        [*storage.next_token([[9]] * 2)[0], 3, 7],
+        [False, False, True, True],
+    )
 
 
 def test_a_row_may_begin_with_tokens_that_are_context_alone() -> None:
