@@ -117,8 +117,8 @@ def ngram_assisted_speculative_generate(
     config = target.config.get_text_config()
     vocabulary_size: int = config.vocab_size
     prompt = _checked_prompt(inputs, vocabulary_size)
-    max_length = getattr(config, "max_position_embeddings", len(prompt) + max_gen_len)
-    if len(prompt) >= max_length and max_gen_len > 0:
+    max_length = getattr(config, "max_position_embeddings", sys.maxsize)
+    if len(prompt) >= max_length:
         raise GenerationRequestError(
             f"the prompt has {len(prompt)} tokens and the model {max_length} positions; shorten the prompt"
         )
@@ -131,8 +131,8 @@ def ngram_assisted_speculative_generate(
     ngramstorage.initialize(input_ids[:, :position])
     while position < length:
         is_first_target = first_target and position == len(prompt)
-        room = 0 if is_first_target else min(gamma, length - position - 1)
-        draft = _draft(ngramstorage, input_ids, position, room, vocabulary_size, stop_if_unknown)
+        size = 0 if is_first_target else min(gamma, length - position - 1)
+        draft = _draft(ngramstorage, input_ids, position, size, vocabulary_size, stop_if_unknown)
         end = position + len(draft)
         outputs = target(
             input_ids=input_ids[:, num_cached:end].to(target.device), past_key_values=cache, use_cache=use_cache
@@ -175,11 +175,11 @@ def _checked_prompt(inputs: Sequence[TokenId], vocabulary_size: int) -> list[Tok
 
 
 def _draft(
-    storage: INgramStorage, input_ids: Tensor, position: int, room: int, vocabulary_size: int, stop_if_unknown: bool
+    storage: INgramStorage, input_ids: Tensor, position: int, size: int, vocabulary_size: int, stop_if_unknown: bool
 ) -> list[TokenId]:
-    """Return at most ``room`` tokens for ``position`` and behind it, and leave them there in ``input_ids``."""
+    """Return at most ``size`` tokens for ``position`` and behind it, and leave them there in ``input_ids``."""
     draft: list[TokenId] = []
-    for end in range(position, position + room):
+    for end in range(position, position + size):
         tokens, known = storage.next_token(input_ids[:, :end])
         token = int(tokens.reshape(-1)[0])
         if not (0 <= token < vocabulary_size and (known.reshape(-1)[0] or not stop_if_unknown)):

@@ -38,8 +38,8 @@ _TRUST_PRIOR = 10.0
 _STORED_CONTEXTS = 250_000
 """Most contexts that ``nasd`` keeps for a sequence; the longest unseen are forgotten first. At order 4 ordinary text
 has about one for each token, text that never repeats anything has three."""
-_STORED_AT_ONCE = 6_144
-"""Contexts of the prompt that one step stores: about 10 ms, for which other sequences may have to wait."""
+_STORED_AT_ONCE = 3_072
+"""Contexts of the prompt that one step stores: some 5 ms, for which other sequences may have to wait."""
 _BYTES_OF_A_CONTEXT = 512
 """About what the storage of ``nasd`` takes for each."""
 _BYTES_OF_A_SEQUENCE = 4_096

@@ -176,31 +176,6 @@ def test_stored_ngrams_are_those_of_the_storage(graph: NgramGraph) -> None:
         storage.update([CORPUS[:place]], [[CORPUS[place], 90, 91, 92]])
 
 
-def test_a_long_prompt_that_repeats_its_beginning_is_drafted_from() -> None:
-    drafter = drafter_of(graph_of([CORPUS], 2, 60_000), strategy="nasd")
-    prompt = np.random.default_rng(1).permutation(60_000)[:5_000].tolist()
-    draft = started(drafter, 1, [*prompt, *prompt[:9]])
-    assert draft.token_ids == tuple(prompt[9:17])
-    draft_of(drafter, 1)
-    draft_of(drafter, 1)  # the rest of the prompt becomes known step by step
-    for place in (1_500, 1_536, 3_000, 4_500):
-        drafter.accept(1, prompt[place : place + 3])
-        assert draft_of(drafter, 1).token_ids == tuple(prompt[place + 3 : place + 11])
-
-
-def test_many_tokens_at_once_are_stored_step_by_step() -> None:
-    drafter = drafter_of(graph_of([CORPUS], 2, 60_000), strategy="nasd")
-    tokens = np.random.default_rng(1).permutation(60_000)[:20_000].tolist()
-    started(drafter, 1, tokens[:10])
-    drafter.accept(1, [*tokens[10:], tokens[-20]])
-    assert draft_of(drafter, 1).token_ids == (), "the end is not known at once"
-    num_bytes = drafter.num_bytes(1)
-    for _ in range(20):
-        draft_of(drafter, 1)
-    assert draft_of(drafter, 1).token_ids == tuple(tokens[-19:-11])
-    assert drafter.num_bytes(1) > 5 * num_bytes, "what is stored is counted"
-
-
 def test_stored_ngrams_begin_anew_behind_foreign_tokens(graph: NgramGraph) -> None:
     drafter = drafter_of(graph, strategy="nasd")
     started(drafter, 1, [1, 2, 3, 1, 2])
