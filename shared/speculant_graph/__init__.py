@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from speculant_graph.draft.generator import DraftGenerator
     from speculant_graph.draft.learned import LearnedStore
     from speculant_graph.draft.learned_log import LearnedLog
-    from speculant_graph.draft.ngram_storage import NGramStorage, OneLevelNGramStorage
     from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
     from speculant_graph.errors import SpeculantError
     from speculant_graph.graph.builder import GraphBuilder
@@ -36,6 +35,12 @@ if TYPE_CHECKING:
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.disagreements import Disagreement, read_disagreements
     from speculant_verifier.model import TargetModel
+    from speculant_verifier.ngram_assisted import (
+        GreedyProcessor,
+        MultinomialProcessor,
+        ngram_assisted_speculative_generate,
+    )
+    from speculant_verifier.ngram_storage import INgramStorage, NGramStorage, OneLevelNGramStorage
     from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent, TokenLogprobs
     from speculant_verifier.speculation import CostTable, load_or_measure
     from speculant_verifier.transformers_generate import speculant_generate
@@ -57,13 +62,16 @@ _HOMES = {
     "GenerationResult": "speculant_verifier.results",
     "GraphBuilder": "speculant_graph.graph.builder",
     "GraphConfig": "speculant_graph.config",
+    "GreedyProcessor": "speculant_verifier.ngram_assisted",
+    "INgramStorage": "speculant_verifier.ngram_storage",
     "LearnedLog": "speculant_graph.draft.learned_log",
     "LearnedStore": "speculant_graph.draft.learned",
     "LocalDrafter": "speculant_graph.client",
-    "NGramStorage": "speculant_graph.draft.ngram_storage",
+    "MultinomialProcessor": "speculant_verifier.ngram_assisted",
+    "NGramStorage": "speculant_verifier.ngram_storage",
     "NgramGraph": "speculant_graph.graph.ngrams",
     "NullDrafter": "speculant_graph.client",
-    "OneLevelNGramStorage": "speculant_graph.draft.ngram_storage",
+    "OneLevelNGramStorage": "speculant_verifier.ngram_storage",
     "PhaseTimes": "speculant_verifier.results",
     "Proposal": "speculant_graph.types",
     "SequenceStep": "speculant_graph.types",
@@ -77,6 +85,7 @@ _HOMES = {
     "TokenLogprobs": "speculant_verifier.results",
     "VerifierConfig": "speculant_graph.config",
     "load_or_measure": "speculant_verifier.speculation",
+    "ngram_assisted_speculative_generate": "speculant_verifier.ngram_assisted",
     "read_disagreements": "speculant_verifier.disagreements",
     "speculant_generate": "speculant_verifier.transformers_generate",
 }
@@ -98,9 +107,12 @@ __all__ = [
     "GenerationResult",
     "GraphBuilder",
     "GraphConfig",
+    "GreedyProcessor",
+    "INgramStorage",
     "LearnedLog",
     "LearnedStore",
     "LocalDrafter",
+    "MultinomialProcessor",
     "NGramStorage",
     "NgramGraph",
     "NullDrafter",
@@ -118,6 +130,7 @@ __all__ = [
     "TokenLogprobs",
     "VerifierConfig",
     "load_or_measure",
+    "ngram_assisted_speculative_generate",
     "read_disagreements",
     "speculant_generate",
 ]

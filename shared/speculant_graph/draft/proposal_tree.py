@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import NamedTuple, Protocol
 
-from speculant_graph.draft.ngram_storage import NGramStorageBase
+from speculant_graph.draft.ngram_counts import NGramCounts
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, StrategyName, TokenId
@@ -100,20 +100,20 @@ class GraphProposals(_EndOfPath):
 
 
 class StorageProposals(_EndOfPath):
-    """Successors of the longest context that a storage knows, by their share of its counts."""
+    """Successors of the longest context that n-gram counts know, by their share of its counts."""
 
-    def __init__(self, storage: NGramStorageBase, context: Sequence[TokenId]) -> None:
-        """Propose from a storage.
+    def __init__(self, counts: NGramCounts, context: Sequence[TokenId]) -> None:
+        """Propose from n-gram counts.
 
         Args:
-            storage: what to draft from; it must not learn while a tree is drafted.
+            counts: what to draft from; they must not learn while a tree is drafted.
             context: the sequence so far, or at least its last n - 1 tokens.
         """
-        super().__init__(context, storage.n - 1)
-        self._storage = storage
+        super().__init__(context, counts.n - 1)
+        self._counts = counts
 
     def _candidates(self, end: list[TokenId], limit: int) -> Candidates:
-        successors = self._storage.successors(end)
+        successors = self._counts.successors(end)
         return _shares(successors[:limit], sum(count for _, count in successors))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.history import SEPARATOR, SESSION_CHAINS, WINDOW, History, HistoryArrays
 from speculant_graph.draft.learned import Memory
-from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd, learn_verified
+from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd, learn_verified
 from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode
 from speculant_graph.draft.sources import (
     CORPUS,
@@ -35,10 +35,12 @@ _TRUST_MEMORY = 0.95
 """What a step counts for after one more."""
 _TRUST_PRIOR = 10.0
 """Accepted tokens, expected and found, that every sequence is credited with."""
-_STORED_PROMPT, _STORED_CONTEXTS = 4_096, 50_000
-"""``nasd`` stores n-grams of so many of the latest tokens when it begins, and keeps so many contexts: it is Python, and
-a token costs microseconds and a kilobyte."""
-_BYTES_OF_A_CONTEXT = 1_024
+_STORED_CONTEXTS = 250_000
+"""Most contexts that ``nasd`` keeps for a sequence; the longest unseen are forgotten first. At order 4 ordinary text
+has about one for each token, text that never repeats anything has three."""
+_STORED_AT_ONCE = 3_072
+"""Contexts of the prompt that one step stores: some 5 ms, for which other sequences may have to wait."""
+_BYTES_OF_A_CONTEXT = 512
 """About what the storage of ``nasd`` takes for each."""
 _BYTES_OF_A_SEQUENCE = 4_096
 """Of its objects, apart from arrays that grow."""
@@ -92,7 +94,8 @@ class DraftedSequence:
         self._expected, self._found = 0.0, 0.0
         self._rows: list[tuple[Int64Array, Int64Array]] = []  # contexts, and what followed them
         self._rows_of_nodes: dict[int, list[TokenId]] = {}
-        self._storage: NGramStorage | None = None
+        self._storage: NGramCounts | None = None
+        self._storing: Iterator[None] = iter(())
         enabled = np.zeros(NUM_SOURCES, np.int64)
         names = {"corpus": (CORPUS,), "session": (SESSION, GAP), "learned": (LEARNED,), "recycled": (RECYCLED,)}
         for name in config.sources:
@@ -217,8 +220,9 @@ class DraftedSequence:
     def draft_from_storage(self, budget: int) -> Draft:
         """Draft a chain from n-grams that this sequence stored (``nasd``)."""
         if self._storage is None:
-            self._storage = NGramStorage(self._config.nasd_order, self._vocabulary_size, max_contexts=_STORED_CONTEXTS)
-            self._storage.initialize([self._valid_end(self.history.latest(_STORED_PROMPT))])
+            self._storage = NGramCounts(self._config.nasd_order, self._vocabulary_size, max_contexts=_STORED_CONTEXTS)
+            self._storing = _store(self._storage, self._valid_end(self.history.latest(len(self.history))))
+        next(self._storing, None)
         self.num_bytes = self._count_bytes()
         return draft_nasd(
             self._storage,
@@ -236,7 +240,7 @@ class DraftedSequence:
         if draft is not None:
             self._judge(draft, len(path))
         if self._storage is not None:
-            self._store(self._storage, emitted, path)
+            self._store_emitted(self._storage, emitted, path)
 
     def _judge(self, draft: Draft, num_accepted: int) -> None:
         """Compare the latest draft with what was accepted: drafts that promised too much cost trust.
@@ -254,9 +258,10 @@ class DraftedSequence:
         for contexts, rows in self._rows:
             self._recycled.put(contexts, rows)
 
-    def _store(self, storage: NGramStorage, emitted: list[TokenId], path: list[int]) -> None:
-        if not 0 <= min(emitted) <= max(emitted) < self._vocabulary_size:
-            self._storage = None  # made again from what follows the foreign tokens
+    def _store_emitted(self, storage: NGramCounts, emitted: list[TokenId], path: list[int]) -> None:
+        is_foreign = not 0 <= min(emitted) <= max(emitted) < self._vocabulary_size
+        if is_foreign or len(emitted) > _STORED_AT_ONCE // self._config.nasd_order:
+            self._storage = None  # made again, step by step, from what follows the foreign tokens
             return
         before = self._valid_end(self.history.latest(self._config.nasd_order))
         rows: list[Sequence[TokenId]] = [[] for _ in emitted]
@@ -272,6 +277,15 @@ class DraftedSequence:
         start = int(foreign[-1]) + 1 if foreign.size else 0
         valid: list[TokenId] = tokens[start:].tolist()
         return valid
+
+
+def _store(storage: NGramCounts, token_ids: list[TokenId]) -> Iterator[None]:
+    """Learn a prompt, as many tokens at every step of the iterator as a draft may wait for."""
+    num_tokens = max(1, _STORED_AT_ONCE // (storage.n - 1))
+    for start in range(0, len(token_ids), num_tokens):
+        first = max(0, start - storage.n + 1)
+        storage.initialize([token_ids[first : start + num_tokens]], start - first)
+        yield
 
 
 def accepted_path(draft: Draft, token_ids: Sequence[TokenId]) -> list[int]:

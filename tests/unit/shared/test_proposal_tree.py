@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd
+from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd
 from speculant_graph.draft.proposal_tree import (
     Candidates,
     ExpandedNode,
@@ -256,7 +256,7 @@ def test_a_graph_proposes_what_followed_the_longest_context(
 
 @given(streams, st.lists(st.integers(0, 6), max_size=6), st.integers(2, 5), st.integers(0, 12))
 def test_a_storage_s_narrowest_tree_is_its_chain(stream: list[int], context: list[int], n: int, budget: int) -> None:
-    storage = NGramStorage(n, 7)
+    storage = NGramCounts(n, 7)
     storage.initialize([stream])
     chain = draft_nasd(storage, context, budget)
     for draft_with in (draft_tree, draft_beam):
@@ -266,7 +266,7 @@ def test_a_storage_s_narrowest_tree_is_its_chain(stream: list[int], context: lis
 
 
 def test_a_storage_proposes_shares_of_all_it_counted() -> None:
-    storage = NGramStorage(2, 10)
+    storage = NGramCounts(2, 10)
     storage.update([[1]], [[2, 2, 2, 2, 3, 3, 3, 4, 4, 5]])
     draft = draft_tree(StorageProposals(storage, [1]), 9, 1, 1, 2)
     assert draft.token_ids == (2, 3)

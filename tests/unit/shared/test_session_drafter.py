@@ -12,7 +12,7 @@ import pytest
 from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.draft.ngram_storage import NGramStorage, draft_nasd
+from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.draft.strategies import CALIBRATED
 from speculant_graph.errors import ConfigError, DraftRequestError
@@ -165,7 +165,7 @@ def test_beams_are_as_wide_as_configured(graph: NgramGraph) -> None:
 
 def test_stored_ngrams_are_those_of_the_storage(graph: NgramGraph) -> None:
     drafter = drafter_of(graph, strategy="nasd", filler_top_k=3)
-    storage = NGramStorage(drafter.config.nasd_order, VOCABULARY_SIZE)
+    storage = NGramCounts(drafter.config.nasd_order, VOCABULARY_SIZE)
     drafter.open(1)
     drafter.accept(1, CORPUS[:30])
     storage.initialize([CORPUS[:30]])

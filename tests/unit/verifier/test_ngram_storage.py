@@ -1,4 +1,4 @@
-"""The tensor form of n-gram storages: shapes, types, and the same answers as the lists."""
+"""N-gram storages for tensors: shapes, types, and the same answers as the counts below them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.draft.ngram_storage import NGramStorage, NGramStorageBase, OneLevelNGramStorage
-from speculant_graph.errors import DraftRequestError
-from speculant_verifier.tensor_storage import TensorNGramStorage
-
-
-def wrapped(n: int = 3, vocabulary_size: int = 6) -> TensorNGramStorage:
-    return TensorNGramStorage(NGramStorage(n, vocabulary_size, seed=2))
+from speculant_graph.draft.ngram_counts import NGramCounts
+from speculant_graph.errors import ConfigError, DraftRequestError
+from speculant_verifier.ngram_storage import INgramStorage, NGramStorage, OneLevelNGramStorage
 
 
 def matrices(width: int) -> st.SearchStrategy[list[list[int]]]:
@@ -23,21 +19,21 @@ def matrices(width: int) -> st.SearchStrategy[list[list[int]]]:
 
 @pytest.mark.parametrize("kind", [NGramStorage, OneLevelNGramStorage])
 @given(st.integers(2, 4), st.data())
-def test_answers_are_those_of_the_lists(kind: type[NGramStorageBase], n: int, data: st.DataObject) -> None:
+def test_answers_are_those_of_the_counts(kind: type[INgramStorage], n: int, data: st.DataObject) -> None:
     prompts, contexts, next_tokens = (data.draw(matrices(data.draw(st.integers(1, 8)))) for _ in range(3))
-    plain, tensors = kind(n, 6, seed=2), TensorNGramStorage(kind(n, 6, seed=2))
-    plain.initialize(prompts)
-    tensors.initialize(torch.tensor(prompts))
-    plain.update(contexts, next_tokens)
-    tensors.update(torch.tensor(contexts), torch.tensor(next_tokens))
+    counts, storage = NGramCounts(n, 6, shortest_context=1 if kind is NGramStorage else n - 1), kind(n, 6)
+    counts.initialize(prompts)
+    storage.initialize(torch.tensor(prompts))
+    counts.update(contexts, next_tokens)
+    storage.update(torch.tensor(contexts), torch.tensor(next_tokens))
     for asked in (prompts, contexts):
-        token_ids, known = tensors.next_token(torch.tensor(asked))
-        assert (token_ids[:, 0].tolist(), known[:, 0].tolist()) == plain.next_token(asked)
+        token_ids, known = storage.next_token(torch.tensor(asked))
+        assert (token_ids[:, 0].tolist(), known[:, 0].tolist()) == counts.next_token(asked)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_answers_have_one_column(dtype: torch.dtype) -> None:
-    storage = wrapped()
+    storage = NGramStorage(3, 6)
     input_ids = torch.tensor([[1, 2, 3, 1, 2], [5, 5, 5, 5, 5]], dtype=dtype)
     storage.initialize(input_ids[:1])
     token_ids, known = storage.next_token(input_ids)
@@ -49,18 +45,18 @@ def test_answers_have_one_column(dtype: torch.dtype) -> None:
 
 
 def test_the_indices_of_a_top_k_can_be_learned() -> None:
-    storage = wrapped()
+    storage = NGramStorage(3, 6)
     logits = torch.tensor([[0.0, 1.0, 9.0, 2.0, 3.0, 8.0]])
     storage.update(torch.tensor([[4, 1]]), logits.topk(3).indices)
-    assert storage.storage.successors([4, 1]) == [(2, 1), (5, 1), (4, 1)]
+    assert storage.counts[3] == {(4, 1): {2: 1, 5: 1, 4: 1}}
 
 
 def test_empty_sequences_and_batches() -> None:
-    storage = wrapped()
+    storage = NGramStorage(3, 6)
     storage.initialize(torch.empty((1, 0), dtype=torch.int64))
     storage.update(torch.empty((1, 0), dtype=torch.int64), torch.tensor([[1]]))
     storage.update(torch.tensor([[1]]), torch.empty((1, 0), dtype=torch.int64))
-    assert len(storage.storage) == 0
+    assert storage.counts == storage.ngrams == {2: {}, 3: {}}
     token_ids, known = storage.next_token(torch.empty((1, 0), dtype=torch.int64))
     assert (token_ids.shape, known.tolist()) == ((1, 1), [[False]])
     token_ids, known = storage.next_token(torch.empty((0, 4), dtype=torch.int64))
@@ -71,7 +67,7 @@ def test_empty_sequences_and_batches() -> None:
     "wrong", [torch.tensor([1, 2]), torch.tensor(1), torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)]
 )
 def test_other_shapes_and_types_are_refused(wrong: torch.Tensor) -> None:
-    storage = wrapped()
+    storage = NGramStorage(3, 6)
     for call in (storage.initialize, storage.next_token, lambda ids: storage.update(ids, torch.tensor([[1]]))):
         with pytest.raises(DraftRequestError, match=r"input_ids is torch\..*; give token ids as integers \[batch, len"):
             call(wrong)
@@ -79,10 +75,16 @@ def test_other_shapes_and_types_are_refused(wrong: torch.Tensor) -> None:
         storage.update(torch.tensor([[1, 2]]), wrong)
 
 
-def test_batches_must_be_equal_and_ids_known() -> None:
-    storage = wrapped()
+def test_batches_must_be_equal() -> None:
+    storage = NGramStorage(3, 6)
     with pytest.raises(DraftRequestError, match="1 contexts came with 2 rows"):
         storage.update(torch.tensor([[1, 2]]), torch.tensor([[1], [2]]))
-    with pytest.raises(DraftRequestError, match="token id 6 is outside the vocabulary of 6"):
-        storage.initialize(torch.tensor([[1, 6]]))
-    assert len(storage.storage) == 0
+    assert storage.counts == {2: {}, 3: {}}
+
+
+def test_what_is_stored_is_bounded() -> None:
+    storage = NGramStorage(2, 9, max_contexts=2)
+    storage.initialize(torch.tensor([[1, 2, 3, 4]]))
+    assert storage.ngrams == {2: {(2,): 3, (3,): 4}}
+    with pytest.raises(ConfigError, match="n of an n-gram storage is 1; give at least 2"):
+        NGramStorage(1, 9)

@@ -1,23 +1,19 @@
-"""N-gram storages against a list of everything that was ever learned, and the drafts made from them."""
+"""N-gram counts against a list of everything that was ever learned, and the drafts made from them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.draft import ngram_storage
-from speculant_graph.draft.ngram_storage import (
-    NGramStorage,
-    NGramStorageBase,
-    OneLevelNGramStorage,
-    draft_nasd,
-    learn_verified,
-)
+from speculant_graph.draft import ngram_counts
+from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd, learn_verified
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
 from speculant_graph.types import Draft
@@ -78,18 +74,18 @@ operations = st.lists(
 )
 
 
-@pytest.mark.parametrize(("kind", "shortest"), [(OneLevelNGramStorage, None), (NGramStorage, 1)])
+@pytest.mark.parametrize("has_one_level", [False, True])
 @given(operations, st.integers(2, 5), st.sampled_from([1, 2, 5, 10_000]), st.lists(token_lists, max_size=12))
-def test_storages_equal_counting_everything(
-    kind: type[NGramStorageBase],
-    shortest: int | None,
+def test_counts_equal_counting_everything(
+    has_one_level: bool,
     learned: list[tuple[str, Rows, Rows]],
     n: int,
     max_contexts: int,
     contexts: Rows,
 ) -> None:
-    storage = kind(n, VOCABULARY, seed=3, max_contexts=max_contexts)
-    oracle = Oracle(n, shortest or n - 1, max_contexts)
+    shortest = n - 1 if has_one_level else 1
+    storage = NGramCounts(n, VOCABULARY, shortest_context=shortest, max_contexts=max_contexts)
+    oracle = Oracle(n, shortest, max_contexts)
     for name, rows, next_tokens in learned:
         if name == "initialize":
             storage.initialize(rows)
@@ -103,7 +99,7 @@ def test_storages_equal_counting_everything(
     token_ids, known = storage.next_token(contexts)
     assert known == [token_id is not None for token_id in expected]
     for context, token_id, right in zip(contexts, token_ids, expected, strict=True):
-        random_token = int(uniform(3, len(context), PROPOSAL_STREAM) * VOCABULARY)
+        random_token = int(uniform(0, len(context), PROPOSAL_STREAM) * VOCABULARY)
         assert token_id == (random_token if right is None else right)
         assert type(token_id) is int
     for context in oracle.followers:
@@ -114,10 +110,10 @@ def test_storages_equal_counting_everything(
 
 
 def test_a_context_has_one_token_less_than_its_n_gram() -> None:
-    storage = NGramStorage(2, 10)
+    storage = NGramCounts(2, 10)
     storage.initialize([[1, 2, 3]])
     assert storage.next_token([[1], [7, 2], [3], []])[1] == [True, True, False, False]
-    one_level = OneLevelNGramStorage(3, 10)
+    one_level = NGramCounts(3, 10, shortest_context=2)
     one_level.update([[1, 2]], [[3]])
     assert one_level.next_token([[1, 2], [9, 1, 2], [2]]) == (
         [3, 3, one_level.next_token([[2]])[0][0]],
@@ -126,7 +122,7 @@ def test_a_context_has_one_token_less_than_its_n_gram() -> None:
 
 
 def test_the_longest_known_context_decides() -> None:
-    storage = NGramStorage(4, 10)
+    storage = NGramCounts(4, 10)
     storage.initialize([[5, 1, 2, 6, 1, 3, 7, 1, 3]])
     assert storage.next_token([[1]]) == ([3], [True])
     assert storage.next_token([[5, 1]]) == ([2], [True])
@@ -134,21 +130,21 @@ def test_the_longest_known_context_decides() -> None:
 
 
 def test_the_first_to_reach_a_count_stays() -> None:
-    storage = NGramStorage(2, 10)
+    storage = NGramCounts(2, 10)
     for token_id, best in ((7, 7), (3, 7), (3, 3), (7, 3), (7, 7)):
         storage.update([[1]], [[token_id]])
         assert storage.next_token([[1]])[0] == [best]
 
 
 def test_learning_adds_to_what_was_learned() -> None:
-    storage = NGramStorage(3, 10)
+    storage = NGramCounts(3, 10)
     storage.initialize([[1, 2]])
     storage.initialize([[1, 4], [1, 4]])
     assert storage.successors([1]) == [(4, 2), (2, 1)]
 
 
 def test_contexts_learned_from_the_longest_time_ago_go_first() -> None:
-    storage = NGramStorage(2, 10, max_contexts=2)
+    storage = NGramCounts(2, 10, max_contexts=2)
     storage.update([[1], [2]], [[5], [5]])
     storage.next_token([[2]])  # reading does not count
     storage.update([[1], [3]], [[6], [5]])
@@ -159,8 +155,8 @@ def test_contexts_learned_from_the_longest_time_ago_go_first() -> None:
 @given(st.lists(st.integers(0, 11), max_size=60))
 def test_a_crowded_context_forgets_rare_successors_and_keeps_the_best(token_ids: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngram_storage, "MAX_SUCCESSORS", 4)
-        storage = NGramStorage(2, 12)
+        patch.setattr(ngram_counts, "MAX_SUCCESSORS", 4)
+        storage = NGramCounts(2, 12)
         for place, token_id in enumerate(token_ids):
             best = storage.next_token([[1]]) if place else None
             before = dict(storage.successors([1]))
@@ -180,14 +176,14 @@ def test_a_crowded_context_forgets_rare_successors_and_keeps_the_best(token_ids:
                 )
 
 
-def test_random_tokens_depend_on_seed_and_position_alone() -> None:
-    storage = NGramStorage(3, 1000, seed=5)
+def test_random_tokens_depend_on_the_position_alone() -> None:
+    storage = NGramCounts(3, 1000)
     token_ids, known = storage.next_token([[1], [2], [1, 2]])
     assert known == [False] * 3
     assert token_ids[0] == token_ids[1] != token_ids[2]
     assert storage.next_token([[9]], position=2)[0] == token_ids[2:]
-    assert {NGramStorage(3, 1000, seed).next_token([[1]])[0][0] for seed in range(20)} != {token_ids[0]}
-    assert NGramStorage(2, 1).next_token([[0] * length for length in range(20)])[0] == [0] * 20
+    assert len({storage.next_token([[1]], position)[0][0] for position in range(100)}) > 80
+    assert NGramCounts(2, 1).next_token([[0] * length for length in range(20)])[0] == [0] * 20
 
 
 @pytest.mark.parametrize(
@@ -200,37 +196,49 @@ def test_random_tokens_depend_on_seed_and_position_alone() -> None:
 )
 def test_sizes_that_are_none_are_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        NGramStorage(**arguments)
+        NGramCounts(**arguments)
 
 
 def test_bad_batches_teach_nothing() -> None:
-    storage = NGramStorage(3, 5)
+    storage = NGramCounts(3, 5)
     with pytest.raises(DraftRequestError, match=r"2 contexts came with 1 rows .*; give one row per context"):
         storage.update([[1], [2]], [[3]])
-    for contexts, next_tokens in (([[1], [1]], [[2], [5]]), ([[1], [-1]], [[2], [2]]), ([[1], [7]], [[2], []])):
-        with pytest.raises(DraftRequestError, match=r"token id (5|-1|7) is outside the vocabulary of 5; give"):
-            storage.update(contexts, next_tokens)
-    with pytest.raises(DraftRequestError, match="token id 5 is outside"):
-        storage.initialize([[1, 2], [1, 5]])
+    with pytest.raises(DraftRequestError, match="take batches of token ids"):
+        storage.update([[1], [1]], [[2], ["a"]])  # type: ignore[list-item]
     for learn in (lambda: storage.update([1], [[2]]), lambda: storage.update([[1]], [2])):  # type: ignore[list-item]
-        with pytest.raises(DraftRequestError, match="takes batches of token ids; put a single sequence into a list"):
+        with pytest.raises(DraftRequestError, match="take batches of token ids; put a single sequence into a list"):
             learn()
     for call in (storage.initialize, storage.next_token):
         with pytest.raises(DraftRequestError, match="put a single sequence into a list"):
             call([1, 2])  # type: ignore[list-item]
-    with pytest.raises(DraftRequestError, match="takes batches of token ids"):
+    with pytest.raises(DraftRequestError, match="take batches of token ids"):
         storage.initialize([[1, 2.5]])  # type: ignore[list-item]
     assert len(storage) == 0
 
 
-def test_ids_outside_the_vocabulary_are_unknown_contexts() -> None:
-    storage = NGramStorage(3, 5)
-    storage.initialize([[1, 2, 3]])
-    assert storage.next_token([[-1], [2**70], [99, 2]])[1] == [False, False, True]
+def test_ids_outside_the_vocabulary_are_ids() -> None:
+    """A model has more tokens than its tokenizer; only the random tokens must be below the size."""
+    storage = NGramCounts(3, 5)
+    storage.initialize([[1, 7, 3]])
+    assert storage.next_token([[-1], [2**70], [99, 7], [1]]) == (
+        [*storage.next_token([[9]] * 2)[0], 3, 7],
+        [False, False, True, True],
+    )
+
+
+def test_a_row_may_begin_with_tokens_that_are_context_alone() -> None:
+    storage, parts = NGramCounts(4, 5), NGramCounts(4, 5)
+    tokens = np.random.default_rng(0).integers(0, 5, 100).tolist()
+    storage.initialize([tokens])
+    for start in range(0, 100, 7):
+        first = max(0, start - 3)
+        parts.initialize([tokens[first : start + 7]], start - first)
+    assert list(parts.counts.items()) == list(storage.counts.items())
+    assert parts.most_frequent == storage.most_frequent
 
 
 def test_nothing_to_learn_and_nothing_to_predict() -> None:
-    storage = NGramStorage(3, 5)
+    storage = NGramCounts(3, 5)
     storage.initialize([])
     storage.initialize([[], [1]])
     storage.update([], [])
@@ -240,18 +248,23 @@ def test_nothing_to_learn_and_nothing_to_predict() -> None:
     assert storage.successors([]) == storage.successors([1]) == []
 
 
-def test_numpy_arrays_are_batches() -> None:
-    storage = NGramStorage(3, 9)
-    storage.initialize(np.array([[1, 2, 3]], np.uint32))  # type: ignore[arg-type]
-    storage.update(np.array([[2, 3]]), np.array([[8, 8]]))  # type: ignore[arg-type]
-    token_ids, known = storage.next_token(np.array([[1, 2], [2, 3]]))  # type: ignore[arg-type]
+@pytest.mark.parametrize("batch", [np.array, torch.tensor, lambda rows: [tuple(rows[0]), *rows[1:]]])
+def test_batches_may_be_arrays_or_tensors(batch: Callable[[Rows], Any]) -> None:
+    storage = NGramCounts(3, 9)
+    storage.initialize(batch([[1, 2, 3]]))
+    storage.update(batch([[2, 3]]), batch([[8, 8]]))
+    token_ids, known = storage.next_token(batch([[1, 2], [2, 3]]))
     assert (token_ids, known) == ([3, 8], [True, True])
-    assert {type(token_id) for token_id in token_ids} == {int}
+    assert {type(token_id) for token_id in [*token_ids, *sum(storage.counts, ())]} == {int}
+    assert draft_nasd(storage, batch([[7, 1]])[0], 2).token_ids == (2, 3)
+    for call in (storage.initialize, storage.next_token):
+        with pytest.raises(DraftRequestError, match="put a single sequence into a list"):
+            call(batch([[1, 2]])[0])
 
 
 @given(st.lists(token_lists, max_size=4), token_lists, st.integers(-1, 8), st.booleans(), st.integers(2, 4))
 def test_drafts_equal_the_loop_of_next_tokens(prompts: Rows, token_ids: list[int], k: int, stops: bool, n: int) -> None:
-    storage, oracle = NGramStorage(n, VOCABULARY, seed=1), Oracle(n, 1, 10_000)
+    storage, oracle = NGramCounts(n, VOCABULARY), Oracle(n, 1, 10_000)
     storage.initialize(prompts)
     oracle.initialize(prompts)
     drafted: list[int] = []
@@ -260,7 +273,7 @@ def test_drafts_equal_the_loop_of_next_tokens(prompts: Rows, token_ids: list[int
         if best is None:
             if stops:
                 break
-            best = int(uniform(1, len(token_ids) + len(drafted), PROPOSAL_STREAM) * VOCABULARY)
+            best = int(uniform(0, len(token_ids) + len(drafted), PROPOSAL_STREAM) * VOCABULARY)
         drafted.append(best)
     expected = Draft(tuple(drafted), tuple(range(len(drafted))), strategy="nasd", terminated_early=len(drafted) < k)
     assert draft_nasd(storage, token_ids, k, stop_if_unknown=stops) == expected
@@ -269,7 +282,7 @@ def test_drafts_equal_the_loop_of_next_tokens(prompts: Rows, token_ids: list[int
 
 
 def test_a_draft_ends_at_an_unknown_context_only_if_asked_to() -> None:
-    storage = NGramStorage(4, 50)
+    storage = NGramCounts(4, 50)
     storage.initialize([[1, 2, 3]])
     assert draft_nasd(storage, [1], 5) == Draft((2, 3), (0, 1), strategy="nasd", terminated_early=True)
     draft = draft_nasd(storage, [1], 5, stop_if_unknown=False)
@@ -297,7 +310,7 @@ def test_verified_tokens_are_learned_position_by_position(
         oracle.learn(token_ids[:place], [token_ids[place]])
         if has_rows and filler_top_k > 1:
             oracle.learn(token_ids[:place], rows[place - start][:filler_top_k])
-    storage = NGramStorage(3, VOCABULARY)
+    storage = NGramCounts(3, VOCABULARY)
     top_rows = np.array(rows, np.int64)[:emitted] if has_rows else None
     learn_verified(storage, token_ids, start, top_rows, filler_top_k)  # type: ignore[arg-type]
     assert {context: Counter(dict(storage.successors(context))) for context in oracle.followers} == {
@@ -307,7 +320,7 @@ def test_verified_tokens_are_learned_position_by_position(
 
 
 def test_the_filler_makes_alternatives_known() -> None:
-    storage = NGramStorage(3, 100)
+    storage = NGramCounts(3, 100)
     learn_verified(storage, [10, 11, 12], 2, [[12, 40, 41, 42]], filler_top_k=3)
     assert storage.successors([11]) == [(12, 2), (40, 1), (41, 1)]
     learn_verified(storage, [50, 51], 1, [[51, 60]], filler_top_k=1)
@@ -317,9 +330,9 @@ def test_the_filler_makes_alternatives_known() -> None:
 
 
 def test_rows_must_belong_to_the_emitted_tokens() -> None:
-    storage = NGramStorage(3, 100)
+    storage = NGramCounts(3, 100)
     with pytest.raises(DraftRequestError, match="1 rows of top tokens came with 2 emitted tokens; give one row per"):
         learn_verified(storage, [1, 2, 3], 1, [[1, 2]])
-    with pytest.raises(DraftRequestError, match="token id 100 is outside"):
-        learn_verified(storage, [1, 2, 3], 1, [[2, 5], [3, 100]])
+    with pytest.raises(DraftRequestError, match="take batches of token ids"):
+        learn_verified(storage, [1, 2, 3], 1, [[2, 5], [3, "a"]])  # type: ignore[list-item]
     assert len(storage) == 0

@@ -1,0 +1,306 @@
+"""NASD as it is described: its storages by examples, and a function that writes what the target alone would write."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from speculant_graph import (
+    GreedyProcessor,
+    INgramStorage,
+    MultinomialProcessor,
+    NGramStorage,
+    OneLevelNGramStorage,
+    ngram_assisted_speculative_generate,
+)
+from speculant_graph.errors import ConfigError, GenerationRequestError
+from support.tiny_models import byte_tokenizer, tiny_gpt_oss, tiny_model
+
+WORDS = ["The", "capital", "of", "France", "is", "Paris", "Berlin", "London", "city", "Germany"]
+VOCABULARY = 258
+PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
+SHORT = [11, 12, 13]
+"""After it the model of these tests writes two different tokens."""
+
+
+def ids(text: str) -> torch.Tensor:
+    return torch.tensor([[WORDS.index(word) for word in text.split()]])
+
+
+def words(table):
+    """Return a storage's table with words for token ids."""
+    if isinstance(table, dict):
+        return {words(key): words(value) for key, value in table.items()}
+    return tuple(WORDS[token] for token in table) if isinstance(table, tuple) else WORDS[table]
+
+
+def test_3_1_the_tables_of_one_level():
+    storage = OneLevelNGramStorage(n=3, vocab_size=10)
+    storage.initialize(ids("The capital of France is Paris"))
+    expected = {
+        ("The", "capital"): "of",
+        ("capital", "of"): "France",
+        ("of", "France"): "is",
+        ("France", "is"): "Paris",
+    }
+    assert words(storage.ngrams) == expected
+    assert storage.counts == {context: {token: 1} for context, token in storage.ngrams.items()}
+
+
+def test_3_2_a_context_of_n_minus_1_tokens_is_known_or_random():
+    storage = OneLevelNGramStorage(n=3, vocab_size=10)
+    storage.initialize(ids("The capital of France is Paris"))
+    contexts = torch.cat([ids("The capital"), ids("is capital")])
+    predicted, known = storage.next_token(contexts)
+    assert predicted.shape == known.shape == (2, 1)
+    assert (WORDS[predicted[0, 0]], known.tolist()) == ("of", [[True], [False]])
+    assert 0 <= predicted[1, 0] < 10
+    assert not storage.next_token(ids("capital"))[1], "too short"
+    assert storage.next_token(ids("is Paris The capital"))[0] == WORDS.index("of"), "the last two decide"
+
+
+def test_3_3_the_top_token_changes_when_another_has_more():
+    storage = OneLevelNGramStorage(n=3, vocab_size=10)
+    context = ids("France is")
+    for token, top in (("Berlin", "Berlin"), ("Paris", "Berlin"), ("Paris", "Paris"), ("Berlin", "Paris")):
+        storage.update(context, ids(token))
+        assert WORDS[storage.next_token(context)[0]] == top
+    storage.update(context, ids("London Berlin"))
+    assert words(storage.ngrams) == {("France", "is"): "Berlin"}
+    assert storage.counts == {(3, 4): {6: 3, 5: 2, 7: 1}}
+
+
+def test_3_3_a_context_of_n_minus_1_tokens_is_enough_to_learn():
+    for kind in (OneLevelNGramStorage, NGramStorage):
+        storage = kind(n=3, vocab_size=10)
+        storage.update(ids("is"), ids("Paris"))
+        assert bool(storage.next_token(ids("is"))[1]) == (kind is NGramStorage)
+        storage.update(ids("France is"), ids("Paris"))
+        assert storage.next_token(ids("France is"))[1]
+
+
+def test_4_2_the_tables_of_all_levels():
+    storage = NGramStorage(n=3, vocab_size=10)
+    storage.update(ids("The"), ids("capital city"))
+    storage.update(ids("The capital"), ids("of of is"))
+    assert words(storage.ngrams[2]) == {("The",): "capital", ("capital",): "of"}
+    assert words(storage.ngrams[3]) == {("The", "capital"): "of"}
+    assert storage.counts[2] == {(0,): {1: 1, 8: 1}, (1,): {2: 2, 4: 1}}
+    assert storage.counts[3] == {(0, 1): {2: 2, 4: 1}}
+
+
+def test_4_3_the_longest_known_context_decides():
+    storage = NGramStorage(n=4, vocab_size=10)
+    storage.initialize(ids("The capital of France is Paris"))
+    predicted, known = storage.next_token(ids("city capital of"))  # three tokens unseen, the last two are known
+    assert (WORDS[predicted], bool(known)) == ("France", True)
+    storage.update(ids("city capital of"), ids("Germany"))
+    assert WORDS[storage.next_token(ids("city capital of"))[0]] == "Germany"
+    assert WORDS[storage.next_token(ids("The capital of"))[0]] == "France"
+    assert WORDS[storage.next_token(ids("Berlin of"))[0]] == "France", "down to one token; at a tie the first"
+
+
+def test_4_4_all_n_grams_of_a_prompt_are_taken():
+    storage = NGramStorage(n=3, vocab_size=10)
+    storage.initialize(ids("The capital of France is"))
+    pairs = {("The",): "capital", ("capital",): "of", ("of",): "France", ("France",): "is"}
+    assert words(storage.ngrams[2]) == pairs
+    assert words(storage.ngrams[3]) == {("The", "capital"): "of", ("capital", "of"): "France", ("of", "France"): "is"}
+    storage.initialize(ids("of Germany of Germany"))
+    assert WORDS[storage.next_token(ids("of"))[0]] == "Germany", "what was learned before stays, and is outnumbered"
+
+
+def test_6_1_two_tokens_are_a_simple_model():
+    storage = NGramStorage(n=2, vocab_size=10)
+    storage.initialize(ids("The capital of"))
+    assert words(storage.ngrams[2]) == {("The",): "capital", ("capital",): "of"}
+    with pytest.raises(ConfigError, match="give at least 2"):
+        NGramStorage(n=1, vocab_size=10)
+
+
+class Recorder(INgramStorage):
+    """A storage of the caller's own: it drafts one token for ever, and notes what it is told."""
+
+    def __init__(self, token: int, *, is_known: bool = True) -> None:
+        super().__init__(2, VOCABULARY)
+        self.token, self.is_known = token, is_known
+        self.told: list[tuple[str, list[int], list[int]]] = []
+
+    def next_token(self, input_ids):
+        self.told.append(("next_token", input_ids[0].tolist(), []))
+        return torch.tensor([self.token]), torch.tensor([self.is_known])  # [batch]: one axis less than ours
+
+    def update(self, input_ids, next_tokens):
+        self.told.append(("update", input_ids[0].tolist(), next_tokens[0].tolist()))
+
+    def initialize(self, input_ids):
+        self.told.append(("initialize", input_ids[0].tolist(), []))
+
+
+@pytest.fixture(scope="module")
+def llama():
+    target = tiny_model("llama")
+    target.model.set_attn_implementation("eager")
+    return target.model
+
+
+def plain(model, prompt, num_tokens, **settings):
+    rows = model.generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=num_tokens, pad_token_id=0, **settings
+    )
+    return rows[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize("family", ["gpt_oss", "llama", "mistral", "qwen2", "qwen3_moe"])
+def test_5_greedy_tokens_are_those_of_the_target(family, use_cache):
+    target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
+    target.model.set_attn_implementation("eager")
+    storage, accepted = NGramStorage(n=3, vocab_size=VOCABULARY), 0.0
+    for prompt, settings in (
+        (PROMPT, {}),
+        (PROMPT, {"first_target": False, "filler_top_k": 1}),  # the storage has learned
+        (list(range(1, 41)), {"stop_if_unknown": True, "gamma": 9}),
+        ([9], {"filler_top_k": 1_000, "gamma": 2}),
+    ):
+        expected = plain(target.model, prompt, 30, eos_token_id=257)
+        written, rate = ngram_assisted_speculative_generate(
+            prompt, storage, target.model, max_gen_len=30, eos_tokens_id=257, use_cache=use_cache, **settings
+        )
+        assert written == expected
+        accepted += rate
+    assert accepted > 0.1, "or nothing was tested"
+
+
+def test_5_a_kept_storage_knows_the_answer(llama):
+    storage = NGramStorage(n=4, vocab_size=VOCABULARY)
+    settings = {"max_gen_len": 30, "eos_tokens_id": [], "stop_if_unknown": True, "filler_top_k": 1}
+    prompt = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:20].tolist()
+    first, first_rate = ngram_assisted_speculative_generate(prompt, storage, llama, **settings)
+    again, again_rate = ngram_assisted_speculative_generate(prompt, storage, llama, **settings)
+    assert first == again
+    assert again_rate == 1.0 > first_rate or first_rate == 1.0
+
+
+def test_5_what_a_storage_is_asked_and_told(llama):
+    first, second, third, fourth = plain(llama, SHORT, 4, eos_token_id=[])
+    storage = Recorder(second)
+    written, rate = ngram_assisted_speculative_generate(
+        SHORT, storage, llama, gamma=1, filler_top_k=2, max_gen_len=4, eos_tokens_id=[]
+    )
+    assert written == [first, second, third, fourth]
+    assert rate == 1.0
+    top = [llama(torch.tensor([[*SHORT, *written[:n]]])).logits[0, -1].topk(2).indices.tolist() for n in range(4)]
+    assert storage.told[:8] == [
+        ("initialize", SHORT, []),
+        ("update", SHORT, [first]),  # without the others that are probable
+        ("next_token", [*SHORT, first], []),
+        ("update", [*SHORT, first], [second]),
+        ("update", [*SHORT, first], top[1]),
+        ("update", [*SHORT, first, second], [third]),
+        ("update", [*SHORT, first, second], top[2]),
+        ("update", [*SHORT, first, second, third], [fourth]),  # one token is left: nothing is drafted
+    ]
+    assert len(storage.told) == 9
+
+
+def test_5_acceptance_is_a_share_of_what_was_drafted(llama):
+    first, second = plain(llama, SHORT, 2, eos_token_id=[])
+    assert first != second
+    for token, rate in ((second, 1.0), ((second + 1) % VOCABULARY, 0.0)):
+        written = ngram_assisted_speculative_generate(
+            SHORT, Recorder(token), llama, max_gen_len=3, eos_tokens_id=second
+        )
+        assert written == ([first, second], rate)
+    for useless in (Recorder(VOCABULARY), Recorder(-1), Recorder(second, is_known=False)):
+        assert ngram_assisted_speculative_generate(
+            SHORT, useless, llama, max_gen_len=3, eos_tokens_id=second, stop_if_unknown=True
+        ) == ([first, second], 0.0)
+    unknown = Recorder(second, is_known=False)
+    assert ngram_assisted_speculative_generate(SHORT, unknown, llama, max_gen_len=3, eos_tokens_id=second)[1] == 1.0
+
+
+def test_5_where_it_ends(llama):
+    storage = NGramStorage(n=3, vocab_size=VOCABULARY)
+    assert ngram_assisted_speculative_generate(PROMPT, storage, llama, max_gen_len=0) == ([], 0.0)
+    written, _ = ngram_assisted_speculative_generate([3] * 505, storage, llama, eos_tokens_id=[])
+    assert written == plain(llama, [3] * 505, 7, eos_token_id=[]), "the model has 512 positions"
+    for prompt, message in (([], "empty"), ([3] * 512, "512 tokens and the model 512"), ([258], "own tokenizer")):
+        with pytest.raises(GenerationRequestError, match=message):
+            ngram_assisted_speculative_generate(prompt, storage, llama)
+
+
+def test_debug_shows_each_pass(llama, capsys):
+    tokenizer = byte_tokenizer()
+    first, second = plain(llama, SHORT, 2, eos_token_id=[])
+    for shown, show in ((None, str), (tokenizer, lambda token_ids: repr(tokenizer.decode(token_ids)))):
+        ngram_assisted_speculative_generate(
+            SHORT, Recorder(second), llama, shown, gamma=1, max_gen_len=3, eos_tokens_id=second, debug=True
+        )
+        assert capsys.readouterr().err.splitlines() == [
+            f"drafted {show([])}, accepted 0, then {show([first])}",
+            f"drafted {show([second])}, accepted 1, then {show([second])}",
+        ]
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_5_samples_are_those_of_the_target_with_the_same_numbers(llama, use_cache):
+    processor, accepted = MultinomialProcessor(temperature=0.4), 0.0
+    for seed in range(5):
+        torch.manual_seed(seed)
+        expected = list(PROMPT)
+        for _ in range(40):
+            with torch.no_grad():
+                probs = processor(llama(torch.tensor([expected])).logits[:, -1])
+            expected.append(int(processor.sample(probs)))
+        torch.manual_seed(seed)
+        written, rate = ngram_assisted_speculative_generate(
+            PROMPT, NGramStorage(n=3, vocab_size=VOCABULARY), llama, logits_processor=processor, eos_tokens_id=[],
+            use_cache=use_cache,
+        )  # fmt: skip
+        assert written == expected[len(PROMPT) :]
+        accepted += rate
+    assert accepted > 0.1, "or nothing was tested"
+
+
+class DrawingAgain(MultinomialProcessor):
+    """Draws a second time after a mismatch with the token that is always drafted."""
+
+    def sample(self, probs):
+        token = super().sample(probs)
+        return token if int(token) == 3 else super().sample(probs)
+
+
+@pytest.mark.parametrize(("kind", "is_right"), [(MultinomialProcessor, True), (DrawingAgain, False)])
+def test_5_samples_have_the_distribution_of_the_target(kind, is_right):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    ).eval()
+    prompt, outcomes = [1, 2], list(itertools.product(range(5), repeat=2))
+    with torch.no_grad():
+        probabilities = [
+            torch.softmax(model(torch.tensor([[*prompt, first]])).logits[0, -2:], dim=-1).double() for first in range(5)
+        ]
+    expected = [probabilities[first][0, first] * probabilities[first][1, second] for first, second in outcomes]
+    counts, num_samples = dict.fromkeys(outcomes, 0), 600
+    for _ in range(num_samples):
+        written, _ = ngram_assisted_speculative_generate(
+            prompt, Recorder(3), model, max_gen_len=2, logits_processor=kind(), eos_tokens_id=[], first_target=False
+        )
+        counts[tuple(written)] += 1
+    frequencies = torch.stack(expected) * num_samples / torch.stack(expected).sum()
+    p_value = chisquare(list(counts.values()), frequencies.tolist()).pvalue
+    assert p_value > 1e-4 if is_right else p_value < 1e-6
+
+
+def test_processors():
+    logits = torch.tensor([[0.0, 2.0, 1.0]])
+    assert GreedyProcessor().sample(GreedyProcessor()(logits)).tolist() == [[1]]
+    assert torch.allclose(MultinomialProcessor(0.5)(logits), torch.softmax(2 * logits, dim=-1))
+    with pytest.raises(ConfigError, match="temperature is 0"):
+        MultinomialProcessor(0)
