@@ -236,8 +236,9 @@ class GenerationConfig(Config):
     The others keep the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block
     verification), 'tree-wor' and 'tree-iid' (trees whose siblings were drawn without replacement, or independently)."""
     speculation: Literal["auto", "on", "off"] = "auto"
-    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. With the rules 'follow',
-    'gumbel' and 'nasd' the text is the same."""
+    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, a
+    pass for every token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
+    same."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the request's random streams."""
     ignore_end_tokens: bool = False

@@ -42,6 +42,9 @@ def test_the_text_is_that_of_the_library(target, library, tmp_path, sampling):
         statistics = last.statistics
         assert statistics.num_tokens == len(expected.token_ids)
         assert statistics.num_steps + statistics.num_accepted == statistics.num_tokens
+        assert (statistics.num_drafts > 0) == (statistics.num_drafted > 0)
+        assert statistics.num_drafts <= statistics.num_steps
+        assert statistics.num_from_target_cache == 0
         assert statistics.num_accepted == sum(each.num_accepted for each in responses)
         assert list(statistics.accepted_by_depth) <= list(statistics.drafted_by_depth)
 

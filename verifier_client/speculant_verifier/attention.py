@@ -42,7 +42,7 @@ def masked_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with an arbitrary mask. For inference: no gradient passes through the sinks.
+    """Attend with an arbitrary mask; where gradients are wanted, slower.
 
     Args:
         module: the attention layer (unused; part of the transformers interface).
@@ -52,7 +52,7 @@ def masked_attention(
         attention_mask: ``[batch, 1, T, L]``, or folded, ``[batch, 1, heads / kv_heads * T, L]``: bool, True = visible,
             or numbers that are added to the logits. None = causal.
         scaling: factor of the logits, default ``d ** -0.5``.
-        dropout: ignored, this is inference.
+        dropout: ignored.
         s_aux: sink logits ``[heads]`` or None.
 
     Returns:
@@ -94,6 +94,12 @@ def _fused(
     """Attend with as many heads of queries as of keys; ``sinks`` broadcasts over ``[batch, kv_heads, queries]``."""
     if sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    if _want_gradients(query, key, value, mask, sinks):
+        # The kernels below don't differentiate the logarithms. Here the sink is one more key that holds nothing.
+        scores = sinks[..., None].to(query.dtype).expand(*query.shape[:3], 1)
+        mask = torch.cat([mask.expand(*query.shape[:3], -1), scores], -1)
+        key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     logarithms: Tensor
     output: Tensor
     if query.device.type == "cpu":
@@ -109,6 +115,10 @@ def _fused(
         )
         logarithms = logarithms[:, :, : query.shape[2]]  # the kernel rounds their number up
     return output * torch.sigmoid(logarithms - sinks)[..., None].to(output.dtype)
+
+
+def _want_gradients(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
 
 
 def _always_a_mask(*args: Any, **kwargs: Any) -> Tensor | None:

@@ -72,8 +72,10 @@ class GenerationResult:
     """Where the time went."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token, if they were asked for."""
+    num_drafts: int = 0
+    """Steps that had a draft."""
     num_from_target_cache: int = 0
-    """Tokens that needed no forward pass, as the target's distribution was kept from an earlier one."""
+    """Tokens without a forward pass: the target's logits after their prefix were kept from an earlier one."""
     sample: int = 0
     """Which sample of its prompt it is, from 0."""
     error: str = ""
@@ -109,9 +111,27 @@ class GenerationResult:
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
 
     @property
-    def mean_accepted_tokens(self) -> float:
-        """Tokens emitted per forward pass, the model's own included; 1 is plain decoding."""
-        return len(self.token_ids) / self.num_steps if self.num_steps else 0.0
+    def mean_accepted_tokens(self) -> float | None:
+        """Tokens emitted per forward pass, the model's own included; 1 is plain decoding. None without a pass.
+
+        Tokens from the target cache are left out: they say nothing of drafts.
+        """
+        return (len(self.token_ids) - self.num_from_target_cache) / self.num_steps if self.num_steps else None
+
+    @property
+    def num_from_tree(self) -> int:
+        """Tokens after the first of each pass: their prefix was in the draft that the pass verified."""
+        return max(0, len(self.token_ids) - self.num_from_target_cache - self.num_steps)
+
+    @property
+    def tree_hit_rate(self) -> float:
+        """Share of the tokens that came from a draft's pass; with the target cache's share, SpecExec's hit rate."""
+        return self.num_from_tree / len(self.token_ids) if self.token_ids else 0.0
+
+    @property
+    def target_cache_hit_rate(self) -> float:
+        """Share of the tokens that came from the target cache."""
+        return self.num_from_target_cache / len(self.token_ids) if self.token_ids else 0.0
 
     @property
     def tokens_per_s(self) -> float:

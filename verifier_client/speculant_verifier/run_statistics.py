@@ -34,6 +34,10 @@ class RunStatistics:
     """Drafted tokens that were verified."""
     accepted: int = 0
     """How many of them were emitted."""
+    drafts: int = 0
+    """Steps that had a draft."""
+    from_target_cache: int = 0
+    """Tokens without a pass: the target's logits after their prefix were kept from an earlier one."""
     draft_s: tuple[float, ...] = ()
     """Durations of the latest drafts; empty where the drafter is elsewhere."""
     drafter: DrafterState | None = None
@@ -47,9 +51,19 @@ class RunStatistics:
         return self.tokens / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
-    def tokens_per_step(self) -> float:
-        """Tokens per forward pass; 1 is plain decoding."""
-        return self.tokens / self.steps if self.steps else 0.0
+    def tokens_per_step(self) -> float | None:
+        """Tokens per forward pass, those from the target cache left out; 1 is plain decoding. None without a pass."""
+        return (self.tokens - self.from_target_cache) / self.steps if self.steps else None
+
+    @property
+    def tree_hit_rate(self) -> float:
+        """Share of the tokens after the first of each pass; with the target cache's share, SpecExec's hit rate."""
+        return max(0, self.tokens - self.from_target_cache - self.steps) / self.tokens if self.tokens else 0.0
+
+    @property
+    def target_cache_hit_rate(self) -> float:
+        """Share of the tokens that came from the target cache."""
+        return self.from_target_cache / self.tokens if self.tokens else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -69,8 +83,10 @@ class RunStatistics:
         parts = [least + counted_tokens(self.tokens), f"{least}{self.tokens_per_s:.1f} tokens/s"]
         if self.first_token_s is not None:
             parts.append(f"first after {self.first_token_s:.2f} s")
-        if self.steps:
+        if self.tokens_per_step is not None:
             parts.append(f"{self.tokens_per_step:.2f} per step")
+        if self.from_target_cache:
+            parts.append(f"{self.from_target_cache} from the target cache")
         if self.drafted:
             parts.append(f"{self.accepted} of {self.drafted} drafted accepted ({self.acceptance_rate:.0%})")
         if (median := self.draft_us(0.5)) is not None:
@@ -93,11 +109,15 @@ class RunStatistics:
             "first_token_s": None if self.first_token_s is None else round(self.first_token_s, 6),
             "tokens_per_s": round(self.tokens_per_s, 2),
             "steps": self.steps,
-            "tokens_per_step": round(self.tokens_per_step, 4),
+            "tokens_per_step": None if self.tokens_per_step is None else round(self.tokens_per_step, 4),
             "steps_without_drafter": self.steps_without_drafter,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "acceptance_rate": round(self.acceptance_rate, 4),
+            "drafts": self.drafts,
+            "from_target_cache": self.from_target_cache,
+            "tree_hit_rate": round(self.tree_hit_rate, 4),
+            "target_cache_hit_rate": round(self.target_cache_hit_rate, 4),
             "drafter": self.drafter,
             "draft_us_p50": self.draft_us(0.5),
             "draft_us_p99": self.draft_us(0.99),
@@ -121,6 +141,8 @@ def total(parts: Sequence[RunStatistics]) -> RunStatistics:
         steps_without_drafter=sum(part.steps_without_drafter for part in parts),
         drafted=sum(part.drafted for part in parts),
         accepted=sum(part.accepted for part in parts),
+        drafts=sum(part.drafts for part in parts),
+        from_target_cache=sum(part.from_target_cache for part in parts),
         draft_s=tuple(seconds for part in parts for seconds in part.draft_s),
         drafter=latest.drafter,
         failure=latest.failure,
@@ -145,7 +167,7 @@ class RunMeter:
     def statistics(self) -> RunStatistics:
         """Return what the run came to so far."""
         elapsed_s = time.perf_counter() - self._started_s
-        tokens, steps, alone, drafted, accepted = (
+        tokens, steps, alone, drafted, accepted, drafts, cached = (
             now - before for now, before in zip(self._counts(), self._before, strict=True)
         )
         drafter = self._decoder.drafter
@@ -158,12 +180,14 @@ class RunMeter:
             steps_without_drafter=alone,
             drafted=drafted,
             accepted=accepted,
+            drafts=drafts,
+            from_target_cache=cached,
             draft_s=drafter.statistics.round_trip_s[-answered:] if answered else (),
             drafter=drafter.state,
             failure=drafter.statistics.last_failure if drafter.state == "unavailable" else "",
         )
 
-    def _counts(self) -> tuple[int, int, int, int, int]:
+    def _counts(self) -> tuple[int, ...]:
         totals = self._decoder.totals
         return (
             totals.num_tokens,
@@ -171,6 +195,8 @@ class RunMeter:
             totals.num_steps_without_drafter,
             sum(totals.drafted_by_depth),
             sum(totals.accepted_by_depth),
+            totals.num_drafts,
+            self._decoder.target_cache_statistics.hits,
         )
 
     def _answered(self) -> int:

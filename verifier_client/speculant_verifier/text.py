@@ -160,6 +160,7 @@ class Batch:
             accepted_by_depth=tuple(sequence.accepted_by_depth),
             times=sequence.times(),
             logprobs=tuple(sequence.logprobs),
+            num_drafts=sequence.num_drafts,
             num_from_target_cache=sequence.num_from_target_cache,
             sample=self._sources[sequence.index][1],
             error=sequence.error,

@@ -140,3 +140,49 @@ def test_shapes_on_a_gpu(length, columns, rows):
     sinks = torch.empty(64, dtype=torch.bfloat16, device="meta")
     output, _ = masked_attention(torch.nn.Module(), query, key, key, mask, 0.125, s_aux=sinks)
     assert (output.shape, output.dtype) == ((2, length, 64, 64), torch.bfloat16)
+
+
+@pytest.mark.parametrize("form", [lambda m: m, lambda m: folded(lowest(m))])
+@pytest.mark.parametrize("sinks", [True, False])
+@pytest.mark.parametrize("length", [1, 9])
+def test_gradients_equal_those_of_eager_attention(length, sinks, form):
+    module, query, key, value, mask = inputs(length, 30)
+    if not sinks:
+        module.sinks = torch.nn.Parameter(torch.full((HEADS,), -1e4))
+    wanted = [each.requires_grad_() for each in (query, key.detach(), value.detach(), module.sinks)]
+    query, key, value, _ = wanted
+    weights = torch.randn(BATCH, length, HEADS, 32)
+    expected, _ = eager_attention_forward(module, query, key, value, lowest(mask), 0.2)
+    expected = torch.autograd.grad((expected * weights).sum(), wanted)
+    aux = module.sinks if sinks else None
+    actual, _ = masked_attention(module, query, key, value, form(mask), 0.2, s_aux=aux)
+    actual = torch.autograd.grad((actual * weights).sum(), wanted[: 3 + sinks])
+    for ours, own in zip(actual, expected[: 3 + sinks], strict=True):
+        assert torch.allclose(ours, own, atol=1e-5, rtol=1e-5)
+
+
+def gradients(target, name):
+    target.model.set_attn_implementation(name)
+    parameters = dict(target.model.named_parameters())
+    tokens = torch.arange(3 * 3 * WINDOW).reshape(3, -1) * 37 % 250
+    loss = target.model(tokens, labels=tokens, use_cache=False).loss
+    return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+
+
+def worst(actual, expected):
+    """The largest error of any parameter's gradient, in shares of the gradient's own length."""
+    return max(float((actual[name] - own).norm() / own.norm()) for name, own in expected.items() if own.norm() > 1e-6)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "mistral", "qwen2", "llama"])
+def test_a_models_gradients_equal_those_of_eager_attention(family):
+    """Layers with and without a window, with and without sinks, past the window."""
+    target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
+    assert worst(gradients(target, "speculant"), gradients(target, "eager")) < 1e-4
+
+
+def test_gradients_through_the_fused_kernels_would_be_wrong(monkeypatch):
+    target = tiny_gpt_oss()
+    expected = gradients(target, "eager")
+    monkeypatch.setattr(attention, "_want_gradients", lambda *_: False)
+    assert worst(gradients(target, "speculant"), expected) > 0.05

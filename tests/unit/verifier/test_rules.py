@@ -313,13 +313,3 @@ def test_block_never_accepts_fewer_tokens_than_token():
         by_token, by_block = expected_accepted(certain, p, 3)
         assert by_block == pytest.approx(by_token, rel=1e-12), "equally good where nothing was drawn"
     assert max(gains) > 1.01
-
-
-def test_the_example_of_two_tokens():
-    """p(A) = 1/3, q(A) = 2/3, two drafted tokens: 10/9 accepted by token, 11/9 by block."""
-    prefixes = [prefix for size in range(3) for prefix in itertools.product(range(SIZE), repeat=size)]
-    q = dict.fromkeys(prefixes, np.float32([2 / 3, 1 / 3, 0, 0, 0]))
-    p = dict.fromkeys(prefixes, np.array([1 / 3, 2 / 3, 0, 0, 0]))
-    by_token, by_block = expected_accepted(q, p, 2)
-    assert by_token == pytest.approx(10 / 9, rel=1e-6)
-    assert by_block == pytest.approx(11 / 9, rel=1e-6)

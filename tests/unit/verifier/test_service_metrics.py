@@ -18,7 +18,7 @@ from speculant_verifier.service.metrics import render_metrics
 
 PREFIX = "speculant_verifier_"
 LOAD = Load(ServiceConfig(), 2)
-CONFIG = VerifierConfig(max_batch_size=2, measure_costs=False, num_threads=1, max_kv_tokens=512)
+CONFIG = VerifierConfig(max_batch_size=2, measure_costs=False, num_threads=1, max_kv_tokens=512, target_cache=100_000)
 DRAFT = DraftConfig(strategy="tree", k=4)
 
 
@@ -58,6 +58,13 @@ def test_counters_are_those_of_the_engine(decoder):
     assert found["pass_rows_total",] == totals.num_rows
     # Every row of a pass has its root, and yields one token beside those that were accepted.
     assert found["pass_nodes_total",] == found["pass_rows_total",] + found["drafted_nodes_total",]
+    assert 0 < found["drafts_total",] == totals.num_drafts <= totals.num_rows
+    cache = decoder.target_cache_statistics
+    assert found["target_cache_hits_total",] == cache.hits
+    assert found["target_cache_evictions_total",] == cache.evicted > 0
+    assert 0 < found["target_cache_bytes",] == cache.num_bytes <= 100_000
+    # Every token has a pass, was accepted in one, or came from the cache.
+    assert totals.num_tokens == found["pass_rows_total",] + found["accepted_tokens_total",] + cache.hits
     assert found["phase_seconds_total", "forward"] == pytest.approx(totals.forward_s)
 
 

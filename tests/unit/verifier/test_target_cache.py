@@ -70,7 +70,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.room = room
         self.cache = TargetCache(self.bound)
         self.held = OrderedDict()
-        self.hits = self.misses = self.stored = self.evicted = 0
+        self.hits = self.stored = self.evicted = 0
         self.version = 0
 
     @rule(number=st.integers(0, 9))
@@ -82,34 +82,28 @@ class CacheMachine(RuleBasedStateMachine):
             assert row.tolist() == [self.held[number]] * WIDTH
             row.zero_()  # the caller's own
         else:
-            self.misses += 1
             assert row is None
 
     @rule(
         numbers=st.lists(st.integers(0, 9), max_size=9),
         data=st.data(),
-        max_rows=st.one_of(st.none(), st.integers(0, 5)),
         inference=st.booleans(),
     )
-    def put_many(self, numbers, data, max_rows, inference):
+    def put_many(self, numbers, data, inference):
         self.version += 1
         rows = list(range(len(numbers)))
         first = data.draw(st.lists(st.sampled_from(rows), unique=True)) if rows else []
         values = [100.0 * self.version + row for row in rows]
         with torch.inference_mode(inference):
             logits = rows_of(values)
-            self.cache.put_many([key_of(number) for number in numbers], logits, first=first, max_rows=max_rows)
+            self.cache.put_many([key_of(number) for number in numbers], logits, first=first)
             logits.fill_(-1)  # copies were kept
-        order, new = [], []
+        order = []
         for row in [*first, *rows]:
             number = numbers[row]
             if number in order or len(order) == self.room:
                 continue
-            if number not in self.held:
-                if max_rows is not None and len(new) == max_rows:
-                    continue
-                new.append(number)
-                self.stored += 1
+            self.stored += number not in self.held
             order.append(number)
         fresh = {numbers[row]: values[row] for row in reversed([*first, *rows])}
         for number in reversed(order):
@@ -127,10 +121,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert {number for number in range(10) if key_of(number) in self.cache} == set(self.held)
         assert len(self.cache) == statistics.num_rows == len(self.held)
         assert statistics.num_bytes <= self.bound
-        counted = (statistics.hits, statistics.misses, statistics.stored, statistics.evicted)
-        assert counted == (self.hits, self.misses, self.stored, self.evicted)
-        looked_up = self.hits + self.misses
-        assert statistics.hit_rate == (self.hits / looked_up if looked_up else 0.0)
+        counted = (statistics.hits, statistics.stored, statistics.evicted)
+        assert counted == (self.hits, self.stored, self.evicted)
 
 
 TestCache = CacheMachine.TestCase
@@ -171,11 +163,11 @@ def test_memory_stays_within_the_bound_whatever_is_kept():
 
 
 def test_the_path_is_kept_when_not_all_can_be():
-    cache = TargetCache(10 * ROW_BYTES)
+    cache = TargetCache(5 * ROW_BYTES)
     keys = [key_of(number) for number in range(1_024)]
-    cache.put_many(keys, rows_of(list(range(1_024))), first=[0, 700, 900], max_rows=5)
+    cache.put_many(keys, rows_of(list(range(1_024))), first=[0, 700, 900])
     assert [number for number in range(1_024) if keys[number] in cache] == [0, 1, 2, 700, 900]
-    cache.put_many([key_of(5_000 + number) for number in range(7)], rows_of(list(range(7))))
+    cache.put_many([key_of(5_000 + number) for number in range(2)], rows_of(list(range(2))))
     assert [number for number in range(1_024) if keys[number] in cache] == [0, 700, 900]
     assert cache.get(keys[900]).tolist() == [900.0] * WIDTH
 
@@ -222,20 +214,23 @@ def test_a_cache_that_no_memory_is_left_for_is_none():
 
 @pytest.mark.parametrize("copy", [_copy_singly, _copy_together])
 def test_both_ways_of_copying_do_the_same(copy):
-    logits = torch.randn(6, WIDTH)
-    block = torch.zeros(8, WIDTH)
-    copy(block, [7, 0, 3], logits, [5, 2, 0])
-    expected = torch.zeros(8, WIDTH)
-    expected[[7, 0, 3]] = logits[[5, 2, 0]]
+    """More rows than one part of a copy has."""
+    logits = torch.randn(200, WIDTH)
+    block = torch.zeros(300, WIDTH)
+    choose = random.Random(1)
+    slots, rows = choose.sample(range(300), 150), choose.sample(range(200), 150)
+    copy(block, slots, logits, rows)
+    expected = torch.zeros(300, WIDTH)
+    expected[slots] = logits[rows]
     assert torch.equal(block, expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_rows_stay_on_their_device():
-    cache = TargetCache(4 * ROW_BYTES)
+    cache = TargetCache(3 * ROW_BYTES)
     logits = rows_of(list(range(6))).cuda()
-    cache.put_many([key_of(number) for number in range(6)], logits, first=[5, 3], max_rows=3)
+    cache.put_many([key_of(number) for number in range(6)], logits, first=[5, 3])
     assert [number for number in range(6) if key_of(number) in cache] == [0, 3, 5]
     row = cache.get(key_of(5))
     assert row.device == logits.device

@@ -1,4 +1,4 @@
-"""Detailed mode: what the target rejected, and what it preferred, in files for a training loop."""
+"""Detailed mode: what the target rejected, and what it preferred, in files."""
 
 from speculant_verifier.disagreements.recorder import (
     Disagreement,

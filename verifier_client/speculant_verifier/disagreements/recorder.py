@@ -1,4 +1,4 @@
-"""Detailed mode: every rejected token with what the target preferred, in files that a training loop can read.
+"""Detailed mode: every rejected token with what the target preferred, in files.
 
 :mod:`speculant_verifier.disagreements.rejections` finds them. Files hold one JSON object a line, see
 :class:`Disagreement`. They hold tokens of users' texts, and only this user may read them. Nothing here needs torch.

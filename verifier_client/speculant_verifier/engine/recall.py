@@ -1,7 +1,8 @@
 """Tokens without a forward pass: the target's logits after prefixes that it has seen before (SpecExec's mode).
 
 A sequence whose prefix is known goes on at once. Its tokens stay pending, and the next pass, which the first unknown
-prefix needs, reads them with the rest.
+prefix needs, reads them with the rest. A request with ``speculation = "off"`` takes no part: as a baseline it has a
+pass for every token, and none of its time goes into copies.
 """
 
 from __future__ import annotations
@@ -13,9 +14,6 @@ from torch import Tensor
 from speculant_graph.types import Draft
 from speculant_verifier.engine.sequence import ActiveSequence
 from speculant_verifier.speculation.target_cache import PrefixKey, TargetCache, TargetCacheStatistics
-
-_MOST_ROWS = 64
-"""Rows of one draft that are kept, those of the accepted path first: each costs the time to copy it."""
 
 
 class Recall:
@@ -33,7 +31,7 @@ class Recall:
 
     def logits(self, sequence: ActiveSequence) -> Tensor | None:
         """Return the raw logits after a sequence, shape ``[V]``, if they are known."""
-        if self._cache is None:
+        if self._cache is None or sequence.config.speculation == "off":
             return None
         return self._cache.get(self._key(sequence))
 
@@ -46,10 +44,9 @@ class Recall:
             path: accepted nodes.
             logits: after the sequence and after every node, shape ``[1 + nodes, V]``.
         """
-        if self._cache is not None:
+        if self._cache is not None and sequence.config.speculation != "off":
             keys = self._key(sequence).of_nodes(draft)
-            first = [0, *(node + 1 for node in path)]
-            self._cache.put_many(keys, logits, first=first, max_rows=_MOST_ROWS)
+            self._cache.put_many(keys, logits, first=[0, *(node + 1 for node in path)])
 
     def _key(self, sequence: ActiveSequence) -> PrefixKey:
         """Return the sequence's key; that of its beginning is kept with it."""

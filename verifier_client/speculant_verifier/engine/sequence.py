@@ -93,6 +93,7 @@ class ActiveSequence:
     num_steps: int = 0
     num_steps_without_drafter: int = 0
     num_from_target_cache: int = 0
+    num_drafts: int = 0
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -59,6 +59,8 @@ class EngineTotals:
     """Rows in them."""
     num_nodes: int = 0
     """Nodes in them: roots and drafted ones, without padding."""
+    num_drafts: int = 0
+    """Drafts verified in them; rows without a draft have none."""
     num_prompt_tokens: int = 0
     """Tokens of prompts whose sequences were admitted."""
     num_tokens: int = 0

@@ -102,6 +102,7 @@ class Verification:
             depths = depths_of(draft)
             accepted = range(1, outcome.emission.num_accepted + 1)
             for counts in (each, self._totals):
+                counts.num_drafts += bool(len(draft))
                 _count(counts.drafted_by_depth, depths)
                 _count(counts.accepted_by_depth, accepted)
             drafting.observe(each, draft, depths, len(outcome.verdict.path))

@@ -64,8 +64,17 @@ class Speculation(Answer):
     """Drafted tokens that were verified."""
     accepted: int
     """Drafted tokens that are in the answer."""
-    mean_accepted_tokens: float
-    """Tokens per step, the model's own included; 1 is plain decoding."""
+    drafts: int
+    """Steps that had a draft."""
+    from_target_cache: int
+    """Tokens without a step: what the model said after their prefix was kept from an earlier one."""
+    mean_accepted_tokens: float | None
+    """Tokens per step, the model's own included and those from the target cache left out; 1 is plain decoding. Null
+    without a step."""
+    tree_hit_rate: float
+    """Share of the tokens after the first of each step; with the target cache's share, SpecExec's cache hit rate."""
+    target_cache_hit_rate: float
+    """Share of the tokens that came from the target cache."""
     acceptance_by_depth: list[float]
     """Share of the tokens drafted at depth 1, 2, ... that was accepted."""
     seconds: Seconds

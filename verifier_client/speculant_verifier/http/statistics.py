@@ -30,6 +30,8 @@ def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Speculatio
     drafted = [sum(counts) for counts in zip_longest(*(each.drafted_by_depth for each in results), fillvalue=0)]
     accepted = [sum(counts) for counts in zip_longest(*(each.accepted_by_depth for each in results), fillvalue=0)]
     num_steps = sum(result.num_steps for result in results)
+    num_tokens = sum(len(result.token_ids) for result in results)
+    num_cached = sum(result.num_from_target_cache for result in results)
     times = max((result.times for result in results), key=lambda each: each.total_s)
     warning = next((result.warning for result in results if result.warning), "")
     return Speculation(
@@ -38,7 +40,11 @@ def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Speculatio
         steps_without_drafter=sum(result.num_steps_without_drafter for result in results),
         drafted=sum(drafted),
         accepted=sum(accepted),
-        mean_accepted_tokens=sum(len(result.token_ids) for result in results) / num_steps if num_steps else 0.0,
+        drafts=sum(result.num_drafts for result in results),
+        from_target_cache=num_cached,
+        mean_accepted_tokens=(num_tokens - num_cached) / num_steps if num_steps else None,
+        tree_hit_rate=sum(result.num_from_tree for result in results) / max(1, num_tokens),
+        target_cache_hit_rate=num_cached / max(1, num_tokens),
         acceptance_by_depth=[
             part / whole if whole else 0.0 for part, whole in zip_longest(accepted, drafted, fillvalue=0)
         ],

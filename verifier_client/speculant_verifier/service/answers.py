@@ -71,6 +71,8 @@ def _statistics(result: GenerationResult, seed: int) -> pb.GenerationStatistics:
         total_time=_duration(result.times.total_s),
         seed=seed % (1 << 63),
         warning=result.warning,
+        num_drafts=result.num_drafts,
+        num_from_target_cache=result.num_from_target_cache,
     )
 
 

@@ -92,10 +92,15 @@ class _VerifierCollector(Collector):
             ("passes", "Forward passes over drafts.", totals.num_passes),
             ("pass_rows", "Sequences in those passes, one for each pass that it is in.", totals.num_rows),
             ("pass_nodes", "Nodes in those passes: drafted ones, and one for each sequence.", totals.num_nodes),
+            ("drafts", "Drafts that were verified, one for each sequence of a pass that had one.", totals.num_drafts),
             ("drafted_nodes", "Drafted nodes that were verified.", sum(totals.drafted_by_depth)),
             ("accepted_tokens", "Drafted tokens that were emitted.", sum(totals.accepted_by_depth)),
         ):
             yield _counter(name, help_text, value)
+        cache = decoder.target_cache_statistics
+        yield _counter("target_cache_hits", "Tokens without a pass, from the target cache.", cache.hits)
+        yield _counter("target_cache_evictions", "Rows of the target cache that made room for others.", cache.evicted)
+        yield _gauge("target_cache_bytes", "Memory of the target cache, in bytes.", cache.num_bytes)
         yield _by_depth("drafted_by_depth", "Nodes verified at a depth of the draft.", totals.drafted_by_depth)
         yield _by_depth("accepted_by_depth", "Nodes accepted at a depth of the draft.", totals.accepted_by_depth)
         phases = CounterMetricFamily(_PREFIX + "phase_seconds", "Time of the engine, by phase.", labels=["phase"])

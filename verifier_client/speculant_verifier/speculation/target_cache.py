@@ -26,6 +26,7 @@ from speculant_graph.types import Draft, TokenId
 
 _DIGEST_BYTES = 16
 _TOKEN_BYTES = 8
+_ROWS_AT_ONCE = 64
 
 
 class PrefixKey(bytes):
@@ -79,9 +80,7 @@ class TargetCacheStatistics:
     """What a cache did since it was made, and what it holds."""
 
     hits: int = 0
-    """Look-ups that found their prefix."""
-    misses: int = 0
-    """Look-ups that did not."""
+    """Look-ups that found their prefix: each is a token without a pass."""
     stored: int = 0
     """Rows copied into the cache."""
     evicted: int = 0
@@ -89,13 +88,7 @@ class TargetCacheStatistics:
     num_rows: int = 0
     """Rows held."""
     num_bytes: int = 0
-    """Memory taken, by rows held and by room for more."""
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of look-ups that found their prefix; 0 if there were none."""
-        looked_up = self.hits + self.misses
-        return self.hits / looked_up if looked_up else 0.0
+    """Memory taken, by rows held and by capacity for more."""
 
 
 class TargetCache:
@@ -110,13 +103,13 @@ class TargetCache:
         self._num_bytes = num_bytes
         self._slots: OrderedDict[PrefixKey, int] = OrderedDict()  # the longest unused first
         self._block: Tensor | None = None
-        self._hits = self._misses = self._stored = self._evicted = 0
+        self._hits = self._stored = self._evicted = 0
 
     @property
     def statistics(self) -> TargetCacheStatistics:
         """Counts since the cache was made."""
         num_bytes = 0 if self._block is None else self._block.nbytes
-        return TargetCacheStatistics(self._hits, self._misses, self._stored, self._evicted, len(self._slots), num_bytes)
+        return TargetCacheStatistics(self._hits, self._stored, self._evicted, len(self._slots), num_bytes)
 
     def __len__(self) -> int:
         """Rows held."""
@@ -134,24 +127,19 @@ class TargetCache:
         """
         slot = self._slots.get(key)
         if slot is None or self._block is None:
-            self._misses += 1
             return None
         self._slots.move_to_end(key)
         self._hits += 1
         return self._block[slot].clone()
 
-    def put_many(
-        self, keys: Sequence[PrefixKey], logits: Tensor, *, first: Sequence[int] = (), max_rows: int | None = None
-    ) -> None:
+    def put_many(self, keys: Sequence[PrefixKey], logits: Tensor, *, first: Sequence[int] = ()) -> None:
         """Keep copies of the logits after prefixes. A prefix that is known keeps its row, and counts as used.
 
         Args:
-            keys: one per row; of equal ones the first counts.
+            keys: one per row; of equal ones the first counts. If they do not all fit, the last ones are left out.
             logits: shape ``[m, V]``; of the same V, dtype and device in every call.
-            first: numbers of the rows to keep before all others and to evict after them, such as those of the accepted
+            first: indices of the rows to keep before all others and to evict after them, such as those of the accepted
                 path.
-            max_rows: most rows copied; the others are left out, the last ones of ``keys`` first. Each costs the time
-                to copy it, and a tree has up to 1,024 of them. None: as many as there is room for.
 
         Raises:
             ValueError: shapes, dtype or device do not fit.
@@ -161,17 +149,12 @@ class TargetCache:
         self._require_same_kind(logits)
         room = self._num_bytes // max(1, logits.shape[1] * logits.element_size())
         kept: dict[PrefixKey, int] = {}  # the first are the last to go
-        new: list[PrefixKey] = []
-        most = room if max_rows is None else max_rows
         for row in (*first, *range(len(keys))):
-            key = keys[row]
-            if len(kept) < room and key not in kept and (key in self._slots or len(new) < most):
-                kept[key] = row
-                if key not in self._slots:
-                    new.append(key)
+            if len(kept) < room:
+                kept.setdefault(keys[row], row)
         self._touch(kept)  # so that none of them makes room for another
-        if new:
-            self._store({key: kept[key] for key in new}, logits, room)
+        if new := {key: row for key, row in kept.items() if key not in self._slots}:
+            self._store(new, logits, room)
             self._touch(kept)
 
     def _touch(self, kept: dict[PrefixKey, int]) -> None:
@@ -223,4 +206,5 @@ def _copy_singly(block: Tensor, slots: list[int], logits: Tensor, rows: list[int
 def _copy_together(block: Tensor, slots: list[int], logits: Tensor, rows: list[int]) -> None:
     """Copy rows of logits to slots of the block in few calls: on a GPU calls cost, and its memory is fast."""
     taken = torch.tensor([slots, rows]).to(logits.device)
-    block.index_copy_(0, taken[0], logits.index_select(0, taken[1]))
+    for part in taken.split(_ROWS_AT_ONCE, dim=1):  # gathering a whole tree would take as much memory as its logits
+        block.index_copy_(0, part[0], logits.index_select(0, part[1]))

@@ -178,6 +178,8 @@ def _statistics(counts: dict[str, Any], num_pieces: int, elapsed_s: float, first
         steps_without_drafter=own.get("steps_without_drafter", 0),
         drafted=own.get("drafted", 0),
         accepted=own.get("accepted", 0),
+        drafts=own.get("drafts", 0),
+        from_target_cache=own.get("from_target_cache", 0),
     )
 
 

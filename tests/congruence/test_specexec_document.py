@@ -1,0 +1,182 @@
+"""The algorithms of the document on SpecExec (Svirschevski et al. 2024, arXiv 2406.02532) as it writes them down, slow
+and obvious, against the drafter and the engine with the document's own configuration.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from heapq import heappop, heappush
+
+import pytest
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.draft.proposal_tree import GraphProposals, draft_tree
+from speculant_graph.graph.oracle import OracleGraph
+from support.drafters import ScriptedDrafter
+from support.graphs import graph_of
+from support.lossless import Job, alone, decode, local_drafter
+from support.tiny_models import tiny_gpt_oss
+
+BUDGET, MAX_DEPTH, BATCH, MAX_ENTRIES = 1_024, 16, 64, 4_096
+"""The document's ``tree`` and ``cache``."""
+VOCABULARY, ROW_BYTES = 258, 258 * 4
+MAX_ORDER, MAX_BRANCHES = 1, 64
+NUM_TOKENS = 24
+PROMPT = tuple(index * 11 % 250 for index in range(30))
+GREEDY = GenerationConfig(max_tokens=NUM_TOKENS, ignore_end_tokens=True, speculation="on")
+SAMPLED = [GREEDY.model_copy(update={"temperature": 0.4, "seed": seed}) for seed in (1, 2, 1)]
+
+
+def noisy_text(texts):
+    """The texts a few times with wrong tokens in them, behind noise in which every token has many successors."""
+    generator = random.Random(3)
+    noise = [generator.randrange(250) for _ in range(6_000)]
+    repeated = [token for text in texts for _ in range(4) for token in text]
+    return noise + [generator.randrange(250) if generator.random() < 0.15 else token for token in repeated]
+
+
+def candidates(oracle, path):
+    """The successors of the longest known context with their shares, the most frequent first."""
+    longest = oracle.longest_context(path)
+    successors = oracle.context_index[longest] if longest is not None else {}
+    total = sum(successors.values())
+    return [(token, successors[token] / total) for token in sorted(successors, key=lambda t: (-successors[t], t))]
+
+
+def create_draft_tree(x, oracle, budget, max_depth):
+    """Algorithm 2: the ``budget`` most probable sequences by a priority queue, one at a time: [(path, probability)]."""
+    tree, heap = [], [(0.0, (), ())]
+    while heap and len(tree) < budget:
+        nll, ranks, path = heappop(heap)
+        if path:
+            tree.append((path, math.exp(-nll)))
+        if len(path) < max_depth:
+            for rank, (token, probability) in enumerate(candidates(oracle, (*x, *path))):
+                heappush(heap, (nll - math.log(probability), (*ranks, rank), (*path, token)))
+    return tree
+
+
+def speculative_execution(x, length, sample, tree_of, cache):
+    """Algorithm 1: tokens, and how often the cache had to be precomputed.
+
+    Args:
+        x: the prompt.
+        length: tokens to generate.
+        sample: the target's choice after a prefix.
+        tree_of: paths of the draft tree after a prefix.
+        cache: prefixes of which the target's distribution is known; what is precomputed is added.
+    """
+    num_precomputed = 0
+    for _ in range(length):
+        if x not in cache:
+            num_precomputed += 1
+            cache |= {x, *((*x, *path) for path in tree_of(x))}
+        x = (*x, sample(x))
+    return x, num_precomputed
+
+
+@pytest.fixture(scope="module")
+def model():
+    target = tiny_gpt_oss(window=128)
+    target.max_length = 4_096  # nothing in this model knows how long a text may get
+    return target
+
+
+@pytest.fixture(scope="module")
+def texts(model):
+    """What the model writes plainly: greedily, and by three requests of which the last repeats the first."""
+    return [(*PROMPT, *alone(model, Job(PROMPT, config))) for config in (GREEDY, *SAMPLED)]
+
+
+@pytest.fixture(scope="module")
+def graph(texts):
+    return graph_of([noisy_text(texts[:2])], MAX_ORDER, VOCABULARY)
+
+
+def tree_of(graph, context, budget=BUDGET):
+    return draft_tree(GraphProposals(graph, context), budget, MAX_DEPTH, BATCH, MAX_BRANCHES)
+
+
+def paths_of(draft):
+    paths = [()]
+    for token, parent in zip(draft.token_ids, draft.parents, strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+@pytest.mark.parametrize("length", [1, 30, 33, 50])
+def test_algorithm_2_finds_the_most_probable_sequences(texts, graph, length):
+    """1,024 nodes, 16 deep, 64 expanded at a time."""
+    context = texts[0][:length]
+    oracle = OracleGraph([noisy_text(texts[:2])], MAX_ORDER)
+    expected = create_draft_tree(context, oracle, BUDGET, MAX_DEPTH)
+    assert len(expected) == BUDGET
+    draft = tree_of(graph, context)
+    assert list(zip(paths_of(draft), draft.path_probabilities, strict=True)) == expected
+
+
+def script_of(graph):
+    return ScriptedDrafter(lambda step: tree_of(graph, step.token_ids, step.node_budget))
+
+
+def sampler_of(text):
+    return lambda x: text[len(x)]
+
+
+def test_algorithm_1_without_a_memory_of_earlier_trees(model, texts, graph):
+    """The cache is the latest tree: a pass is a miss, and every token behind the first one of a pass is a hit."""
+    expected, num_precomputed = speculative_execution(
+        PROMPT, NUM_TOKENS, sampler_of(texts[0]), lambda x: paths_of(tree_of(graph, x)), LatestTree()
+    )
+    outcome = decode(model, [Job(PROMPT, GREEDY)], script_of(graph), BUDGET, strategy="specexec")
+    [sequence] = outcome.sequences
+    assert (*PROMPT, *sequence.output) == expected == texts[0]
+    assert sequence.num_steps == outcome.engine.totals.num_passes == num_precomputed < 0.9 * NUM_TOKENS
+    assert sequence.num_from_target_cache == 0
+    assert sum(sequence.accepted_by_depth) == NUM_TOKENS - num_precomputed, "the hits"
+
+
+class LatestTree(set):
+    """A cache that is replaced by what is precomputed, as the document's is."""
+
+    def __ior__(self, other):
+        self.clear()
+        return super().__ior__(other)
+
+
+def test_algorithm_1_with_a_memory_of_earlier_trees(model, texts, graph):
+    """Three samples, the third as the first: what they share, rejected nodes included, costs no pass."""
+    cache: set[tuple[int, ...]] = set()
+    expected = [
+        speculative_execution(PROMPT, NUM_TOKENS, sampler_of(text), lambda x: paths_of(tree_of(graph, x)), cache)
+        for text in texts[1:]
+    ]
+    jobs = [Job(PROMPT, config) for config in SAMPLED]
+    outcome = decode(model, jobs, script_of(graph), BUDGET, strategy="specexec", max_batch_size=1, target_cache=10**9)
+    for sequence, (text, num_precomputed) in zip(outcome.sequences, expected, strict=True):
+        assert (*PROMPT, *sequence.output) == text
+        assert sequence.num_steps == num_precomputed
+        hits = sum(sequence.accepted_by_depth) + sequence.num_from_target_cache
+        assert hits == NUM_TOKENS - num_precomputed
+    first, second, third = outcome.sequences
+    assert first.num_steps > 0
+    assert second.num_from_target_cache > 0, "the beginning that it shares with the first"
+    assert (third.num_steps, third.num_from_target_cache) == (0, NUM_TOKENS)
+
+
+def test_the_documents_configuration_bounds_tree_and_cache(model, texts, graph):
+    """As a user sets it: strategy, k, max_depth, beam_width, and memory for 4,096 rows; the longest unused go first."""
+    drafter = local_drafter(graph, "specexec", BUDGET, max_depth=MAX_DEPTH, beam_width=BATCH, max_branches=MAX_BRANCHES)
+    jobs = [Job(PROMPT, config) for config in (GREEDY, *SAMPLED[:2])]
+    outcome = decode(
+        model, jobs, drafter, BUDGET, strategy="specexec", max_batch_size=1, target_cache=MAX_ENTRIES * ROW_BYTES
+    )
+    assert [(*PROMPT, *output) for output in outcome.outputs] == texts[:3]
+    totals, cache = outcome.engine.totals, outcome.engine.target_cache_statistics
+    assert len(totals.drafted_by_depth) <= MAX_DEPTH
+    assert totals.num_drafts <= totals.num_passes
+    assert totals.num_nodes - totals.num_rows <= BUDGET * totals.num_drafts
+    assert totals.num_nodes > 500 * totals.num_passes, "or the trees were small"
+    assert (cache.num_rows, cache.num_bytes) == (MAX_ENTRIES, MAX_ENTRIES * ROW_BYTES)
+    assert cache.evicted == cache.stored - MAX_ENTRIES > 0

@@ -1,0 +1,93 @@
+"""What is said of answers that come from the target cache, wholly or partly, and of those that must not."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculant_graph.config import GenerationConfig
+from speculant_verifier.results import GenerationResult, PhaseTimes
+from speculant_verifier.run_statistics import RunMeter, total
+from support.http_api import serving, tiny_decoder
+
+PROMPT = [1, 2, 3] * 6
+CONFIG = GenerationConfig(max_tokens=24, ignore_end_tokens=True, speculation="on")
+
+
+@pytest.fixture
+def decoder():
+    with tiny_decoder(strategy="tree", target_cache=1_000_000) as decoder:
+        yield decoder
+
+
+def measured(decoder, config):
+    meter = RunMeter(decoder)
+    [result] = decoder.generate([PROMPT], config)
+    return result, meter.statistics()
+
+
+def test_an_answer_without_a_pass_has_no_mean(decoder):
+    first, _ = measured(decoder, CONFIG)
+    again, run = measured(decoder, CONFIG)
+    assert again.token_ids == first.token_ids
+    assert (again.num_steps, again.num_drafts, again.num_from_target_cache) == (0, 0, 24)
+    assert again.mean_accepted_tokens is None
+    assert (again.tree_hit_rate, again.target_cache_hit_rate) == (0.0, 1.0)
+    assert (run.tokens, run.steps, run.from_target_cache, run.tokens_per_step) == (24, 0, 24, None)
+    assert run.as_json()["tokens_per_step"] is None
+    assert "24 from the target cache" in run.line()
+    assert "per step" not in run.line()
+
+
+def test_tokens_of_the_cache_are_left_out_of_the_mean(decoder):
+    measured(decoder, CONFIG)
+    longer, run = measured(decoder, CONFIG.model_copy(update={"max_tokens": 60}))
+    assert longer.num_from_target_cache >= 24
+    passed = len(longer.token_ids) - longer.num_from_target_cache
+    assert 0 < longer.num_drafts <= longer.num_steps < passed, "or drafts were not accepted"
+    assert longer.mean_accepted_tokens == pytest.approx(passed / longer.num_steps)
+    assert longer.num_from_tree == longer.num_accepted == passed - longer.num_steps
+    assert longer.tree_hit_rate + longer.target_cache_hit_rate == pytest.approx(1 - longer.num_steps / 60)
+    assert run.tokens_per_step == longer.mean_accepted_tokens
+    assert (run.drafts, run.tree_hit_rate, run.target_cache_hit_rate) == (
+        longer.num_drafts, longer.tree_hit_rate, longer.target_cache_hit_rate,
+    )  # fmt: skip
+    assert total([run, run]).from_target_cache == 2 * longer.num_from_target_cache
+
+
+def test_speculation_off_is_a_baseline(decoder):
+    """No look-up and no copy, whatever others have left behind."""
+    first, _ = measured(decoder, CONFIG)
+    before = decoder.target_cache_statistics
+    plain, run = measured(decoder, CONFIG.model_copy(update={"speculation": "off"}))
+    assert plain.token_ids == first.token_ids
+    assert (plain.num_steps, plain.num_from_target_cache, plain.mean_accepted_tokens) == (24, 0, 1.0)
+    assert (plain.tree_hit_rate, plain.target_cache_hit_rate, plain.num_drafts) == (0.0, 0.0, 0)
+    assert run.tokens_per_step == 1.0
+    assert decoder.target_cache_statistics == before
+    fresh = CONFIG.model_copy(update={"speculation": "off", "logit_bias": {5: 3.0}})
+    assert measured(decoder, fresh)[0].num_steps == 24
+    assert decoder.target_cache_statistics == before, "nothing of it is kept"
+
+
+def test_the_same_over_http(decoder):
+    with serving(decoder) as api:
+
+        def statistics(speculation, **more):
+            body = {"model": "tiny-gpt-oss", "prompt": PROMPT, "max_tokens": 24, "ignore_eos": True, **more}
+            answer = api.post("completions", body | {"speculant": {"speculation": speculation}})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["speculant"]
+
+        first = statistics("on")
+        assert first["mean_accepted_tokens"] == pytest.approx((24 - first["from_target_cache"]) / first["steps"])
+        assert 0 < first["drafts"] <= first["steps"]
+        again = statistics("on", n=2, temperature=0.0)
+        assert (again["steps"], again["from_target_cache"], again["mean_accepted_tokens"]) == (0, 48, None)
+        assert (again["tree_hit_rate"], again["target_cache_hit_rate"]) == (0.0, 1.0)
+        plain = statistics("off")
+        assert (plain["steps"], plain["from_target_cache"], plain["mean_accepted_tokens"]) == (24, 0, 1.0)
+
+
+def test_no_tokens_have_no_rates():
+    nothing = GenerationResult("", (), (1,), "error", 1, 0, (), (), PhaseTimes())
+    assert (nothing.tree_hit_rate, nothing.target_cache_hit_rate, nothing.num_from_tree) == (0.0, 0.0, 0)
