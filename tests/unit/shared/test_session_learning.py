@@ -88,7 +88,7 @@ def test_the_same_tenant_drafts_from_rows() -> None:
     assert draft_of(drafter, 1).token_ids == (), "rows wait for what is accepted"
     drafter.accept(1, [9, 1])
     assert draft_of(drafter, 1, 3).token_ids == (70, 9, 71)
-    assert started(drafter, 2, [1]).token_ids == (70, 71, 72)
+    assert started(drafter, 2, [1]).token_ids == (70, 71, 72, 73)
     assert started(drafter, 3, [1], tenant="b").token_ids == ()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.errors import SpeculantError
+from speculant_graph.draft.sources import ROW_WIDTH
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine import Engine, Request
 from support.drafters import ScriptedDrafter, knowing_tree
@@ -55,7 +56,7 @@ def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(target, mon
         return draft
 
     engine = Engine(
-        target, ScriptedDrafter(script), VerifierConfig(feedback_top_k=3), DraftConfig(k=4, strategy="tree")
+        target, ScriptedDrafter(script), VerifierConfig(), DraftConfig(k=4, strategy="tree")
     )
     order = [1, 2, 3, 0][:most_nodes_kept]
 
@@ -71,7 +72,32 @@ def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(target, mon
     paths = {0: (), 1: (7,), 2: (8,), 3: (8, 9), 4: (8, 9, 10)}
     for node, row in zip(feedback.nodes, feedback.rows, strict=True):
         logits = target.forward([[*known, *paths[node]]], target.new_cache(1), [0])[0, 0]
-        assert row.tolist() == logits.topk(3).indices.tolist()
+        assert row.tolist() == logits.topk(ROW_WIDTH).indices.tolist()
+
+
+@pytest.mark.parametrize(
+    ("draft", "width"),
+    [
+        ({"strategy": "tree"}, 4),
+        ({"strategy": "adaptive", "sources": ["session"]}, 0),
+        ({"strategy": "nasd", "filler_top_k": 7}, 7),
+        ({"strategy": "nasd", "filler_top_k": 1}, 0),
+        ({"strategy": "greedy"}, 0),
+    ],
+    ids=str,
+)
+def test_rows_are_told_to_strategies_that_learn_them(target, draft, width):
+    told = []
+
+    def script(step):
+        told.append(step.feedback)
+        return Draft((7,), (0,), (0.5,), draft_id=5)
+
+    engine = Engine(target, ScriptedDrafter(script), VerifierConfig(), DraftConfig(k=4, **draft))
+    engine.add(Request(0, (1, 2, 3), CONFIG.model_copy(update={"speculation": "on"})))
+    finish(engine)
+    assert len(told) > 2
+    assert {0 if feedback is None else feedback.rows.shape[1] for feedback in told[1:]} == {width}
 
 
 def proposal(token_ids, probabilities):

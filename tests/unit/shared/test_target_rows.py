@@ -1,0 +1,150 @@
+"""Rows of the target: by the last token and by the last two, the newest first, bounded, kept over restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.recycled import NUM_SLOTS, RecycledRows
+from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.draft.sources import ROW_DEPTH, ROW_WIDTH
+from speculant_graph.errors import ConfigError
+from support.graphs import graph_of
+from support.learned import opened
+from support.sessions import draft_of, drafter_of, started
+
+VOCABULARY_SIZE = 50_000
+
+
+def rows_of(table: RecycledRows) -> dict[int, list[list[int]]]:
+    """Return the rows of every context that has some."""
+    return {
+        int(key): [row[row >= 0].tolist() for row in rows.reshape(ROW_DEPTH, ROW_WIDTH) if row[0] >= 0]
+        for key, rows in zip(table.arrays.keys, table.arrays.rows, strict=True)
+        if key >= 0
+    }
+
+
+def put(table: RecycledRows, before: int, last: int, row: list[int]) -> None:
+    table.put(np.array([[before, last]], np.int64), np.array([row], np.int64).reshape(1, -1))
+
+
+def test_newest_rows_of_a_context_come_first_and_the_oldest_go() -> None:
+    table = RecycledRows()
+    for number in range(ROW_DEPTH + 2):
+        put(table, 3, 7, [number, 90, 91, 92, 93, 94])
+    put(table, 4, 7, [50])
+    put(table, -1, 8, [60, -1, 61])
+    put(table, 3, 8, [])
+    newest = [[number, 90, 91, 92] for number in range(ROW_DEPTH + 1, 1, -1)]
+    assert rows_of(table) == {
+        7: [[50], *newest[:-1]],
+        (3 + 1 << 24) + 7: newest,
+        (4 + 1 << 24) + 7: [[50]],
+        8: [[60]],
+    }
+
+
+def test_the_table_does_not_grow() -> None:
+    table = RecycledRows()
+    contexts = np.random.default_rng(0).integers(0, VOCABULARY_SIZE, (3 * NUM_SLOTS, 2))
+    table.put(contexts, contexts[:, :1])
+    assert table.arrays.keys.shape == (NUM_SLOTS,)
+    assert len(rows_of(table)) > 0.8 * NUM_SLOTS
+
+
+def test_rows_are_saved_and_loaded() -> None:
+    table = RecycledRows()
+    assert not table.is_changed
+    for token in range(200):
+        put(table, token, token + 1, [token + 2, token + 3])
+    assert table.is_changed
+    saved = table.save()
+    assert not table.is_changed
+    loaded = RecycledRows.load(saved)
+    assert rows_of(loaded) == rows_of(table)
+    put(loaded, 5, 6, [1])
+    assert rows_of(loaded)[6][:2] == [[1], [7, 8]], "loaded rows are found where new ones go"
+
+
+@pytest.mark.parametrize("damage", ["cut", "format", "token", "shape"])
+def test_damaged_rows_are_refused(damage: str) -> None:
+    table = RecycledRows()
+    put(table, 1, 2, [1 << 24 if damage == "token" else 3])
+    saved = table.save()
+    if damage == "cut":
+        saved = saved[:-40]
+    elif damage == "format":
+        saved = RecycledRows().save().replace(b"format", b"formal")
+    elif damage == "shape":
+        table.arrays = table.arrays._replace(rows=table.arrays.rows[:, :-1].copy())
+        saved = table.save()
+    with pytest.raises(ConfigError, match="they will be learned again"):
+        RecycledRows.load(saved)
+
+
+def test_the_last_two_tokens_tell_more_than_the_last_one() -> None:
+    drafter = drafter_of()
+    for number, (before, following) in enumerate([(20, 70), (21, 71)] * 30):
+        started(drafter, number, [before, 1], learn=True)
+        drafter.recycle(number, [0], [[following]])
+        drafter.accept(number, [following])
+        drafter.close(number)
+    assert started(drafter, 100, [20, 1]).token_ids[0] == 70
+    assert started(drafter, 101, [21, 1]).token_ids[0] == 71
+
+
+def store_of(folder: Path) -> LearnedStore:
+    return LearnedStore(1_000, opened(folder))
+
+
+def taught(folder: Path) -> None:
+    """Let a sequence of tenant a recycle a row, and end the process in good order."""
+    drafter = SessionDrafter(graph_of([[1, 2]], 2, 100), learned=store_of(folder))
+    started(drafter, 1, [30, 31], tenant="a", learn=True)
+    drafter.recycle(1, [0], [[70, 71]])
+    drafter.accept(1, [9])
+    drafter.save()
+    log = drafter.learned._log
+    assert log is not None
+    log.close()
+
+
+def test_rows_of_a_tenant_survive_a_restart_and_are_nobody_elses(tmp_path: Path) -> None:
+    taught(tmp_path)
+    store = store_of(tmp_path)
+    drafter = drafter_of(graph_of([[1, 2]], 2, 100), learned=store)
+    assert started(drafter, 1, [30, 31], tenant="a").token_ids[:1] == (70,)
+    assert started(drafter, 2, [30, 31], tenant="b").token_ids == ()
+    drafter.close(1)
+    store.forget("a")
+    assert not list(tmp_path.glob("*.rows")), "forgotten on disk, too"
+    assert started(drafter, 3, [30, 31], tenant="a").token_ids == ()
+
+
+def test_rows_that_are_damaged_on_disk_cost_no_start(tmp_path: Path) -> None:
+    taught(tmp_path)
+    (path,) = tmp_path.glob("*.rows")
+    path.write_bytes(path.read_bytes()[:-7])
+    drafter = drafter_of(graph_of([[1, 2]], 2, 100), learned=store_of(tmp_path))
+    assert started(drafter, 1, [30, 31], tenant="a").token_ids == ()
+
+
+def test_routine_saves_write_rows_now_and_then_and_others_always(tmp_path: Path) -> None:
+    drafter = SessionDrafter(graph_of([[1, 2]], 2, 100), learned=store_of(tmp_path))
+    started(drafter, 1, [30, 31], tenant="a", learn=True)
+
+    def size_after(row: list[int], *, is_routine: bool) -> int:
+        draft_of(drafter, 1)
+        drafter.recycle(1, [0], [row])
+        drafter.accept(1, [row[0]])
+        drafter.save(is_routine=is_routine)
+        return sum(path.stat().st_size for path in tmp_path.glob("*.rows"))
+
+    first = size_after([70], is_routine=True)
+    assert first > 0
+    assert size_after([71], is_routine=True) == first, "not again so soon"
+    assert size_after([72], is_routine=False) > first
