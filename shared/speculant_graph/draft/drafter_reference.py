@@ -83,7 +83,8 @@ class SlowDrafter:
     def open(self, session_id: int, *, tenant: str = "", learn: bool = False, cost: CostCurve | None = None) -> None:
         """Begin a sequence."""
         memory = self._memories.setdefault(tenant, Memory())
-        self.sequences[session_id] = SlowSequence(memory, learn, cost if self._config.cost_aware else None)
+        learns = learn and self._config.max_learned_tokens > 0
+        self.sequences[session_id] = SlowSequence(memory, learns, cost if self._config.cost_aware else None)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
         """Take the target's top tokens after nodes of the latest draft."""

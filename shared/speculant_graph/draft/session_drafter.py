@@ -96,7 +96,8 @@ class SessionDrafter:
             if session_id in self._sequences:
                 raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
             costs = _NO_COSTS if cost is None or not self.config.cost_aware else cost.table(MAX_NODES + 1)
-            self._sequences[session_id] = DraftedSequence(self.graph, self.config, memory, learns=learn, costs=costs)
+            learns = learn and self.config.max_learned_tokens > 0
+            self._sequences[session_id] = DraftedSequence(self.graph, self.config, memory, learns=learns, costs=costs)
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId] | Int64Array, *, is_prompt: bool = False) -> None:
         """Add tokens to a sequence: at first the prompt, then, step by step, what was accepted.
