@@ -15,8 +15,11 @@ class Muon(torch.optim.Optimizer):
     Works on the last two dimensions, so a stack of expert matrices is updated expert by expert.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, dtype: torch.dtype, momentum: float = 0.95
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
+        self._dtype = dtype
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -25,13 +28,13 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 velocity = self.state[parameter].setdefault("velocity", torch.zeros_like(parameter))
                 velocity.lerp_(parameter.grad, 1 - group["momentum"])
-                update = _orthogonalise(parameter.grad.lerp(velocity, group["momentum"]))
+                update = _orthogonalise(parameter.grad.lerp(velocity, group["momentum"]), self._dtype)
                 scale = math.sqrt(max(1.0, parameter.shape[-1] / parameter.shape[-2]))
                 parameter.mul_(1 - 0.01 * group["lr"]).add_(update, alpha=-group["lr"] * scale)
 
 
-def _orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
-    x = (matrix / (matrix.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(torch.bfloat16)
+def _orthogonalise(matrix: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
+    x = (matrix / (matrix.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
     transposed = x.shape[-2] > x.shape[-1]
     x = x.mT if transposed else x
     for _ in range(steps):

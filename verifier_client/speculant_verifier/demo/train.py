@@ -101,9 +101,9 @@ class Trainer:
     """One training run: data in, trained model and its losses out."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, training: list[Path], validation: list[Path], *, float32: bool
+        self, tokenizer: PreTrainedTokenizerFast, training: list[Path], validation: list[Path], dtype: torch.dtype
     ) -> None:
-        self._float32 = float32
+        self._dtype = dtype
         self.training = self._stream(tokenizer, training)
         self.validation = self._stream(tokenizer, validation)
         ALL_EXPERTS_FUNCTIONS.register("every_expert", _every_expert)
@@ -125,7 +125,7 @@ class Trainer:
         return torch.tensor(tokens)
 
     def _loss(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not self._float32):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16):
             output = self.model(batch[:, :-1], use_cache=False, output_router_logits=True)
         logits = output.logits.reshape(-1, VOCABULARY_SIZE).float()
         return F.cross_entropy(logits, batch[:, 1:].reshape(-1)), output.aux_loss
@@ -160,7 +160,10 @@ class Trainer:
         matrices = [p for name, p in named if p.ndim >= 2 and ("proj" in name) and "bias" not in name]
         chosen = {id(p) for p in matrices}
         others = [p for _, p in named if id(p) not in chosen]
-        optimisers = [Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)]
+        optimisers = [
+            Muon(matrices, 0.02, self._dtype),
+            torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01),
+        ]
         rates = [0.02, 4e-3]
         self.loss(self._sample(generator))[0].backward()  # compile before the clock starts
         started, step, average = time.monotonic(), 0, math.nan
@@ -212,7 +215,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     training, validation = text_files(options.text) if options.text else training_files()
     tokenizer = train_tokenizer(training)
-    trainer = Trainer(tokenizer, training, validation, float32=options.float32)
+    trainer = Trainer(tokenizer, training, validation, torch.float32 if options.float32 else torch.bfloat16)
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(options.out)
     figures = trainer.run(options.minutes * 60, options.seed, options.out)
