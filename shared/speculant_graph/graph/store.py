@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from speculant_graph.graph.layout import MAX_VOCABULARY, Trie, array_words, trie
 from speculant_graph.graph.metadata import FORMAT_VERSION, MAX_CALIBRATION_BYTES, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.workspace import checked_output, workspace
-from speculant_graph.types import Fingerprint
+from speculant_graph.types import Fingerprint, SpecialTokensName
 
 Value = TypeVar("Value")
 
@@ -215,7 +215,10 @@ def _metadata(container: Container) -> GraphMetadata:
         corpus_files=tuple(map(CorpusFile, *columns)),
         library_version=_checked(packed["library_version"], str),
         calibration=_calibration(packed.get("calibration", "")),
+        special_tokens=packed.get("special_tokens", "text"),  # all were, before there was a choice
     )
+    if metadata.special_tokens not in get_args(SpecialTokensName):
+        raise ValueError("special tokens")
     order = metadata.max_order
     if not 1 <= order <= _MAX_ORDER or metadata.min_count < 1 or min(metadata.nodes_per_level) < 0:
         raise ValueError("bounds")
