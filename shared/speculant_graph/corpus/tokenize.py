@@ -230,8 +230,7 @@ class CorpusTokenizer:
         if not self._has_tried_fast:
             self._has_tried_fast = True
             self._fast = FastBpe.of(self._tokenizer, self._encode_slowly)
-            added = self._tokenizer.get_added_tokens_decoder().values()
-            sample = [*PROBES, " a".join(token.content for token in added), *sample]
+            sample = [*PROBES, *sample]
         if self._fast is not None and not self._fast.agrees_on(sample):
             self._fast = None
             logger.warning(

@@ -158,6 +158,7 @@ WRONG_DOCUMENTS = {
     "seam": changed_entry("metadata", "tail_token_ids", value=[1] * 9),
     "minimum": changed_entry("metadata", "min_count", value=0),
     "boundaries": changed_entry("metadata", "document_boundaries", value=1),
+    "special tokens": changed_entry("metadata", "special_tokens", value="both"),
 }
 
 WRONG_ARRAYS = {
