@@ -21,7 +21,15 @@ from pydantic import (
     field_validator,
 )
 
-from speculant_graph.types import CouplingName, MixingName, RuleName, SourceName, StrategyName, TokenId
+from speculant_graph.types import (
+    CouplingName,
+    MixingName,
+    RuleName,
+    SourceName,
+    SpecialTokensName,
+    StrategyName,
+    TokenId,
+)
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
@@ -80,6 +88,12 @@ class GraphConfig(Config):
     """Text encoding of the corpus files."""
     text_field: str = "text"
     """Field of JSON and JSON Lines records that holds the text; dots lead into nested objects."""
+    token_ids_field: str = ""
+    """Field of these records that holds token ids, which are counted as they are; dots as above. Every record must have
+    it, and texts of records are not read. Empty: records hold text."""
+    special_tokens: SpecialTokensName = "text"
+    """What the tokenizer's special tokens are where a text spells them out, such as '<|start|>': 'text', ordinary text,
+    or 'parse', these tokens. 'parse' is for text that you trust, such as the model's own recorded outputs."""
     on_error: Literal["fail", "skip"] = "fail"
     """What a file that can't be read does: stop the build, or be left out and listed. A name that does not exist
     always stops it."""

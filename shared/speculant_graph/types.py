@@ -34,6 +34,9 @@ SourceName = Literal["corpus", "session", "learned", "recycled"]
 """Where successors may come from: the graph; this sequence; what earlier sequences accepted; the target's own
 top tokens."""
 
+SpecialTokensName = Literal["text", "parse"]
+"""What a tokenizer's special tokens are where a text spells them out."""
+
 RuleName = Literal["follow", "token", "block", "nasd", "tree-wor", "tree-iid", "gumbel"]
 """By which rule a draft is verified (see :class:`~speculant_graph.config.GenerationConfig`)."""
 

@@ -100,7 +100,9 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     graph = graph_of([[1, 2, 3, 1, 2]], 2, 10)
     other_tokenizer = graph_of([[1, 2]], 2, 10)
     object.__setattr__(other_tokenizer.metadata, "tokenizer", _with_digest(other_tokenizer, "11" * 32))
+    parsed = NgramGraph(graph.trie, dataclasses.replace(graph.metadata, special_tokens="parse"))
     refusals = [
+        (parsed, GraphError, "only one of the graphs has parsed special tokens; build both with one --special-tokens"),
         (other_tokenizer, TokenizerMismatchError, "different tokenizers"),
         (graph_of([[1, 2]], 3, 10), GraphError, "orders up to 2 and 3"),
         (graph_of([[1, 2]], 2, 10, boundaries=True), GraphError, "document boundaries"),

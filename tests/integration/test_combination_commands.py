@@ -35,7 +35,7 @@ def built(output: Path, *corpus: Path, more: tuple[str, ...] = ()) -> NgramGraph
     return NgramGraph.load(output)
 
 
-@pytest.mark.parametrize("more", [(), ("--document-boundaries",), ("--max-order", "2")])
+@pytest.mark.parametrize("more", [(), ("--document-boundaries",), ("--max-order", "2"), ("--special-tokens", "parse")])
 def test_update_and_merge_equal_a_rebuild(
     texts: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
@@ -76,6 +76,7 @@ def test_what_contradicts_the_graph_is_one_line(
     assert NgramGraph.load(pruned, verify=True).metadata.min_count == 2
     for arguments, message in (
         (("update", graph, second, "--max-order", 3), "the graph has max_order = 5, not 3"),
+        (("update", graph, second, "--special-tokens", "parse"), "the graph has special_tokens = text, not parse"),
         (("update", graph, second, "--tokenizer", other_tokenizer), "was built with tokenizer"),
         (("update", graph, tmp_path / "none.txt"), "none.txt"),
         (("update", pruned, second), "prune afterwards"),

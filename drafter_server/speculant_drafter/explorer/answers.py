@@ -118,7 +118,7 @@ class OpenGraph:
             if self._tokenizer is None:
                 raise DraftRequestError(self._text_problem)
             try:
-                return self._tokenizer.encode(question.text)
+                return self._tokenizer.encode_prompt(question.text) if question.text else []
             except (UnicodeEncodeError, TypeError):
                 raise DraftRequestError("the text has half a character (a lone surrogate); remove it") from None
         size = self._graph.vocabulary_size
@@ -210,7 +210,7 @@ def _tokenizer_of(expected: Fingerprint, folder: Path | None, shown_name: str) -
     """Return the tokenizer of a graph if it is on this machine, and otherwise why it is not in use."""
     for name in ([] if folder is None else [str(folder)]) + [expected.name]:
         try:
-            tokenizer = CorpusTokenizer.load(name)
+            tokenizer = CorpusTokenizer.load(name, special_tokens="parse")
         except ModuleNotFoundError:
             return (
                 None,

@@ -57,7 +57,9 @@ def run(arguments: Sequence[str]) -> int:
         built = build_in_child(files, settings.output or Path(folder) / "graph.pkl", settings.graph)
     config = settings.graph
     tokenizer = CorpusTokenizer.load(
-        config.tokenizer_name, config.hf_token.get_secret_value() if config.hf_token else None
+        config.tokenizer_name,
+        config.hf_token.get_secret_value() if config.hf_token else None,
+        config.special_tokens,
     )
     token_ids = first_tokens(tokenizer, files, config, settings.dict_tokens)
     figures = _figures(built, config.engine) | compare_counting(token_ids, tokenizer.fingerprint, config.max_order)

@@ -94,7 +94,9 @@ def _read(settings: BenchDraftSettings, plan: DraftPlan, progress: BenchProgress
     graph = None if settings.graph_path is None else load_graph(settings.graph_path)
     progress.begin("reading the tokenizer")
     tokenizer = CorpusTokenizer.load(
-        config.tokenizer_name, config.hf_token.get_secret_value() if config.hf_token else None
+        config.tokenizer_name,
+        config.hf_token.get_secret_value() if config.hf_token else None,
+        config.special_tokens,
     )
     if graph is not None:
         tokenizer.require(graph.metadata.tokenizer)

@@ -66,7 +66,9 @@ def run(arguments: Sequence[str]) -> int:
     files = bench_files(settings.corpus)
     held_files = [] if settings.held is None else bench_files([settings.held])
     tokenizer = CorpusTokenizer.load(
-        config.tokenizer_name, config.hf_token.get_secret_value() if config.hf_token else None
+        config.tokenizer_name,
+        config.hf_token.get_secret_value() if config.hf_token else None,
+        config.special_tokens,
     )
     large = None
     if settings.graph_path is not None:

@@ -133,6 +133,7 @@ def _read(settings: BenchReplaySettings, progress: BenchProgress) -> tuple[Ngram
     tokenizer = CorpusTokenizer.load(
         config.tokenizer_name if is_named or graph is None else graph.metadata.tokenizer.name,
         config.hf_token.get_secret_value() if config.hf_token else None,
+        special_tokens="parse",  # a model wrote them
     )
     if graph is not None:
         tokenizer.require(graph.metadata.tokenizer)

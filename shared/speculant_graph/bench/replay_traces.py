@@ -53,12 +53,12 @@ class Workload:
 def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int | None = None) -> list[Workload]:
     """Read files of traces, one JSON object with ``prompt`` and ``output`` a line.
 
-    Both texts are tokenised by themselves, and nothing in them is a special token. Blank lines and traces whose
-    output is empty are left out.
+    Both texts are tokenised by themselves, the prompt as the verifier does it. Blank lines and traces whose output is
+    empty are left out.
 
     Args:
         paths: the files; each is a workload.
-        tokenizer: makes the ids.
+        tokenizer: makes the ids; it says what special tokens are in outputs.
         limit: most traces to read of each file; None for all.
 
     Raises:
@@ -86,7 +86,7 @@ def _read_workload(path: Path, tokenizer: CorpusTokenizer, limit: int | None) ->
             if not name.isprintable():  # it goes to terminals
                 raise CorpusError(f"{path}: the field 'workload' of the first line holds control characters; rename it")
         texts.append((str(record["prompt"]), str(record["output"])))
-    prompts = tokenizer.encode_batch([prompt for prompt, _ in texts])
+    prompts = [tokenizer.encode_prompt(prompt) for prompt, _ in texts]
     outputs = tokenizer.encode_batch([output for _, output in texts])
     pairs = zip(prompts, outputs, strict=True)
     traces = tuple(Trace(tuple(prompt), tuple(output)) for prompt, output in pairs if output)

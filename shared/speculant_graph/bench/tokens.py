@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from speculant_graph.config import GraphConfig
-from speculant_graph.corpus.documents import read_documents
 from speculant_graph.corpus.files import STANDARD_INPUT, list_corpus_files
 from speculant_graph.corpus.sample import sample_texts
 from speculant_graph.corpus.source import Source
-from speculant_graph.corpus.text import cut_text
+from speculant_graph.corpus.stream import documents_of, items_of
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
 from speculant_graph.graph.layout import UInt32Array
@@ -63,18 +62,11 @@ def first_tokens(
 
 def _pieces(tokenizer: CorpusTokenizer, files: Sequence[Path], config: GraphConfig) -> Iterator[UInt32Array]:
     piece_characters = _PIECE_CHARACTERS if tokenizer.is_cuttable else _WHOLE
-    begin, end = (np.array([] if one is None else [one], np.uint32) for one in (tokenizer.bos_id, tokenizer.eos_id))
     for file in files:
         try:
-            for document in read_documents(Source(file), config.encoding, config.text_field):
-                is_empty = True
-                for text in cut_text(document.texts, piece_characters):
-                    if is_empty:
-                        yield begin
-                    is_empty = False
-                    yield tokenizer.encode_array(text)
-                if not is_empty:
-                    yield end
+            for document in documents_of(Source(file), config, tokenizer):
+                for item in items_of(document, tokenizer, piece_characters):
+                    yield tokenizer.encode_array(item) if isinstance(item, str) else item
         except CorpusError:
             if config.on_error == "fail":
                 raise

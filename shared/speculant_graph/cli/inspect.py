@@ -37,7 +37,8 @@ class InspectSettings(CommandSettings):
     json_output: bool = False
     """Print one JSON object as the last line."""
     graph: GraphConfig = GraphConfig()
-    """How the text of --coverage is read; tokenizer: the graph's, if it is no longer where the graph was built."""
+    """How the text of --coverage is read, special tokens as for the graph; tokenizer: the graph's, if it is no longer
+    where the graph was built."""
     draft: DraftConfig = DraftConfig()
     """How to draft after the prompt."""
 
@@ -81,7 +82,7 @@ def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tu
     name = config.tokenizer_name if "tokenizer_name" in config.model_fields_set else own_name
     if is_needed or name != own_name:
         hf_token = config.hf_token.get_secret_value() if config.hf_token else None
-        tokenizer = CorpusTokenizer.load(name, hf_token)
+        tokenizer = CorpusTokenizer.load(name, hf_token, graph.metadata.special_tokens)
         tokenizer.require(graph.metadata.tokenizer)
         return tokenizer, ""
     try:

@@ -51,6 +51,7 @@ def describe_graph(graph: NgramGraph, path: Path, num_top: int, tokenizer: Corpu
         "tokenizer_sha256": metadata.tokenizer.sha256,
         "vocabulary_size": metadata.tokenizer.vocabulary_size,
         "document_boundaries": metadata.document_boundaries,
+        "special_tokens": metadata.special_tokens,
         "min_count": metadata.min_count,
         "built_at": metadata.built_at,
         "build_seconds": metadata.build_seconds,
@@ -84,7 +85,7 @@ def explain_prompt(
     graph: NgramGraph, tokenizer: CorpusTokenizer, prompt: str, config: DraftConfig, num_top: int
 ) -> dict[str, Any]:
     """Return the draft after a text and, for every order, what is known of the text's end."""
-    context = tokenizer.encode(prompt)
+    context = tokenizer.encode_prompt(prompt)
     draft = DraftGenerator(graph, config, tokenizer).generate(context)
     return {
         "prompt": prompt,
@@ -127,6 +128,12 @@ def coverage_of(
     graph: NgramGraph, tokenizer: CorpusTokenizer, files: Sequence[Path], config: GraphConfig
 ) -> dict[str, Any]:
     """Return how much of a text the graph knows; document boundaries are counted as the graph's were.
+
+    Args:
+        graph: the graph.
+        tokenizer: its tokenizer; special tokens are what they were for the graph.
+        files: the text.
+        config: how it is read.
 
     Raises:
         ConfigError: the encoding does not exist.

@@ -42,7 +42,8 @@ class InspectPrinter:
         pruned = (
             "all are kept" if report["min_count"] == 1 else f"those seen less than {report['min_count']} times left out"
         )
-        self._say(f"n-grams {borders} document borders; {pruned}")
+        special = "special tokens" if report["special_tokens"] == "parse" else "text"
+        self._say(f"n-grams {borders} document borders; {pruned}; special tokens spelt out in texts are {special}")
         size = report["calibration_bytes"]
         self._say(f"calibration: learned from the corpus, {size:,} bytes" if size else "calibration: none")
         revision = f", revision {report['tokenizer_revision'][:12]}" if report["tokenizer_revision"] else ""

@@ -23,7 +23,7 @@ class UpdateSettings(CommandSettings):
     json_output: bool = False
     """Print one JSON object as the last line."""
     graph: GraphConfig = GraphConfig()
-    """How to read and count; tokenizer, orders and boundaries are the graph's."""
+    """How to read and count; tokenizer, orders, boundaries and special tokens are the graph's."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -56,11 +56,11 @@ def run(arguments: Sequence[str]) -> int:
 
     log_to_stderr("INFO")
     graph = NgramGraph.load(settings.path, verify=True)
-    tokenizer = CorpusTokenizer.load(settings.tokenizer or graph.metadata.tokenizer.name)
+    tokenizer = CorpusTokenizer.load(settings.tokenizer or graph.metadata.tokenizer.name, special_tokens="parse")
     tokenizer.require(graph.metadata.tokenizer)
     shown = explore(
         graph,
-        tokenizer.encode(prompt),
+        tokenizer.encode_prompt(prompt) if prompt else [],
         tokenizer.decode,
         depth=settings.depth,
         branches=settings.branches,

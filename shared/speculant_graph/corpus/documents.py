@@ -7,9 +7,11 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 from loguru import logger
+from numpy.typing import NDArray
 
-from speculant_graph.corpus.records import read_json, read_json_lines, text_of_record
+from speculant_graph.corpus.records import read_json, read_json_lines, text_of_record, token_ids_of_record
 from speculant_graph.corpus.source import Source
 from speculant_graph.corpus.text import read_text
 from speculant_graph.errors import CorpusError
@@ -18,15 +20,19 @@ from speculant_graph.extras import needed_for
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of its own inside of a file."""
+    """One text of its own inside of a file, or the token ids of one."""
 
     label: str
     """Where it is, for messages: the file, and the line or record in it."""
     texts: Iterator[str]
-    """Its text in blocks of any size; to be read before the next document."""
+    """Its text in blocks of any size; to be read before the next document. Nothing if there are ids."""
+    token_ids: NDArray[np.uint32] | None = None
+    """Its token ids, shape ``[num_tokens]``, if the file has these instead of text."""
 
 
-def read_documents(source: Source, encoding: str, text_field: str) -> Iterator[Document]:
+def read_documents(
+    source: Source, encoding: str, text_field: str, token_ids_field: str = "", vocabulary_size: int = 0
+) -> Iterator[Document]:
     """Stream the documents of a file, whose name says how it is read; all of the file has been read at the end.
 
     ``.jsonl`` and ``.ndjson`` hold one record a line, ``.json`` an array of records or one of them: each record is a
@@ -37,6 +43,8 @@ def read_documents(source: Source, encoding: str, text_field: str) -> Iterator[D
         source: the file.
         encoding: text encoding of all but PDF.
         text_field: where a record has its text; dots lead into nested objects, unless it has a field of that very name.
+        token_ids_field: where a record has its token ids, in the same way; then no text of records is read.
+        vocabulary_size: such ids must be below.
 
     Raises:
         ConfigError: the encoding does not exist, or is none of texts.
@@ -50,7 +58,10 @@ def read_documents(source: Source, encoding: str, text_field: str) -> Iterator[D
     if source.suffix in {".jsonl", ".ndjson", ".json"}:
         read_records = read_json if source.suffix == ".json" else read_json_lines
         for label, record in read_records(texts, source.label):
-            yield Document(label, iter([text_of_record(record, label, text_field)]))
+            if token_ids_field:
+                yield Document(label, iter(()), token_ids_of_record(record, label, token_ids_field, vocabulary_size))
+            else:
+                yield Document(label, iter([text_of_record(record, label, text_field)]))
     else:
         yield Document(source.label, texts)
 

@@ -8,12 +8,16 @@ products have ascending ids, and let every token come out of its own bytes by th
 range of bytes are those of that range alone, as long as none crosses its ends. So the pair that is joined into a
 token is always the one that ends the merging of the token's own bytes: it is listed, there is only one, and both
 libraries find it in the same order.
+
+Special tokens that are parsed are cut out of the text before. Both libraries take the leftmost; tokenizers the longest
+of those that begin at one place, tiktoken any of them. So none may begin with another.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,10 +57,11 @@ Encode = Callable[[str], NDArray[np.uint32]]
 class FastBpe:
     """A tokenizer's twin made by tiktoken."""
 
-    def __init__(self, encoding: Encoding, slow: Encode) -> None:
-        """Take the twin and the tokenizer itself, which encodes what the twin refuses."""
+    def __init__(self, encoding: Encoding, slow: Encode, parsed: frozenset[str]) -> None:
+        """Take the twin, the tokenizer itself, which encodes what the twin refuses, and the special tokens to parse."""
         self._encoding = encoding
         self._slow = slow
+        self._parsed = parsed
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, slow: Encode) -> FastBpe | None:
@@ -71,20 +76,21 @@ class FastBpe:
         definition = json.loads(tokenizer.to_str())
         pattern = _pattern(definition)
         ranks = None if pattern is None else _ranks(definition["model"])
-        if pattern is None or ranks is None:
+        special = {} if tokenizer.encode_special_tokens else _special_ids(definition)
+        if pattern is None or ranks is None or special is None:
             return None
         # Without a special token tiktoken would look for the empty one at every byte. It is never allowed.
-        unused = {"<|unused|>": max(ranks.values()) + 1}
+        known = special or {"<|unused|>": max(ranks.values()) + 1}
         try:
-            encoding = tiktoken.Encoding("corpus", pat_str=pattern, mergeable_ranks=ranks, special_tokens=unused)
+            encoding = tiktoken.Encoding("corpus", pat_str=pattern, mergeable_ranks=ranks, special_tokens=known)
         except ValueError:  # its regular expressions are not those of tokenizers
             return None
-        return cls(encoding, slow)
+        return cls(encoding, slow, frozenset(special))
 
     def encode(self, text: str) -> NDArray[np.uint32]:
         """Return the token ids of a text, shape ``[num_tokens]``; other threads go on meanwhile."""
         try:
-            return self._encoding.encode_to_numpy(text, disallowed_special=())
+            return self._encoding.encode_to_numpy(text, allowed_special=self._parsed, disallowed_special=())
         except ValueError:  # a run of blanks that is too long for its regular expressions
             return self._slow(text)
 
@@ -108,6 +114,15 @@ def _pattern(definition: dict[str, Any]) -> str | None:
         }:
             return pattern
     return None
+
+
+def _special_ids(definition: dict[str, Any]) -> dict[str, int] | None:
+    tokens = definition["added_tokens"]
+    ids: dict[str, int] = {token["content"]: token["id"] for token in tokens}
+    has_rules = any(token[rule] for token in tokens for rule in ("lstrip", "rstrip", "single_word", "normalized"))
+    if has_rules or any(longer.startswith(shorter) for shorter, longer in pairwise(sorted(ids))):
+        return None
+    return ids
 
 
 def _ranks(model: dict[str, Any]) -> dict[bytes, int] | None:

@@ -1,9 +1,12 @@
-"""JSON to records, and the text of a record."""
+"""JSON to records, and the text or the token ids of a record."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
 
 from speculant_graph.errors import CorpusError
 
@@ -144,27 +147,57 @@ def text_of_record(record: object, place: str, text_field: str) -> str:
     """
     if isinstance(record, str):
         return record
-    value = record
-    is_plain = isinstance(record, dict) and text_field in record
-    for name in [text_field] if is_plain else text_field.split("."):
-        if not isinstance(value, dict):
-            raise CorpusError(
-                f"{place}: {_kind(value)} where an object with field {text_field!r} should be; mend the record"
-            )
-        if name not in value:
-            fields = ", ".join(list(value)[:_LISTED_FIELDS]) or "none"
-            more = ", ..." if len(value) > _LISTED_FIELDS else ""
-            raise CorpusError(
-                f"{place}: no field {text_field!r} (there are: {fields}{more}); set --graph.text-field to one with text"
-            )
-        value = value[name]
+    fix = "set --graph.text-field to one with text"
+    value = _field(record, place, text_field, fix)
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return "\n".join(value)
-    raise CorpusError(
-        f"{place}: field {text_field!r} is {_kind(value)}, not text; set --graph.text-field to one with text"
-    )
+    raise CorpusError(f"{place}: field {text_field!r} is {_kind(value)}, not text; {fix}")
+
+
+def token_ids_of_record(record: object, place: str, token_ids_field: str, vocabulary_size: int) -> NDArray[np.uint32]:
+    """Return the token ids of one record, shape ``[num_tokens]``.
+
+    Args:
+        record: a JSON value.
+        place: where it is, for messages.
+        token_ids_field: name of the field, as in :func:`text_of_record`; it holds a list.
+        vocabulary_size: the ids must be below.
+
+    Raises:
+        CorpusError: the record has no such field, or anything but token ids in it.
+    """
+    fix = "set --graph.token-ids-field to one with token ids"
+    value = _field(record, place, token_ids_field, fix)
+    if not isinstance(value, list):
+        raise CorpusError(f"{place}: field {token_ids_field!r} is {_kind(value)}, not a list of token ids; {fix}")
+    for index, item in enumerate(value):
+        if type(item) is not int:
+            kind = "a fraction" if isinstance(item, float) else _kind(item)
+            raise CorpusError(f"{place}: item {index} of field {token_ids_field!r} is {kind}, not a token id; {fix}")
+        if not 0 <= item < vocabulary_size:
+            raise CorpusError(
+                f"{place}: item {index} of field {token_ids_field!r} is none of the ids 0 to {vocabulary_size - 1}; "
+                "set --graph.tokenizer-name to the tokenizer of these ids"
+            )
+    return np.array(value, np.uint32)
+
+
+def _field(record: object, place: str, field: str, fix: str) -> object:
+    value = record
+    is_plain = isinstance(record, dict) and field in record
+    for name in [field] if is_plain else field.split("."):
+        if not isinstance(value, dict):
+            raise CorpusError(
+                f"{place}: {_kind(value)} where an object with field {field!r} should be; mend the record"
+            )
+        if name not in value:
+            fields = ", ".join(list(value)[:_LISTED_FIELDS]) or "none"
+            more = ", ..." if len(value) > _LISTED_FIELDS else ""
+            raise CorpusError(f"{place}: no field {field!r} (there are: {fields}{more}); {fix}")
+        value = value[name]
+    return value
 
 
 def _kind(value: object) -> str:

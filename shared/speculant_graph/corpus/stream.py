@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.documents import Document, read_documents
 from speculant_graph.corpus.files import CorpusFile, SkippedFile
@@ -20,6 +23,7 @@ from speculant_graph.errors import CorpusError
 
 DOCUMENT_SEPARATOR = 0xFFFF_FFFF
 """Stands between documents in a stream; no tokenizer has this id."""
+_SEPARATOR = np.array([DOCUMENT_SEPARATOR], np.uint32)
 
 # Small pieces keep all threads busy to the end of a file, and the memory small.
 _PIECE_CHARACTERS = 1 << 16
@@ -42,7 +46,7 @@ class TokenStream:
     num_tokens: int
     """Ids in the file, separators not counted."""
     num_documents: int
-    """Documents with text."""
+    """Documents with tokens."""
     files: tuple[CorpusFile, ...]
     """Files that were read, in order, those without text included."""
     skipped: tuple[SkippedFile, ...]
@@ -58,8 +62,8 @@ def write_token_stream(
 ) -> TokenStream:
     """Write the token ids of all documents of all files, one after another, to a file.
 
-    Each document is wrapped in the tokenizer's BOS and EOS tokens, if it has them; documents without text are left
-    out. The stream is the same whatever ``jobs`` and ``chunk_size`` are.
+    Each text is wrapped in the tokenizer's BOS and EOS tokens, if it has them; token ids are taken as they are.
+    Documents with neither are left out. The stream is the same whatever ``jobs`` and ``chunk_size`` are.
 
     About ``jobs × chunk_size`` characters are held at a time. Some things are held whole, however large they are: a
     text without a place to cut, such as one huge line of base64; a JSON record; a PDF, both its file and its text;
@@ -69,8 +73,9 @@ def write_token_stream(
         tokenizer: makes the ids; it is sped up on the way if the corpus is large enough to gain by it.
         files: what to read, in this order.
         path: the file to write; it is removed if anything is raised.
-        config: ``chunk_size``, ``encoding``, ``text_field``, ``on_error``, ``document_boundaries`` (one
-            :data:`DOCUMENT_SEPARATOR` between documents) and ``jobs`` are used.
+        config: ``chunk_size``, ``encoding``, ``text_field``, ``token_ids_field``, ``on_error``,
+            ``document_boundaries`` (one :data:`DOCUMENT_SEPARATOR` between documents) and ``jobs`` are used; what
+            special tokens are is the tokenizer's.
         on_progress: told the bytes of files whose tokens are written, and the number of these tokens.
 
     Raises:
@@ -87,7 +92,7 @@ def write_token_stream(
         path,
         tokenizer.encode_array,
         num_threads=num_threads,
-        most_characters=min(config.chunk_size * num_threads, config.memory // _BYTES_PER_CHARACTER),
+        most_in_flight=min(config.chunk_size * num_threads, config.memory // _BYTES_PER_CHARACTER),
         on_progress=on_progress,
     ) as writer:
         return _Corpus(tokenizer, config, writer).write(files, path)
@@ -155,37 +160,69 @@ class _Corpus:
 
     def _batches(self, source: Source) -> Iterator[Batch]:
         batch = Batch()
-        for document in read_documents(source, self._config.encoding, self._config.text_field):
+        for document in documents_of(source, self._config, self._tokenizer):
             for item in self._items(document):
-                batch.add(item, is_separator=item == DOCUMENT_SEPARATOR)
-                if batch.num_characters >= min(_PIECE_CHARACTERS, self._config.chunk_size):
+                batch.add(item)
+                batch.num_separators += item is _SEPARATOR
+                if batch.size >= min(_PIECE_CHARACTERS, self._config.chunk_size):
                     yield self._closed(batch, source)
                     batch = Batch()
         yield self._closed(batch, source)
 
     def _closed(self, batch: Batch, source: Source) -> Batch:
         batch.bytes_read = self._finished_bytes + source.num_bytes
-        if self._is_first_batch and batch.num_characters and _is_fast(self._tokenizer):
+        if self._is_first_batch and any(batch.texts()) and _is_fast(self._tokenizer):
             self._is_first_batch = False
             # Nothing is written yet, and of standard input this is all that can be tried before.
             self._tokenizer.speed_up(text[:_PIECE_CHARACTERS] for text in batch.texts())
         return batch
 
-    def _items(self, document: Document) -> Iterator[str | int]:
-        pieces = cut_text(document.texts, self._piece_characters)
-        first = next(pieces, None)
+    def _items(self, document: Document) -> Iterator[str | NDArray[np.uint32]]:
+        items = items_of(document, self._tokenizer, self._piece_characters)
+        first = next(items, None)
         if first is None:
             return
         if self._config.document_boundaries and self._num_documents:
-            yield DOCUMENT_SEPARATOR
+            yield _SEPARATOR
         self._num_documents += 1
-        if self._tokenizer.bos_id is not None:
-            yield self._tokenizer.bos_id
-        yield _proper(first, document)
-        for piece in pieces:
-            yield _proper(piece, document)
-        if self._tokenizer.eos_id is not None:
-            yield self._tokenizer.eos_id
+        yield first
+        yield from items
+
+
+def documents_of(source: Source, config: GraphConfig, tokenizer: CorpusTokenizer) -> Iterator[Document]:
+    """Stream the documents of a file as :func:`~speculant_graph.corpus.documents.read_documents` does, by settings."""
+    size = tokenizer.fingerprint.vocabulary_size
+    return read_documents(source, config.encoding, config.text_field, config.token_ids_field, size)
+
+
+def items_of(
+    document: Document, tokenizer: CorpusTokenizer, piece_characters: int
+) -> Iterator[str | NDArray[np.uint32]]:
+    """Stream what a document adds to a stream, nothing if it is empty: token ids, and texts to be encoded.
+
+    Args:
+        document: what to read.
+        tokenizer: its BOS and EOS tokens wrap texts.
+        piece_characters: as in :func:`~speculant_graph.corpus.text.cut_text`.
+
+    Raises:
+        CorpusError: the text has half a character, or too many blanks in a row.
+    """
+    if document.token_ids is not None:
+        if document.token_ids.size:
+            yield document.token_ids
+        return
+    pieces = cut_text(document.texts, piece_characters)
+    first = next(pieces, None)
+    if first is None:
+        return
+    if tokenizer.bos_id is not None:
+        yield np.array([tokenizer.bos_id], np.uint32)
+    yield _proper(first, document)
+    for piece in pieces:
+        yield _proper(piece, document)
+    if tokenizer.eos_id is not None:
+        yield np.array([tokenizer.eos_id], np.uint32)
 
 
 def _proper(piece: str, document: Document) -> str:

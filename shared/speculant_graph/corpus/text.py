@@ -69,6 +69,11 @@ def _decoder(encoding: str) -> codecs.IncrementalDecoder:
         raise ConfigError(f"{encoding!r} is no text encoding; set --graph.encoding, for example to utf-8") from error
 
 
+def may_be_cut(token: str) -> bool:
+    """Say whether :func:`cut_text` may cut inside of these characters, whatever is around them."""
+    return any(1 < cut.start() <= len(token) for cut in _RARE_CUT.finditer(f"x{token}x"))
+
+
 def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
     """Cut a text into non-empty pieces whose token ids, one after another, are those of the whole.
 

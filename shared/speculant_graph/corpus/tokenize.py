@@ -1,15 +1,16 @@
 """Text to token ids and back, with the ``tokenizers`` library alone (never transformers).
 
-Also the one definition of a tokenizer's identity, which graph files, drafters and verifiers compare.
+Also what graph files, drafters and verifiers must agree on: a tokenizer's identity, and how prompts are encoded.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 
 from speculant_graph.corpus.fast_bpe import PROBES, FastBpe
 from speculant_graph.corpus.hub import first_line, local_folder, only_local
+from speculant_graph.corpus.text import may_be_cut
 from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
 from speculant_graph.extras import needed_for
-from speculant_graph.types import Fingerprint
+from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -62,8 +64,40 @@ def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
     )
 
 
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[TokenId]:
+    """Return the token ids of a prompt, the same for a verifier that decodes it and for a graph that is asked about it.
+
+    As with transformers, special tokens that the text spells out are these tokens, and the tokenizer's own template
+    puts others around it, such as BOS.
+
+    Args:
+        tokenizer: a transformers tokenizer's ``backend_tokenizer``, or one of its file.
+        text: the whole prompt.
+
+    Raises:
+        GraphError: the text has millions of alike characters in a row.
+    """
+    if tokenizer.truncation is not None:  # of its training
+        tokenizer.no_truncation()
+    if tokenizer.padding is not None:
+        tokenizer.no_padding()
+    return _ids_of(tokenizer, [text], add_special_tokens=True)[0]
+
+
+def _ids_of(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[TokenId]]:
+    try:
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # which the library does not export, and is no Exception
+            raise
+        raise GraphError(
+            f"the tokenizer gave up ({first_line(error)}); look for millions of alike characters in a row"
+        ) from None
+    return [encoding.ids for encoding in encodings]
+
+
 class CorpusTokenizer:
-    """A tokenizer that treats everything in a text as text: it adds no special token and recognises none."""
+    """A tokenizer of corpora: it adds no special token to a text, and recognises those in it only if it is told to."""
 
     def __init__(
         self,
@@ -72,6 +106,7 @@ class CorpusTokenizer:
         bos_id: int | None = None,
         eos_id: int | None = None,
         revision: str = "",
+        special_tokens: SpecialTokensName = "text",
     ) -> None:
         """Take over a tokenizer object, whose treatment of special tokens is changed.
 
@@ -81,8 +116,9 @@ class CorpusTokenizer:
             bos_id: id of the token that begins a document, if there is one.
             eos_id: id of the token that ends a document, if there is one.
             revision: commit of the hub's repository that it comes from, if it comes from one.
+            special_tokens: what they are where a text spells them out; prompts are always parsed.
         """
-        tokenizer.encode_special_tokens = True
+        tokenizer.encode_special_tokens = special_tokens == "text"
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -94,8 +130,16 @@ class CorpusTokenizer:
         self._has_tried_fast = False
 
     @classmethod
-    def load(cls, name_or_folder: str | Path, hf_token: str | None = None) -> CorpusTokenizer:
+    def load(
+        cls, name_or_folder: str | Path, hf_token: str | None = None, special_tokens: SpecialTokensName = "text"
+    ) -> CorpusTokenizer:
         """Load a tokenizer from a folder with ``tokenizer.json``, ``~`` expanded, or by its name on the hub.
+
+        Args:
+            name_or_folder: where it is.
+            hf_token: access token, if it is a gated one on the hub.
+            special_tokens: what they are where a text spells them out. Whoever only encodes prompts takes "parse",
+                which needs one copy of the vocabulary less.
 
         Raises:
             ConfigError: there is no such tokenizer, or no access to it.
@@ -119,7 +163,7 @@ class CorpusTokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"tokenizer {name} can't be read ({first_line(error)}); download it again") from error
         bos_id, eos_id = (_special_id(tokenizer, config, role) for role in ("bos", "eos"))
-        return cls(name, tokenizer, bos_id, eos_id, revision)
+        return cls(name, tokenizer, bos_id, eos_id, revision, special_tokens)
 
     def require(self, expected: Fingerprint) -> None:
         """Refuse to be used with a graph of another tokenizer.
@@ -144,14 +188,19 @@ class CorpusTokenizer:
         Raises:
             GraphError: a text has millions of alike characters in a row.
         """
-        try:
-            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # which the library does not export, and is no Exception
-                raise
-            raise GraphError(
-                f"the tokenizer gave up ({first_line(error)}); look for millions of alike characters in a row"
-            ) from None
+        return _ids_of(self._tokenizer, texts, add_special_tokens=False)
+
+    def encode_prompt(self, text: str) -> list[TokenId]:
+        """Return the token ids of a prompt as the verifier has them; see :func:`encode_prompt`."""
+        return encode_prompt(self._prompt_tokenizer, text)
+
+    @cached_property
+    def _prompt_tokenizer(self) -> Tokenizer:
+        if not self._tokenizer.encode_special_tokens:
+            return self._tokenizer
+        parsing = copy.deepcopy(self._tokenizer)  # other threads may be encoding text
+        parsing.encode_special_tokens = False
+        return parsing
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """Return the token ids of one text, shape ``[num_tokens]``, by the fastest encoder in use.
@@ -193,8 +242,14 @@ class CorpusTokenizer:
     def is_cuttable(self) -> bool:
         """Whether texts may be encoded in the pieces of :func:`~speculant_graph.corpus.text.cut_text`.
 
-        Tokenizers that see spaces as part of a running text (SentencePiece) take documents whole.
+        Tokenizers that see spaces as part of a running text (SentencePiece) take documents whole, and so do those that
+        recognise tokens in a text which a cut could change.
         """
+        for token in self._tokenizer.get_added_tokens_decoder().values():
+            is_text = token.special and self._tokenizer.encode_special_tokens
+            has_rules = token.lstrip or token.rstrip or token.single_word
+            if not is_text and (has_rules or may_be_cut(token.content)):
+                return False
         return all(self.encode(left + right) == self.encode(left) + self.encode(right) for left, right in _CUT_PROBES)
 
     def decode(self, token_ids: Sequence[int]) -> str:

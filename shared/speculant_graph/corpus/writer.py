@@ -22,21 +22,20 @@ _ID_BYTES = 4
 
 @dataclass(slots=True)
 class Batch:
-    """Pieces of text and single ids that follow each other in a stream."""
+    """Pieces of text and ids that follow each other in a stream."""
 
-    items: list[str | int] = field(default_factory=list)
-    num_characters: int = 0
-    """Of all texts."""
+    items: list[str | NDArray[np.uint32]] = field(default_factory=list)
+    size: int = 0
+    """Characters and ids."""
     num_separators: int = 0
     """Ids that do not count as tokens."""
     bytes_read: int = 0
     """Bytes of files read when it was closed."""
 
-    def add(self, item: str | int, *, is_separator: bool) -> None:
-        """Append a text or an id."""
+    def add(self, item: str | NDArray[np.uint32]) -> None:
+        """Append a text, or ids of shape ``[num_ids]``."""
         self.items.append(item)
-        self.num_characters += len(item) if isinstance(item, str) else 0
-        self.num_separators += is_separator
+        self.size += len(item)
 
     def texts(self) -> Iterator[str]:
         """Return its texts in order."""
@@ -59,7 +58,7 @@ class StreamWriter:
         encode: Callable[[str], NDArray[np.uint32]],
         *,
         num_threads: int,
-        most_characters: int,
+        most_in_flight: int,
         on_progress: Callable[[int, int], None] | None,
     ) -> None:
         """Make an empty file, which is removed again if the ``with`` block raises.
@@ -68,7 +67,7 @@ class StreamWriter:
             path: the file to write, little-endian uint32.
             encode: text to ids; called by several threads at once.
             num_threads: threads that encode.
-            most_characters: bound of the texts that wait or are being encoded; a single batch may be larger.
+            most_in_flight: bound of the characters and ids that wait or are being encoded; one batch may be larger.
             on_progress: told the bytes of files and the tokens that are done, after every batch.
 
         Raises:
@@ -78,11 +77,11 @@ class StreamWriter:
         with self._writing():
             self._output = path.open("wb")
         self._encode = encode
-        self._most_characters = most_characters
+        self._most_in_flight = most_in_flight
         self._on_progress = on_progress
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
         self._pending: deque[_Pending] = deque()
-        self._pending_characters = 0
+        self._in_flight = 0
         self._file_number = 0
         # Of the current file, as far as they are written:
         self._file_ids = self._file_tokens = 0
@@ -110,10 +109,10 @@ class StreamWriter:
 
     def submit(self, batch: Batch) -> None:
         """Append a batch; it is written sooner or later. Waits while too much text is in flight."""
-        while self._pending and self._pending_characters + batch.num_characters > self._most_characters:
+        while self._pending and self._in_flight + batch.size > self._most_in_flight:
             self._write_oldest()
         self._pending.append(_Pending(batch, self._file_number, self._threads.submit(self._ids_of, batch)))
-        self._pending_characters += batch.num_characters
+        self._in_flight += batch.size
         while self._pending and self._pending[0].token_ids.done():
             self._write_oldest()
 
@@ -135,9 +134,7 @@ class StreamWriter:
             self._on_progress(num_bytes, self.num_tokens)
 
     def _ids_of(self, batch: Batch) -> NDArray[np.uint32]:
-        parts = [
-            self._encode(item) if isinstance(item, str) else np.array([item], dtype=np.uint32) for item in batch.items
-        ]
+        parts = [self._encode(item) if isinstance(item, str) else item for item in batch.items]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
 
     @contextmanager
@@ -155,7 +152,7 @@ class StreamWriter:
 
     def _write_oldest(self) -> None:
         oldest = self._pending.popleft()
-        self._pending_characters -= oldest.batch.num_characters
+        self._in_flight -= oldest.batch.size
         token_ids = oldest.token_ids.result()
         num_tokens = token_ids.size - oldest.batch.num_separators
         with self._writing():

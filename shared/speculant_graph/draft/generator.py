@@ -41,8 +41,8 @@ class DraftGenerator:
         Args:
             graph: what to draft from.
             config: mixing, and defaults of :meth:`generate`.
-            tokenizer: tokenises prompts that are text; otherwise the graph's own is loaded by name when
-                needed.
+            tokenizer: tokenises prompts that are text, as the verifier does; otherwise the graph's own is loaded by
+                name when needed.
 
         Raises:
             TokenizerMismatchError: the tokenizer is not the one of the graph.
@@ -85,7 +85,7 @@ class DraftGenerator:
         """Draft what may follow a prompt.
 
         Args:
-            prompt: text or token ids.
+            prompt: text, which is encoded as the verifier does it, or token ids.
             k: most tokens to draft; the configured number if None.
             strategy: how to choose them; the configured one if None.
             seed: seed of the strategy ``sampling``.
@@ -283,10 +283,10 @@ class DraftGenerator:
     def _encoded(self, text: str) -> list[TokenId]:
         if self._tokenizer is None:
             expected = self.graph.metadata.tokenizer
-            tokenizer = CorpusTokenizer.load(expected.name, self._hf_token)
+            tokenizer = CorpusTokenizer.load(expected.name, self._hf_token, special_tokens="parse")
             tokenizer.require(expected)
             self._tokenizer = tokenizer
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode_prompt(text)
 
 
 def _attention_of(config: DraftConfig) -> chain.Float64Array:

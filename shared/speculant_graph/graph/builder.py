@@ -27,7 +27,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.report import BuildReport, Phase, Stopwatch, built_at
 from speculant_graph.graph.store import check_description, load_graph, save_graph
 from speculant_graph.graph.workspace import checked_output, workspace
-from speculant_graph.types import Fingerprint, TokenId
+from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ Calibrate = Callable[[Path, GraphMetadata, int, int], bytes]
 class GraphBuilder:
     """Builds one graph from the files of a corpus.
 
-    Every document is wrapped in the tokenizer's BOS and EOS tokens, if it has them; documents without text are left
-    out. The documents form one stream, so n-grams run across their borders unless ``document_boundaries`` is set.
-    Memory stays within ``memory``, however large the corpus is; only a document without any place to cut, a JSON record
-    and a PDF are read whole, whatever they take.
+    Every text is wrapped in the tokenizer's BOS and EOS tokens, if it has them, and token ids are counted as they are;
+    documents with neither are left out. The documents form one stream, so n-grams run across their borders unless
+    ``document_boundaries`` is set. Memory stays within ``memory``, however large the corpus is; only a document without
+    any place to cut, a JSON record and a PDF are read whole, whatever they take.
     """
 
     def __init__(self, tokenizer_name: str | Path = DEFAULT_MODEL, max_order: int = 5, **settings: Any) -> None:
@@ -133,7 +133,7 @@ class GraphBuilder:
         with watch.measuring("tokenize"):
             files = list_corpus_files(corpus)
             hf_token = self.config.hf_token.get_secret_value() if self.config.hf_token else None
-            tokenizer = CorpusTokenizer.load(self.config.tokenizer_name, hf_token)
+            tokenizer = CorpusTokenizer.load(self.config.tokenizer_name, hf_token, self.config.special_tokens)
             require_vocabulary(tokenizer.fingerprint.vocabulary_size)
             total_bytes = sum(file.stat().st_size for file in files if file.is_file())
 
@@ -148,6 +148,7 @@ class GraphBuilder:
                 revision=tokenizer.revision,
                 num_documents=stream.num_documents,
                 document_boundaries=self.config.document_boundaries,
+                special_tokens=self.config.special_tokens,
                 corpus_files=stream.files,
             )
             encoder = tokenizer.encoder
@@ -268,6 +269,7 @@ def describe_tokens(
     max_order: int,
     num_documents: int,
     document_boundaries: bool,
+    special_tokens: SpecialTokensName = "text",
     revision: str = "",
     corpus_files: tuple[Any, ...] = (),
 ) -> GraphMetadata:
@@ -279,6 +281,7 @@ def describe_tokens(
         max_order: longest context.
         num_documents: documents in the stream.
         document_boundaries: whether no n-gram crosses from one document into the next.
+        special_tokens: what special tokens were where texts spelt them out.
         revision: commit of the tokenizer, if it comes from a hub.
         corpus_files: what was read, if it was read from files.
     """
@@ -301,6 +304,7 @@ def describe_tokens(
         build_seconds=0.0,
         corpus_files=corpus_files,
         library_version=library_version(),
+        special_tokens=special_tokens,
     )
 
 

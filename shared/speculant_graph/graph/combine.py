@@ -56,7 +56,8 @@ def merge_graphs(
 
     Raises:
         TokenizerMismatchError: the tokenizers differ.
-        GraphError: the graphs differ in their largest order or in document boundaries, or one was pruned.
+        GraphError: the graphs differ in their largest order, in document boundaries or in what special tokens were, or
+            one was pruned.
         GraphFileError: a graph is damaged, or the file can't be written.
     """
     _require_alike(first, second)
@@ -98,8 +99,8 @@ def update_graph(
         path: the graph file.
         corpus: new files, folders, glob patterns.
         output: where the new graph goes; None replaces the old one when it is complete.
-        config: how to read and count; tokenizer, largest order and boundaries are the graph's, and must not be set to
-            anything else.
+        config: how to read and count; tokenizer, largest order, boundaries and special tokens are the graph's, and must
+            not be set to anything else.
         progress: told about every step.
 
     Raises:
@@ -121,7 +122,8 @@ def update_graph(
 def _settings_for(facts: GraphMetadata, config: GraphConfig) -> dict[str, Any]:
     """Return the settings of a build that fits a graph, or refuse what contradicts it."""
     _require_whole(facts)
-    for name, value in (("max_order", facts.max_order), ("document_boundaries", facts.document_boundaries)):
+    fixed = {name: getattr(facts, name) for name in ("max_order", "document_boundaries", "special_tokens")}
+    for name, value in fixed.items():
         if name in config.model_fields_set and getattr(config, name) != value:
             raise ConfigError(
                 f"the graph has {name} = {value}, not {getattr(config, name)}; leave it out or build anew"
@@ -130,11 +132,7 @@ def _settings_for(facts: GraphMetadata, config: GraphConfig) -> dict[str, Any]:
     tokenizer_name = config.tokenizer_name if is_named else facts.tokenizer.name
     hf_token = config.hf_token.get_secret_value() if config.hf_token else None
     CorpusTokenizer.load(tokenizer_name, hf_token).require(facts.tokenizer)
-    return config.model_dump() | {
-        "tokenizer_name": tokenizer_name,
-        "max_order": facts.max_order,
-        "document_boundaries": facts.document_boundaries,
-    }
+    return config.model_dump() | fixed | {"tokenizer_name": tokenizer_name}
 
 
 def prune_graph(
@@ -188,6 +186,8 @@ def _require_alike(first: NgramGraph, second: NgramGraph) -> None:
         )
     if ours.document_boundaries != theirs.document_boundaries:
         raise GraphError("only one of the graphs has document boundaries; build both with or both without them")
+    if ours.special_tokens != theirs.special_tokens:
+        raise GraphError("only one of the graphs has parsed special tokens; build both with one --special-tokens")
     _require_whole(ours)
     _require_whole(theirs)
     num_tokens = ours.num_tokens + theirs.num_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from speculant_graph.corpus.files import CorpusFile
-from speculant_graph.types import Fingerprint, TokenId
+from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 
 FORMAT_VERSION = 3
 """Version of the graph file that this release writes and reads."""
@@ -51,6 +51,8 @@ class GraphMetadata:
     """Release of speculant-graph that built it."""
     calibration: bytes = b""
     """How far the contexts can be trusted, learned from the corpus, for whoever drafts; empty if that was not done."""
+    special_tokens: SpecialTokensName = "text"
+    """What special tokens were where texts spelt them out: ordinary text, or parsed to these tokens."""
 
     @property
     def transitions_per_order(self) -> tuple[int, ...]:

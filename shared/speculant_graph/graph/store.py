@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from speculant_graph.graph.layout import MAX_VOCABULARY, Trie, array_offsets, tr
 from speculant_graph.graph.metadata import FORMAT_VERSION, MAX_CALIBRATION_BYTES, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.workspace import checked_output, workspace
-from speculant_graph.types import Fingerprint
+from speculant_graph.types import Fingerprint, SpecialTokensName
 
 Value = TypeVar("Value")
 
@@ -314,7 +314,10 @@ def _metadata(packed: Any) -> GraphMetadata:
         ),
         library_version=_checked(packed["library_version"], str),
         calibration=_calibration(packed["calibration"]),
+        special_tokens=packed["special_tokens"],
     )
+    if metadata.special_tokens not in get_args(SpecialTokensName):
+        raise ValueError("special tokens")
     order = metadata.max_order
     if not 1 <= order <= _MAX_ORDER or metadata.min_count < 1 or min(metadata.nodes_per_level) < 0:
         raise ValueError("bounds")

@@ -173,6 +173,46 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_token_ids_of_records(tmp_path: Path) -> None:
+    lines = b'{"a": {"ids": [3, 0, 9]}}\n{"a.ids": [1], "a": 2}\n{"a": {"ids": []}, "text": 5}\n'
+    source = Source(_file(tmp_path / "a.jsonl", lines))
+    documents = list(read_documents(source, "utf-8", "text", "a.ids", 10))
+    assert [document.token_ids.tolist() for document in documents if document.token_ids is not None] == [
+        [3, 0, 9],
+        [1],
+        [],
+    ]
+    assert [list(document.texts) for document in documents] == [[], [], []]
+    plain = Source(_file(tmp_path / "a.txt", b"text all the same"))
+    assert [document.token_ids for document in read_documents(plain, "utf-8", "text", "ids", 10)] == [None]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ('{"text": "x"}', r"no field 'ids' \(there are: text\); set --graph\.token-ids-field to one with token ids$"),
+        ('"text"', "a string where an object with field 'ids' should be; mend the record$"),
+        ('{"ids": "1 2"}', "field 'ids' is a string, not a list of token ids; set --graph.token-ids-field"),
+        ('{"ids": [1, true]}', "item 1 of field 'ids' is a truth value, not a token id; set"),
+        ('{"ids": [1.0]}', "item 0 of field 'ids' is a fraction, not a token id; set"),
+        ('{"ids": ["1"]}', "item 0 of field 'ids' is a string, not a token id; set"),
+        ('{"ids": [[1]]}', "item 0 of field 'ids' is a list, not a token id; set"),
+        ('{"ids": [9, 10]}', r"item 1 of field 'ids' is none of the ids 0 to 9; set --graph\.tokenizer-name"),
+        ('{"ids": [-1]}', "item 0 of field 'ids' is none of the ids 0 to 9; set"),
+        (f'{{"ids": [{2**70}]}}', "item 0 of field 'ids' is none of the ids 0 to 9; set"),
+    ],
+)
+def test_records_without_proper_token_ids_are_named(tmp_path: Path, record: str, message: str) -> None:
+    for name, content, place in (
+        ("a.jsonl", f'{{"ids": [1]}}\n{record}\n', "line 2"),
+        ("a.json", f'[{{"ids": [1]}}, {record}]', "record 2"),
+    ):
+        path = _file(tmp_path / name, content.encode())
+        with pytest.raises(CorpusError, match=f"^{path}: {place}: {message}") as caught:
+            list(read_documents(Source(path), "utf-8", "text", "ids", 10))
+        assert "\n" not in str(caught.value)
+
+
 @given(values=st.lists(JSON_VALUES, max_size=5), block=st.integers(1, 40), indent=st.sampled_from([None, 2]))
 def test_arrays_and_lines_are_read_in_blocks(values: list[object], block: int, indent: int | None) -> None:
     def blocks(text: str) -> list[str]:

@@ -157,6 +157,30 @@ def test_no_more_text_is_in_flight_than_allowed(
     assert 4096 <= most[0] <= 4 * 4096 + len(sample_text)
 
 
+@pytest.mark.parametrize("boundaries", [False, True])
+@pytest.mark.parametrize("chunk_size", [1024, 1_000_000])
+def test_token_ids_are_taken_as_they_are_beside_texts(
+    tmp_path: Path, tokenizer: CorpusTokenizer, boundaries: bool, chunk_size: int
+) -> None:
+    records = [list(range(length % 300)) for length in range(0, 3000, 7)]
+    lines = "\n".join(json.dumps({"answer": {"ids": record}, "text": "unread"}) for record in records)
+    paths = write(tmp_path, {"a.txt": "one two", "b.jsonl": lines, "c.txt": "three"})
+    config = GraphConfig(token_ids_field="answer.ids", document_boundaries=boundaries, jobs=2, chunk_size=chunk_size)
+    stream = write_token_stream(tokenizer, paths, tmp_path / "out", config)
+    texts = [expected_ids(tokenizer, [text]) for text in ("one two", "three")]
+    documents = [texts[0], *filter(None, records), texts[1]]
+    separator = [DOCUMENT_SEPARATOR] if boundaries else []
+    expected = [token for document in documents for token in [*separator, *document]][len(separator) :]
+    assert ids_of(stream) == expected
+    assert stream.num_documents == len(documents)
+    assert stream.num_tokens == sum(map(len, documents))
+    small = CorpusTokenizer("letters", Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[])))
+    with pytest.raises(
+        CorpusError, match=r"b\.jsonl: line 2: item 2 of field 'answer\.ids' is none of the ids 0 to 1; "
+    ):
+        write_token_stream(small, paths, tmp_path / "out", config)
+
+
 def test_documents_are_not_wrapped_without_special_tokens(tmp_path: Path, plain_tokenizer_folder: Path) -> None:
     plain = CorpusTokenizer.load(plain_tokenizer_folder)
     stream = write_token_stream(plain, write(tmp_path, {"a": "one", "b": "two"}), tmp_path / "out", GraphConfig())

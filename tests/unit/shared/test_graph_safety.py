@@ -207,6 +207,8 @@ WRONG_DESCRIPTIONS: dict[str, Change] = {
     "seam": changed_entry("tail_token_ids", value=[1] * 9),
     "minimum": changed_entry("min_count", value=0),
     "boundaries": changed_entry("document_boundaries", value=1),
+    "special tokens": changed_entry("special_tokens", value="both"),
+    "no special tokens": lambda description, _: description.pop("special_tokens"),
 }
 
 WRONG_ARRAYS = {

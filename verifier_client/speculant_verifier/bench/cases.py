@@ -53,7 +53,7 @@ def replay_cases(paths: Sequence[Path], target: TargetModel, limit: int | None, 
         CorpusError: a file can't be read, or holds no traces.
         ConfigError: a trace is too long for the model, or two files are of the same workload.
     """
-    tokenizer = CorpusTokenizer.load(target.fingerprint.name)
+    tokenizer = CorpusTokenizer.load(target.fingerprint.name, special_tokens="parse")
     groups = []
     for workload in read_workloads(paths, tokenizer, limit):
         outputs = [(trace.prompt, trace.output[:max_tokens]) for trace in workload.traces if trace.prompt]

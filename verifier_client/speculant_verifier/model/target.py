@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from speculant_graph.config import VerifierConfig
-from speculant_graph.corpus.tokenize import fingerprint_of
+from speculant_graph.corpus.tokenize import encode_prompt, fingerprint_of
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Draft, Fingerprint, TokenId
@@ -139,9 +139,8 @@ class TargetModel:
         return SlotCache(self.layout, num_rows, capacity, widest_pass=widest_pass, max_slots=max_slots)
 
     def encode(self, text: str) -> list[TokenId]:
-        """Tokenise a prompt as transformers does."""
-        token_ids: list[int] = self.tokenizer.encode(text)
-        return token_ids
+        """Tokenise a prompt as transformers does, and drafters do."""
+        return encode_prompt(self.tokenizer.backend_tokenizer, text)
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
         """Return the text of token ids, control tokens included."""
