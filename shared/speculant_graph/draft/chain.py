@@ -205,6 +205,19 @@ def last_kept(masses: Float64Array, num_kept: int) -> Any:
 
 
 @compiled
+def temper(masses: Float64Array, temperature: float) -> float:
+    """Raise masses to the power of 1 / temperature, the largest one being 1; return their sum."""
+    largest, total = 0.0, 0.0
+    for index in range(masses.size):
+        largest = max(largest, masses[index])
+    if largest > 0.0:  # always, unless the file is damaged
+        for index in range(masses.size):
+            masses[index] = (masses[index] / largest) ** (1.0 / temperature)
+            total += masses[index]
+    return total
+
+
+@compiled
 def propose(
     words: UInt32Array,
     place: int,
@@ -304,6 +317,7 @@ def sample(
     position: int,
     max_candidates: int,
     is_coupled: bool,
+    temperature: float,
     attention: Float64Array,
 ) -> Any:
     """Draft by drawing each token from the distribution of its context.
@@ -319,6 +333,7 @@ def sample(
         max_candidates: most tokens that a distribution keeps, the most probable ones and of equals the lowest ids; 0
             keeps all.
         is_coupled: whether to draw by the noise that a verifier shares.
+        temperature: each distribution is raised to the power of 1 / temperature before it is capped.
         attention: weights of order, logarithm of the count and entropy; temperature. Empty: the longest known context
             alone, whose order is kept while the window slides.
 
@@ -338,6 +353,8 @@ def sample(
             level = order
             low, high = _successors(words, table, order, node)
             masses, total = _frequencies(words, table, order, low, high)
+        if temperature != 1.0:
+            total = temper(masses, temperature)
         room = min(masses.size, max_candidates) if max_candidates > 0 else masses.size
         if size + room > support.size:
             grown = np.empty(2 * size + room, np.uint32), np.empty(2 * size + room, np.float32)
