@@ -297,7 +297,9 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
         each.accept(1, text[:60])
         each.accept(1, text[60:])
     orders = [(budget, "tree"), (min(budget, smaller), "tree"), (budget, "adaptive")]
-    tree, small, chain = drafter.draft([DraftOrder(1, size, options=DraftOptions(strategy)) for size, strategy in orders])
+    tree, small, chain = drafter.draft(
+        [DraftOrder(1, size, options=DraftOptions(strategy)) for size, strategy in orders]
+    )
     (single,) = narrow.draft([DraftOrder(1, budget, options=DraftOptions("tree"))])
     assert chain.is_chain
     assert facts(single) == facts(chain)

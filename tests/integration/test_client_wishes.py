@@ -1,4 +1,4 @@
-"""What a client sets of ``draft`` is served by a sidecar as it is in process, or refused by name; nothing is dropped."""
+"""What a client sets of ``draft`` is served by a sidecar as in process, or refused by name; nothing is dropped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.options import WISHES
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, Feedback, SequenceStep
+from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, SequenceStep
 from support.server import LiveServer, serving
 
 VOCABULARY_SIZE = 50
@@ -51,15 +51,15 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "beam_width": {"strategy": "beam"},
     "cost_aware": {"strategy": "tree", "max_depth": 24},
     "nasd_order": {"strategy": "nasd", "stop_if_unknown": False},
-    "filler_top_k": {"strategy": "nasd"},
+    "filler_top_k": {"strategy": "tree", "sources": ["recycled"]},
     "stop_if_unknown": {"strategy": "nasd"},
 }
 """How to draft so that a wish shows."""
 
 
-@pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serving(request.getfixturevalue("graph_path"), tmp_path_factory.mktemp("wishes"), SIDECAR) as running:
+@pytest.fixture
+def server(graph_path: Path, tmp_path: Path) -> Iterator[LiveServer]:
+    with serving(graph_path, tmp_path, SIDECAR) as running:  # a fresh one, as it learns
         yield running
 
 
@@ -76,14 +76,14 @@ def drafted(drafter: DrafterClient | LocalDrafter, **wishes: Any) -> list[list[D
         drafter.open(number + 1)
     told: list[list[Draft]] = []
     for _ in range(6):
-        latest = told[-1] if told else [None] * len(texts)
+        latest = told[-1] if told else [EMPTY_DRAFT] * len(texts)
         steps = [
-            SequenceStep(number, list(text), 12, seed=7 * number, feedback=draft and _feedback(draft, text), **wishes)
+            SequenceStep(number, list(text), 12, seed=7 * number, feedback=_feedback(draft, text), **wishes)
             for number, (text, draft) in enumerate(zip(texts, latest, strict=True), start=1)
         ]
         told.append(drafter.draft(steps))
         for text in texts:
-            text += [generator.randrange(VOCABULARY_SIZE) for _ in range(3)]
+            text += [generator.randrange(6) for _ in range(3)]  # few, so that rows are of tokens that come again
     assert drafter.statistics.failed_steps == 0, drafter.statistics.last_failure
     for number in range(len(texts)):
         drafter.finish(number + 1)
