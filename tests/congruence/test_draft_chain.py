@@ -18,6 +18,7 @@ from speculant_graph import random_stream
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft import chain, reference
 from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.draft.masses import last_kept
 from speculant_graph.graph.layout import CHILD, Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.oracle import OracleGraph
@@ -120,7 +121,7 @@ def test_entropy(counts: list[int]) -> None:
 def test_the_last_of_the_largest(masses: list[float], data: st.DataObject) -> None:
     num_kept = data.draw(st.integers(1, len(masses)))
     ranked = sorted(range(len(masses)), key=lambda index: (-masses[index], index))
-    assert chain.last_kept(np.array(masses), num_kept) == ranked[num_kept - 1]
+    assert last_kept(np.array(masses), num_kept) == ranked[num_kept - 1]
 
 
 signed = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)]))

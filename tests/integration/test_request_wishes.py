@@ -108,9 +108,7 @@ def test_trees_keep_their_width_and_lose_their_depth(target: TargetModel) -> Non
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_depth", 0), ("max_depth", 256), ("draft_temperature", 0.0)])
-def test_what_is_out_of_bounds_is_refused_by_name(
-    target: TargetModel, name: str, value: float, tmp_path: Path
-) -> None:
+def test_what_is_out_of_bounds_is_refused_by_name(target: TargetModel, name: str, value: float, tmp_path: Path) -> None:
     request = pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(**{name: value}))
 
     async def scenario(stub: Any, _: Any) -> None:

@@ -19,9 +19,9 @@ from speculant_graph.draft.chain import (
     couple,
     draft_attentively,
     propose,
-    temper,
     uniform,
 )
+from speculant_graph.draft.masses import temper
 from speculant_graph.graph.compiled import Integer, compiled, inlined
 from speculant_graph.graph.layout import INNER_WORDS, TOKEN_MASK, Int64Array, UInt32Array
 from speculant_graph.graph.lookup import _advance, _best_child, _linked, _row, _settle, _width

@@ -32,9 +32,9 @@ from speculant_graph.draft.chain import (
     _mixture,
     _successors,
     propose,
-    temper,
     uniform,
 )
+from speculant_graph.draft.masses import temper
 from speculant_graph.graph.compiled import compiled
 from speculant_graph.graph.layout import TOKEN_MASK, Int64Array, Trie, UInt32Array
 from speculant_graph.graph.lookup import _advance, _linked, _settle, _width

@@ -148,7 +148,7 @@ class SessionDrafter:
         """Draft for a batch, in order.
 
         Raises:
-            DraftRequestError: a sequence is not open.
+            DraftRequestError: a sequence is not open, or an option is out of its bounds.
             ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
         with self._lock:
