@@ -51,7 +51,7 @@ def build_and_generate(folder: str) -> None:
     graph = Path(folder) / "text.pkl"
     GraphBuilder(tokenizer_name=str(MODEL_FOLDER)).build([Path(asyncio.__file__).with_name("futures.py")], graph)
     verifier = VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", measure_costs=False)
-    with SpeculativeDecoder(graph, verifier, DraftConfig(strategy="tree", k=16)) as decoder:
+    with SpeculativeDecoder(graph, verifier, DraftConfig(k=16)) as decoder:
         decoder.generate("class Future:\n", GenerationConfig(max_tokens=60, speculation="on"))
         decoder.generate("def main():\n", GenerationConfig(max_tokens=10, temperature=1.0, top_p=0.9))
 

@@ -115,7 +115,7 @@ class DraftConfig(Config):
 
     k: Annotated[int, Field(ge=0, le=1_024)] = 8
     """Most tokens drafted per step; 0 turns speculation off."""
-    strategy: StrategyName = "greedy"
+    strategy: StrategyName = "tree"
     """'greedy': the most frequent successor of the longest known context. 'sampling': drawn from its
     distribution, which is returned as q; a tree for the rules 'tree-wor' and 'tree-iid', else a chain. 'adaptive': a
     chain by calibrated probability of acceptance, from all sources. 'tree': the same as a best-first tree. 'nasd': a
@@ -123,6 +123,9 @@ class DraftConfig(Config):
     nodes at every depth."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
     """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
+    temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    """'sampling' draws from q to the power of 1 / temperature, normalised, and then capped: below 1 the most probable
+    tokens more often, above 1 the others. What is drawn from is what is returned as q."""
     mixing: MixingName = "longest"
     """Distribution of 'greedy' and 'sampling': 'longest' takes that of the longest known context, 'attention' a
     mixture of all known ones."""
@@ -253,6 +256,12 @@ class GenerationConfig(Config):
     """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, a
     pass for every token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
     same."""
+    node_budget: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens drafted per step, if fewer than 'draft.k'; 0 uses no drafts."""
+    max_depth: Annotated[int, Field(ge=1, le=255)] | None = None
+    """Longest path drafted, instead of 'draft.max_depth'; chains end there, too."""
+    draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    """What drafts are drawn with, instead of 'draft.temperature'."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the request's random streams."""
     ignore_end_tokens: bool = False

@@ -195,7 +195,10 @@ def _parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *argume
 
 
 def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
-    """Short flags: ``-o`` for output, and a section's field by its own name where only one section has it."""
+    """Short flags: ``-o`` for output, and a section's field by its own name where only one section has it.
+
+    Of several, it is the request's: ``--temperature`` is that of the text.
+    """
     fields = [
         (section, name.replace("_", "-"))
         for section, info in kind.model_fields.items()
@@ -203,7 +206,9 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
         for name in info.annotation.model_fields
     ]
     taken = Counter(name for _, name in fields) + Counter(name.replace("_", "-") for name in kind.model_fields)
-    short: dict[str, str | list[str]] = {f"{section}.{name}": name for section, name in fields if taken[name] == 1}
+    short: dict[str, str | list[str]] = {
+        f"{section}.{name}": name for section, name in fields if taken[name] == 1 or section == "generation"
+    }
     for section, name in fields:
         if name in _FAMILIAR:
             short[f"{section}.{name}"] = [name, _FAMILIAR[name]]

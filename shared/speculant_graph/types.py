@@ -128,6 +128,10 @@ class SequenceStep:
     siblings: SiblingsName = "none"
     """What children the verifier's rule can make use of. A chain suits every rule, and a rule for siblings that were
     drawn independently must not get any that were not."""
+    max_depth: int | None = None
+    """Longest path of a tree; None leaves it to the drafter, as below."""
+    temperature: float | None = None
+    """What ``sampling`` draws with."""
 
 
 @dataclass(frozen=True, slots=True)

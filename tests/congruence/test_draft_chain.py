@@ -18,6 +18,7 @@ from speculant_graph import random_stream
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft import chain, reference
 from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.draft.masses import last_kept
 from speculant_graph.graph.layout import CHILD, Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.oracle import OracleGraph
@@ -37,6 +38,7 @@ configs = st.builds(
     mixing=st.sampled_from(["longest", "attention"]),
     coupling=st.sampled_from(["none", "gumbel"]),
     max_candidates=st.sampled_from([0, 0, 1, 2, 3, 10]),
+    temperature=st.sampled_from([1.0, 1.0, 0.7, 1.9, 0.01, 1e-320, 1e300]),
     attention_order=weight,
     attention_count=weight,
     attention_entropy=weight,
@@ -96,9 +98,15 @@ def test_long_rows() -> None:
     text = [*itertools.chain(*pairs), *[0, 7] * 2_000]
     fast, slow = graph_of([text], 3, 3_000), OracleGraph([text], 3)
     assert len(fast.successors([0])) > 1_500
-    ways = [("greedy", "none"), ("sampling", "none"), ("sampling", "gumbel")]
-    for (strategy, coupling), mixing, cap in itertools.product(ways, ("longest", "attention"), (0, 1, 700, 5_000)):
-        config = DraftConfig(k=5, strategy=strategy, mixing=mixing, max_candidates=cap, coupling=coupling)
+    ways: list[dict[str, object]] = [
+        {"strategy": "greedy"},
+        {"strategy": "sampling"},
+        {"strategy": "sampling", "coupling": "gumbel"},
+        {"strategy": "sampling", "temperature": 0.7},
+        {"strategy": "sampling", "coupling": "gumbel", "temperature": 2.5},
+    ]
+    for way, mixing, cap in itertools.product(ways, ("longest", "attention"), (0, 1, 700, 5_000)):
+        config = DraftConfig.model_validate(way | {"k": 5, "mixing": mixing, "max_candidates": cap})
         for context in ([0], [7, 0], text[101:104]):
             assert_as_reference(fast, slow, config, context, seed=5)
 
@@ -113,7 +121,7 @@ def test_entropy(counts: list[int]) -> None:
 def test_the_last_of_the_largest(masses: list[float], data: st.DataObject) -> None:
     num_kept = data.draw(st.integers(1, len(masses)))
     ranked = sorted(range(len(masses)), key=lambda index: (-masses[index], index))
-    assert chain.last_kept(np.array(masses), num_kept) == ranked[num_kept - 1]
+    assert last_kept(np.array(masses), num_kept) == ranked[num_kept - 1]
 
 
 signed = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)]))
@@ -210,6 +218,28 @@ def test_draws_have_the_exact_distribution(max_candidates: int, coupling: Coupli
         # The control: four of a hundred moved from one token to another are seen.
         wrong = distribution | {1: distribution[1] + 0.04, 4: distribution[4] - 0.04}
         assert p_value(drawn, wrong) < 1e-6
+
+
+@pytest.mark.parametrize("coupling", get_args(CouplingName))
+def test_temperature_comes_before_the_cap_and_the_draw(coupling: CouplingName) -> None:
+    """After (6, 0) the requirements' q is .5, .3, .15, .05: what is drawn is its 1/T-th power, cut, normalised."""
+    fast, _ = skewed_graph()
+    for temperature, cap in ((0.7, 0), (0.7, 3), (2.0, 3)):
+        powers = np.array([0.5, 0.3, 0.15, 0.05]) ** (1 / temperature)
+        kept = powers[: cap or None] / powers[: cap or None].sum()
+        exact = dict(enumerate(kept.tolist(), start=1))
+        settings = {"k": 1, "strategy": "sampling", "coupling": coupling, "max_candidates": cap}
+        generator = DraftGenerator(fast, DraftConfig.model_validate(settings | {"temperature": temperature}))
+        drafts = [generator.generate([6, 0], seed=seed) for seed in range(8_000)]
+        (proposal,) = drafts[0].proposals
+        assert proposal.probabilities.dtype == np.float32
+        assert proposal.token_ids.tolist() == list(exact)
+        assert proposal.probabilities == pytest.approx(list(exact.values()), rel=1e-6)
+        drawn = Counter(draft.token_ids[0] for draft in drafts)
+        assert p_value(drawn, exact) > 1e-3
+        # The control: q without the temperature is another distribution.
+        plain = DraftGenerator(fast, DraftConfig.model_validate(settings)).generate([6, 0])
+        assert p_value(drawn, distributions_of(plain)[0]) < 1e-6
 
 
 def test_later_tokens_have_the_distribution_of_their_context() -> None:

@@ -18,6 +18,7 @@ from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.drafter_reference import SlowDrafter
 from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, hash_of
+from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.proposal_tree import draft_tree
 from speculant_graph.draft.sequence import SequenceProposals
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
@@ -113,7 +114,7 @@ class Pair:
         assert self.fast._sequences[number].trust == pytest.approx(self.slow.sequences[number].trust, abs=1e-12)
 
     def draft(self, number: int, strategy: StrategyName, budget: int) -> Draft:
-        (draft,) = self.fast.draft([DraftOrder(number, budget, strategy=strategy)])
+        (draft,) = self.fast.draft([DraftOrder(number, budget, options=DraftOptions(strategy))])
         expected = self.slow.draft(number, strategy, budget)
         assert list(draft.token_ids) == [node.path[-1] for node in expected]
         assert list(draft.parents) == [node.parent for node in expected]
@@ -298,8 +299,10 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
         each.accept(1, text[:60])
         each.accept(1, text[60:])
     orders = [(budget, "tree"), (min(budget, smaller), "tree"), (budget, "adaptive")]
-    tree, small, chain = drafter.draft([DraftOrder(1, size, strategy=strategy) for size, strategy in orders])
-    (single,) = narrow.draft([DraftOrder(1, budget, strategy="tree")])
+    tree, small, chain = drafter.draft(
+        [DraftOrder(1, size, options=DraftOptions(strategy)) for size, strategy in orders]
+    )
+    (single,) = narrow.draft([DraftOrder(1, budget, options=DraftOptions("tree"))])
     assert chain.is_chain
     assert facts(single) == facts(chain)
     assert facts(small) == tuple(fact[: len(small)] for fact in facts(tree))

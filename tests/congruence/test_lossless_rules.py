@@ -114,8 +114,8 @@ class Sampling(ScriptedDrafter):
         return Draft(tuple(token_ids), tuple(parents), (), proposals)
 
 
-def outputs_of(rule, drafter, number, first_seed=0, max_tokens=DRAWN):
-    config = GenerationConfig(max_tokens=max_tokens, temperature=TEMPERATURE, rule=rule, speculation="on")
+def outputs_of(rule, drafter, number, first_seed=0, max_tokens=DRAWN, **settings):
+    config = GenerationConfig(max_tokens=max_tokens, temperature=TEMPERATURE, rule=rule, speculation="on", **settings)
     jobs = [Job(PROMPT, config.model_copy(update={"seed": first_seed + index})) for index in range(number)]
     outcome = decode(target(), jobs, drafter, 12, max_batch_size=64)
     accepted = sum(sum(each.accepted_by_depth) for each in outcome.sequences)
@@ -177,13 +177,13 @@ def test_joint_distribution_with_a_real_drafter(rule):
 class Noting:
     """Another drafter, some of whose steps are changed on the way; notes what comes back."""
 
-    def __init__(self, drafter, change=lambda step: step):
-        self._drafter, self._change, self.drafts = drafter, change, []
+    def __init__(self, drafter, change=lambda step: step, tell=lambda draft: draft):
+        self._drafter, self._change, self._tell, self.drafts = drafter, change, tell, []
         self.state, self.statistics = drafter.state, drafter.statistics
         self.open, self.finish, self.close = drafter.open, drafter.finish, drafter.close
 
     def draft(self, steps):
-        drafts = self._drafter.draft([self._change(step) for step in steps])
+        drafts = [self._tell(draft) for draft in self._drafter.draft([self._change(step) for step in steps])]
         self.drafts += drafts
         return drafts
 
@@ -199,6 +199,29 @@ def test_joint_distribution_with_trees_of_the_real_drafter(rule, mixing):
     assert all(len(draft.proposals) == len(draft) for draft in drafter.drafts)
     assert accepted > 1.0
     assert p_value(outputs) > 1e-4
+
+
+COLD = 0.7
+
+
+def before_temperature(draft):
+    """Return a draft with the q that its tokens would have been drawn from at a draft temperature of 1."""
+    proposals = [Proposal(q.token_ids, q.probabilities**COLD / (q.probabilities**COLD).sum()) for q in draft.proposals]
+    return replace(draft, proposals=tuple(proposals))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "gumbel"])
+def test_joint_distribution_with_a_draft_temperature(rule):
+    """The q of a draft is what is left after the temperature, which is the request's. The control: the q before it."""
+    coupling = "gumbel" if rule == "gumbel" else "none"
+    local = local_drafter(small_graph(), "sampling", 12, coupling=coupling, max_branches=3, temperature=5.0)
+    outputs, accepted = outputs_of(rule, local, 2 * MANY, 11 * 10**6, 8, draft_temperature=COLD)
+    assert accepted > 1.0
+    assert p_value(outputs) > 1e-4
+    if rule != "gumbel":  # which looks at no q
+        wrong = Noting(local, tell=before_temperature)
+        assert p_value(outputs_of(rule, wrong, 2 * MANY, 11 * 10**6, 8, draft_temperature=COLD)[0]) < 1e-6
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])

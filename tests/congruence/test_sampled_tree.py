@@ -37,13 +37,22 @@ configs = st.builds(
     max_candidates=st.sampled_from([0, 0, 1, 2, 5]),
     max_branches=st.integers(1, 6),
     max_depth=st.integers(1, 6),
+    temperature=st.sampled_from([1.0, 1.0, 0.7, 2.5]),
 )
 
 
 def draft_of(graph: NgramGraph, config: DraftConfig, context: list[int], siblings: SiblingsName, seed: int) -> Draft:
     shape = TreeShape(siblings == "independent", config.max_branches, config.max_depth)
     generator = DraftGenerator(graph, config)
-    return generator.draft(context, config.k, "sampling", seed, max_candidates=config.max_candidates, tree=shape)
+    return generator.draft(
+        context,
+        config.k,
+        "sampling",
+        seed,
+        max_candidates=config.max_candidates,
+        temperature=config.temperature,
+        tree=shape,
+    )
 
 
 @settings(max_examples=200)

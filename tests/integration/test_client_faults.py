@@ -19,6 +19,9 @@ from support.sidecar import Sidecar, start_sidecar
 
 pytestmark = pytest.mark.faults
 
+GREEDY = DraftConfig(strategy="greedy")
+"""Whose drafts say nothing of what the sidecar has learned."""
+
 SESSION_IDS = itertools.count(1)
 GIVE_UP_S = 30.0
 PATIENT = {"deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
@@ -26,7 +29,7 @@ PATIENT = {"deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_
 
 def make_client(address: str, **settings: object) -> DrafterClient:
     config = ClientConfig.model_validate({"address": address, **PATIENT, **settings})
-    return DrafterClient(config, tokenizer=None, draft=DraftConfig())
+    return DrafterClient(config, tokenizer=None, draft=GREEDY)
 
 
 def make_steps(graph: NgramGraph, count: int) -> list[SequenceStep]:
@@ -110,7 +113,7 @@ def test_a_replica_that_was_never_there_delays_only_its_own_sessions(
     with make_client(f"{sidecar.address},{sidecar.address}.nobody") as client:
         for step in steps:
             client.open(step.session_id)
-        assert tokens(recovered(client, steps)) == tokens(LocalDrafter(small_graph, DraftConfig()).draft(steps))
+        assert tokens(recovered(client, steps)) == tokens(LocalDrafter(small_graph, GREEDY).draft(steps))
 
 
 def test_a_server_that_is_killed_again_and_again_costs_drafts_only(
@@ -136,7 +139,7 @@ def test_the_asyncio_client_uses_a_killed_server_again(
     config = ClientConfig.model_validate({"address": sidecar.address, **PATIENT})
 
     async def run() -> None:
-        async with AsyncDrafterClient(config, tokenizer=None, draft=DraftConfig()) as client:
+        async with AsyncDrafterClient(config, tokenizer=None, draft=GREEDY) as client:
             [before] = await client.draft([step])
             assert before
             sidecar.kill()

@@ -21,12 +21,15 @@ from speculant_graph.types import CouplingName, Draft, Fingerprint, SequenceStep
 from support.sessions import values_of
 from support.sidecar import Sidecar
 
+GREEDY = DraftConfig(strategy="greedy")
+"""Whose drafts say nothing of what the sidecar has learned."""
+
 SESSION_IDS = itertools.count(1)
 
 
 def make_client(address: str, **settings: object) -> DrafterClient:
     given = {"address": address, "deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
-    return DrafterClient(ClientConfig.model_validate(given | settings), tokenizer=None, draft=DraftConfig())
+    return DrafterClient(ClientConfig.model_validate(given | settings), tokenizer=None, draft=GREEDY)
 
 
 def make_async_client(
@@ -34,7 +37,7 @@ def make_async_client(
 ) -> AsyncDrafterClient:
     given = {"address": address, "deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
     config = ClientConfig.model_validate(given | settings)
-    return AsyncDrafterClient(config, tokenizer=tokenizer, draft=DraftConfig(), strict=strict)
+    return AsyncDrafterClient(config, tokenizer=tokenizer, draft=GREEDY, strict=strict)
 
 
 def known_tokens(graph: NgramGraph) -> list[int]:
@@ -160,7 +163,7 @@ def test_threads_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGra
             thread.join()
         assert client.statistics.steps == 120
         assert client.statistics.failed_steps == 0
-    local = LocalDrafter(small_graph, DraftConfig())
+    local = LocalDrafter(small_graph, GREEDY)
     for step in steps:
         text = list(step.token_ids)
         for token_ids in found[step.session_id]:
@@ -190,7 +193,7 @@ def test_closing_waits_for_nobody_for_long(shared_sidecar: Sidecar, small_graph:
 
 def test_many_tasks_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
     known = known_tokens(small_graph)
-    local = LocalDrafter(small_graph, DraftConfig())
+    local = LocalDrafter(small_graph, GREEDY)
 
     async def decode(client: AsyncDrafterClient, session_id: int) -> list[tuple[list[int], Draft]]:
         await client.open(session_id)

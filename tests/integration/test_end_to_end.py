@@ -13,10 +13,8 @@ import speculant_graph
 from speculant_graph import (
     ClientConfig,
     DraftConfig,
-    DraftGenerator,
     GenerationConfig,
     GraphBuilder,
-    GraphConfig,
     SpeculativeDecoder,
     VerifierConfig,
 )
@@ -51,36 +49,6 @@ def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(target: TargetModel) -> list[str]:
     return [result.text for result in SpeculativeDecoder(target=target).generate(PROMPTS, SETTINGS)]
-
-
-def test_the_api_of_the_requirements(tmp_path: Path, graph_file: Path) -> None:
-    library = standard_library_folder()
-    graph_config = GraphConfig(max_order=5, tokenizer_name=str(MODEL_FOLDER), hf_token="your_token")
-    builder = GraphBuilder(
-        tokenizer_name=graph_config.tokenizer_name,
-        max_order=graph_config.max_order,
-        chunk_size=graph_config.chunk_size,
-        hf_token=graph_config.hf_token,
-    )
-    graph = builder.build_from_files([str(library / "queue.py"), str(library / "sched.py")])
-    assert graph.max_order == 5
-    builder.save(str(tmp_path / "knowledge_graph.pkl"))
-
-    generator = DraftGenerator.from_file(str(tmp_path / "knowledge_graph.pkl"))
-    draft = generator.generate(prompt="    def get(self, block=True, timeout", k=10, strategy="greedy")
-    assert 0 < len(draft) <= 10
-    assert draft.strategy == "greedy"
-
-    decoder = SpeculativeDecoder(
-        graph_path=str(graph_file),
-        verifier_config=VerifierConfig(model_name=str(MODEL_FOLDER), num_threads=1),
-        draft_config=DraftConfig(k=8, strategy="greedy"),
-    )
-    result = decoder.generate(prompt=PROMPTS[0], generation_config=GenerationConfig(max_tokens=50, temperature=0.9))
-    assert result.text
-    assert f"{result.acceptance_rate:.2%}"
-    assert result.num_accepted + result.num_rejected == result.num_drafted
-    assert len(result.token_ids) == result.num_accepted + result.num_steps
 
 
 @pytest.mark.parametrize("strategy", get_args(StrategyName))

@@ -11,7 +11,7 @@ CONFIG = GenerationConfig(max_tokens=12, ignore_end_tokens=True, speculation="on
 
 
 def make_engine(target, drafter=None, k=4, **settings):
-    return Engine(target, drafter or NullDrafter(), VerifierConfig(**settings), DraftConfig(k=k))
+    return Engine(target, drafter or NullDrafter(), VerifierConfig(**settings), DraftConfig(k=k, strategy="greedy"))
 
 
 def finish(engine):

@@ -7,6 +7,7 @@ from typing import Any
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, StrategyName
@@ -19,7 +20,7 @@ def drafter_of(graph: NgramGraph | None = None, learned: LearnedStore | None = N
 def draft_of(
     drafter: SessionDrafter, number: int, budget: int = 8, strategy: StrategyName | None = None, seed: int = 0
 ) -> Draft:
-    (draft,) = drafter.draft([DraftOrder(number, budget, seed, strategy)])
+    (draft,) = drafter.draft([DraftOrder(number, budget, seed, DraftOptions(strategy))])
     return draft
 
 

@@ -37,12 +37,13 @@ def decoder_of(target):
     )
 
 
-def play(target, tmp_path, scenario, make=decoder_of, **settings):
+def play(target, tmp_path, scenario, make=decoder_of, speculation="auto", **settings):
     """Serve, and play a scenario of (stub, server)."""
+    defaults = GenerationConfig(max_tokens=20, speculation=speculation)
     config = ServiceConfig(**{"listen": f"unix://{tmp_path}/v.sock", "http": "", **settings})
 
     async def everything():
-        server = VerifierServer(config, GenerationConfig(max_tokens=20), lambda: make(target), 4)
+        server = VerifierServer(config, defaults, lambda: make(target), 4)
         async with server, grpc.aio.insecure_channel(server.addresses[0]) as channel:
             await scenario(VerifierServiceStub(channel), server)
 

@@ -101,7 +101,9 @@ class SpeculativeDecoder:
                 cost=curve,
             )
         elif drafts:
-            self.drafter = LocalDrafter(None, self.draft_config, cost=curve)
+            self.drafter = LocalDrafter(
+                None, self.draft_config, cost=curve, vocabulary_size=self.target.vocabulary_size
+            )
         else:  # the other strategies know nothing but a graph
             self.drafter = NullDrafter()
         cost = self.costs.relative_of_widths if self.costs is not None else None
@@ -200,7 +202,6 @@ class SpeculativeDecoder:
         generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
         *,
         session: SessionOptions | None = None,
-        most_nodes: int | None = None,
     ) -> AsyncIterator[StepEvent]:
         """Do :meth:`stream` in an event loop.
 
@@ -208,9 +209,8 @@ class SpeculativeDecoder:
             prompt: as in :meth:`generate`.
             generation_config: as in :meth:`generate`.
             session: what these sequences want of the drafter beside its own settings.
-            most_nodes: most nodes drafted for each of them at a step, if fewer than ``draft_config.k``.
         """
-        batch = self._batch(prompt, generation_config, session, most_nodes)
+        batch = self._batch(prompt, generation_config, session)
         async with aclosing(self._runner.astream(batch.requests)) as emissions:
             async for emission in emissions:
                 yield batch.event(emission)
@@ -298,7 +298,6 @@ class SpeculativeDecoder:
         prompt: str | Prompts,
         config: GenerationConfig | Sequence[GenerationConfig] | None,
         session: SessionOptions | None = None,
-        most_nodes: int | None = None,
     ) -> Batch:
         prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
         if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
@@ -318,7 +317,7 @@ class SpeculativeDecoder:
         if isinstance(prompt, str) and configs[0].n > 1:
             raise GenerationRequestError("there would be several results for one text; give the prompt in a list")
         is_single = isinstance(prompt, str)
-        return Batch(self.target, prompts, configs, is_single=is_single, session=session, most_nodes=most_nodes)
+        return Batch(self.target, prompts, configs, is_single=is_single, session=session)
 
 
 def _check_tokenizers(graph: Fingerprint, model: Fingerprint) -> None:

@@ -33,7 +33,6 @@ class Batch:
         *,
         is_single: bool,
         session: SessionOptions | None = None,
-        most_nodes: int | None = None,
     ) -> None:
         """Turn prompts into requests.
 
@@ -43,7 +42,6 @@ class Batch:
             configs: the settings of each.
             is_single: whether the caller gave one prompt and wants one result.
             session: what the requests want of the drafter beside its own settings.
-            most_nodes: most nodes drafted for each at a step, if fewer than the engine's.
         """
         self._target = target
         self._is_single = is_single
@@ -67,13 +65,7 @@ class Batch:
                 settings = config.model_copy(update={"seed": (config.seed + sample) % (1 << 63), "n": 1})
                 self.requests.append(
                     Request(
-                        len(self.requests),
-                        token_ids,
-                        settings,
-                        stop_check=ending,
-                        refusal=refusal,
-                        session=session,
-                        most_nodes=most_nodes,
+                        len(self.requests), token_ids, settings, stop_check=ending, refusal=refusal, session=session
                     )
                 )
 

@@ -87,10 +87,8 @@ def speculant_generate(
         seeds = torch.randint(1 << 62, (len(rows),)).tolist() if generation_config.do_sample else [0] * len(rows)
     if len(seeds) != len(rows):
         raise ConfigError(f"there are {len(seeds)} seeds for {len(rows)} rows; give one for each")
-    draft_config = draft_config or DraftConfig(strategy="tree")
+    draft_config = draft_config or DraftConfig()
     owned: Drafter | None = None
-    if drafter is None:
-        owned = LocalDrafter(None, draft_config) if draft_config.k else NullDrafter()
     requests = [
         Request(
             index,
@@ -109,9 +107,14 @@ def speculant_generate(
     ]
     try:
         with _attention_of(model):
+            target = TargetModel(model, None, type(model).__name__)
+            if drafter is None:
+                size = target.vocabulary_size
+                owned = LocalDrafter(None, draft_config, vocabulary_size=size) if draft_config.k else NullDrafter()
+                drafter = owned
             engine = Engine(
-                TargetModel(model, None, type(model).__name__),
-                drafter or owned,  # type: ignore[arg-type]
+                target,
+                drafter,
                 VerifierConfig(max_batch_size=max_batch_size or len(rows)),
                 draft_config,
             )

@@ -81,7 +81,7 @@ class DrafterClient:
         Args:
             config: addresses, patience and credentials.
             tokenizer: the verifier's; None leaves the comparison out.
-            draft: strategy and cap of q; the number of nodes comes with every step.
+            draft: how to draft; what nobody has set is the sidecar's. The number of nodes comes with every step.
             strict: raise if a session can't be opened, instead of going on without drafts.
             wants_proposals: have the distributions q of sampling strategies sent; a verifier whose rule needs none
                 saves the sidecar most of its work.
@@ -89,7 +89,7 @@ class DrafterClient:
             clock: monotonic time in seconds.
 
         Raises:
-            ConfigError: an address is malformed, credentials can't be used, or the sidecar does not serve the strategy.
+            ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
         """
         self._config, self._strict, self._clock = config, strict, clock
         self._deadline_s, self._open_deadline_s = config.deadline_ms / 1e3, config.open_deadline_ms / 1e3

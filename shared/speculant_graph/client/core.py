@@ -16,7 +16,7 @@ from dataclasses import replace
 from speculant_graph.client.actions import Action, DropStream, Report, Send
 from speculant_graph.client.book import ENDED, SessionBook
 from speculant_graph.client.counts import Counts
-from speculant_graph.client.packing import Message, pack
+from speculant_graph.client.packing import Message, Wishes, pack, with_wishes
 from speculant_graph.client.replica import Replica, is_refusal
 from speculant_graph.client.rounds import Entry, Round, SentStep
 from speculant_graph.client.sessions import Opening, Session, new_wire_id
@@ -44,7 +44,6 @@ from speculant_graph.types import (
     DrafterStatistics,
     SequenceStep,
     SessionOptions,
-    SiblingsName,
     StrategyName,
 )
 
@@ -310,7 +309,7 @@ class ClientCore:
 
     def _advance(self, round_: Round, indices: Iterable[int], now_s: float) -> None:
         """Do what comes next for sequences that wait: leave them out, open their sessions, or ask."""
-        ready: dict[tuple[int, SiblingsName], list[tuple[int, SequenceStep, Session]]] = {}
+        ready: dict[tuple[int, Wishes], list[tuple[int, SequenceStep, Session]]] = {}
         for index in indices:
             step = round_.steps[index]
             session = self._book.session(step.session_id)
@@ -323,14 +322,14 @@ class ClientCore:
             elif round_.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
                 round_.fail(index, replica.index, _LOSES_SESSIONS)
             elif session.is_open:
-                siblings = step.siblings if self._draws else "none"
-                ready.setdefault((replica.index, siblings), []).append((index, step, session))
+                wishes = step.siblings if self._draws else "none", step.max_depth, step.temperature
+                ready.setdefault((replica.index, wishes), []).append((index, step, session))
             else:
                 self._book.begin_opening(session).waiting.append((round_, index))
                 round_.has_sent = True
-        for (replica_index, siblings), batch in ready.items():
+        for (replica_index, wishes), batch in ready.items():
             round_.has_sent = True
-            options = self._options if siblings == "none" else replace(self._options, siblings=siblings)
+            options = with_wishes(self._options, wishes)
             for message in pack(batch, options):
                 self._send(round_, self._replicas[replica_index], message, options)
             for index, step, session in batch:

@@ -13,6 +13,7 @@ from speculant_graph.client.counts import Counts
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learned import LearnedStore
+from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
@@ -55,6 +56,7 @@ class LocalDrafter:
         learned: LearnedStore | None = None,
         *,
         cost: CostCurve | None = None,
+        vocabulary_size: int | None = None,
     ) -> None:
         """Make a drafter.
 
@@ -63,11 +65,12 @@ class LocalDrafter:
             config: how to draft; the number of nodes comes with every step.
             learned: what sequences accept is kept here and helps later ones; None: forgotten with the drafter.
             cost: what verifying costs; drafts end where a further node would not pay.
+            vocabulary_size: without a graph, that of the model if it is known.
 
         Raises:
-            ConfigError: the strategy needs a graph.
+            ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
-        self._drafter = SessionDrafter(graph, config, learned=learned)
+        self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
         self._cost = cost
         self._taken: dict[int, _Taken] = {}
         self._draft_ids = itertools.count(1)
@@ -133,7 +136,8 @@ class LocalDrafter:
         if taken.num_tokens < len(step.token_ids):
             self._drafter.accept(step.session_id, step.token_ids[taken.num_tokens :])
             taken.num_tokens, taken.tail = len(step.token_ids), tuple(step.token_ids[-_TAIL_TOKENS:])
-        return DraftOrder(step.session_id, step.node_budget, step.seed, siblings=step.siblings)
+        options = DraftOptions(siblings=step.siblings, max_depth=step.max_depth, temperature=step.temperature)
+        return DraftOrder(step.session_id, step.node_budget, step.seed, options)
 
     def _recycle(self, step: SequenceStep, taken: _Taken) -> None:
         """Pass on what the target made of the latest draft; of another draft it would teach nonsense."""

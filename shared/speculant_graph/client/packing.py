@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speculant_graph.client.rounds import Entry
 from speculant_graph.client.sessions import Session
 from speculant_graph.rpc.messages import SequenceRequest, StepOptions
-from speculant_graph.types import SequenceStep
+from speculant_graph.types import SequenceStep, SiblingsName
 
 MAX_TOKENS_PER_MESSAGE = 16_384
 """Tokens and feedback, 64 KiB of them: far below the message limit of any sensible server."""
@@ -16,6 +16,24 @@ MAX_SEQUENCES_PER_MESSAGE = 256
 _MAX_ANSWER_BYTES = 700_000
 """Of the 1 MiB that client and server agree on."""
 _NODE_BYTES, _CANDIDATE_BYTES = 16, 8
+
+
+Wishes = tuple[SiblingsName, int | None, float | None]
+"""What steps want beside the client's settings: siblings, depth and temperature. A message is for steps of the same."""
+_NO_WISHES: Wishes = ("none", None, None)
+
+
+def with_wishes(options: StepOptions, wishes: Wishes) -> StepOptions:
+    """Return how steps are drafted for."""
+    if wishes == _NO_WISHES:
+        return options
+    siblings, max_depth, temperature = wishes
+    return replace(
+        options,
+        siblings=siblings,
+        max_depth=max_depth or options.max_depth,
+        temperature=temperature or options.temperature,
+    )
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,12 +14,13 @@ from google.rpc.status_pb2 import Status
 from speculant_graph.client.core import ClientCore
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.draft.cost import CostCurve
+from speculant_graph.draft.options import options_of
 from speculant_graph.errors import DraftLimitError, SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.addresses import split_addresses
 from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.convert.usual import warm_up
-from speculant_graph.rpc.messages import OpenRequest, StepOptions
+from speculant_graph.rpc.messages import OpenRequest, StepRequest
 from speculant_graph.rpc.status import from_status
 from speculant_graph.types import Fingerprint
 
@@ -56,20 +58,11 @@ def make_core(
     """Return the core of a client; see :class:`~speculant_graph.client.blocking.DrafterClient`.
 
     Raises:
-        ConfigError: an address is malformed, or the sidecar does not serve the strategy.
+        ConfigError: an address is malformed, or a setting is the sidecar's own.
         SpeculantError: the tokenizer's digest is none.
     """
-    given = draft.model_fields_set  # what nobody has set is left to the server
-    options = StepOptions(
-        strategy=draft.strategy,
-        max_candidates=draft.max_candidates,
-        omit_proposals=not wants_proposals,
-        max_depth=draft.max_depth if "max_depth" in given else 0,
-        max_branches=draft.max_branches if "max_branches" in given else 0,
-        beam_width=draft.beam_width if "beam_width" in given else 0,
-        mixing=draft.mixing if "mixing" in given else None,
-        coupling=draft.coupling if "coupling" in given else None,
-    )
+    # What nobody has set is left to the sidecar, but for the strategy, which drafts name.
+    options = replace(options_of(draft), strategy=draft.strategy, omit_proposals=not wants_proposals)
     opening = OpenRequest(
         session_id=1,
         tokenizer_sha256=tokenizer.sha256 if tokenizer is not None else "",
@@ -79,7 +72,8 @@ def make_core(
         cost=cost,
     )
     warm_up()
-    convert.encode_open_request(opening)  # mistakes show here rather than with the first session
+    convert.encode_open_request(opening)  # mistakes show here rather than with the first session, or its steps
+    convert.encode_step_request(StepRequest((), options))
     return ClientCore(
         split_addresses(config.address),
         config,

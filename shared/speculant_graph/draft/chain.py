@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from speculant_graph.draft.masses import last_kept, temper
 from speculant_graph.graph.compiled import Integer, compiled, inlined
 from speculant_graph.graph.layout import CUMULATIVE, TOKEN_MASK, Int64Array, UInt32Array
 from speculant_graph.graph.lookup import _advance, _linked, _row, _settle, _width
@@ -171,39 +172,6 @@ def _mixture(words: UInt32Array, table: Int64Array, order: int, node: int, atten
     return lows[1], masses
 
 
-@inlined
-def _is_less(masses: Float64Array, first: Integer, second: Integer) -> Any:
-    return masses[first] < masses[second] or (masses[first] == masses[second] and first > second)
-
-
-@inlined
-def _sift(masses: Float64Array, heap: Int64Array, place: Integer) -> None:
-    """Let the index at a place of a heap sink to where it belongs."""
-    index = heap[place]
-    child = 2 * place + 1
-    while child < heap.size:
-        if child + 1 < heap.size and _is_less(masses, heap[child + 1], heap[child]):
-            child += 1
-        if not _is_less(masses, heap[child], index):
-            break
-        heap[place] = heap[child]
-        place, child = child, 2 * child + 1
-    heap[place] = index
-
-
-@compiled
-def last_kept(masses: Float64Array, num_kept: int) -> Any:
-    """Return the least of the ``num_kept`` largest masses, as an index; of equals the lower index is the larger."""
-    heap = np.arange(num_kept)
-    for place in range(num_kept // 2 - 1, -1, -1):
-        _sift(masses, heap, place)
-    for index in range(num_kept, masses.size):
-        if masses[index] > masses[heap[0]]:
-            heap[0] = index
-            _sift(masses, heap, 0)
-    return heap[0]
-
-
 @compiled
 def propose(
     words: UInt32Array,
@@ -304,6 +272,7 @@ def sample(
     position: int,
     max_candidates: int,
     is_coupled: bool,
+    temperature: float,
     attention: Float64Array,
 ) -> Any:
     """Draft by drawing each token from the distribution of its context.
@@ -319,6 +288,7 @@ def sample(
         max_candidates: most tokens that a distribution keeps, the most probable ones and of equals the lowest ids; 0
             keeps all.
         is_coupled: whether to draw by the noise that a verifier shares.
+        temperature: each distribution is raised to the power of 1 / temperature before it is capped.
         attention: weights of order, logarithm of the count and entropy; temperature. Empty: the longest known context
             alone, whose order is kept while the window slides.
 
@@ -338,6 +308,8 @@ def sample(
             level = order
             low, high = _successors(words, table, order, node)
             masses, total = _frequencies(words, table, order, low, high)
+        if temperature != 1.0:
+            total = temper(masses, temperature)
         room = min(masses.size, max_candidates) if max_candidates > 0 else masses.size
         if size + room > support.size:
             grown = np.empty(2 * size + room, np.uint32), np.empty(2 * size + room, np.float32)

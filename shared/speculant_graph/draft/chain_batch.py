@@ -21,6 +21,7 @@ from speculant_graph.draft.chain import (
     propose,
     uniform,
 )
+from speculant_graph.draft.masses import temper
 from speculant_graph.graph.compiled import Integer, compiled, inlined
 from speculant_graph.graph.layout import INNER_WORDS, TOKEN_MASK, Int64Array, UInt32Array
 from speculant_graph.graph.lookup import _advance, _best_child, _linked, _row, _settle, _width
@@ -41,6 +42,7 @@ def sample_batch(
     max_candidates: int,
     max_support: int,
     is_coupled: bool,
+    temperature: float,
     attention: Float64Array,
 ) -> Any:
     """Draft a chain for every sequence by :func:`~speculant_graph.draft.chain.sample`.
@@ -60,6 +62,7 @@ def sample_batch(
             so before its token is drawn, or the tokens that are there would not be draws any more. 0 keeps no
             distribution.
         is_coupled: whether to draw by the noise that verifiers share.
+        temperature: see ``sample``.
         attention: see ``sample``.
 
     Returns:
@@ -99,6 +102,8 @@ def sample_batch(
                 level = order
                 low, high = _successors(words, table, order, node)
                 masses, total = _frequencies(words, table, order, low, high)
+            if temperature != 1.0:
+                total = temper(masses, temperature)
             room = min(masses.size, max_candidates) if max_candidates > 0 else masses.size
             if 0 < max_support < size + room:
                 continue  # nor at a later step, as the chain is shorter than those are

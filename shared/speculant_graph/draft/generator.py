@@ -87,7 +87,7 @@ class DraftGenerator:
         Args:
             prompt: text, which is encoded as the verifier does it, or token ids.
             k: most tokens to draft; the configured number if None.
-            strategy: how to choose them; the configured one if None.
+            strategy: how to choose them; if None the one that somebody has set in the configuration, else ``greedy``.
             seed: seed of the strategy ``sampling``.
 
         Raises:
@@ -96,13 +96,15 @@ class DraftGenerator:
             TokenizerMismatchError: the tokenizer of the graph's name is not the one the graph was built with.
         """
         context = self._encoded(prompt) if isinstance(prompt, str) else prompt
+        configured = self.config.strategy if "strategy" in self.config.model_fields_set else "greedy"
         return self.draft(
             context,
             self.config.k if k is None else k,
-            strategy or self.config.strategy,
+            strategy or configured,
             seed,
             max_candidates=self.config.max_candidates,
             coupling=self.config.coupling,
+            temperature=self.config.temperature,
         )
 
     def draft(
@@ -114,6 +116,7 @@ class DraftGenerator:
         position: int | None = None,
         max_candidates: int = 0,
         coupling: CouplingName = "none",
+        temperature: float = 1.0,
         tree: TreeShape | None = None,
     ) -> Draft:
         """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
@@ -131,6 +134,7 @@ class DraftGenerator:
             position: index in the sequence of the first token drafted, ``len(context)`` by default.
             max_candidates: most successors that a distribution keeps; 0 keeps all.
             coupling: how ``sampling`` draws chains.
+            temperature: ``sampling`` draws from the distribution to the power of 1 / temperature, then capped.
             tree: has ``sampling`` draw a tree.
 
         Raises:
@@ -145,9 +149,9 @@ class DraftGenerator:
         elif tree is not None:
             match = self.graph.match(context)
             state = (0, 0) if match is None else (match.order, match.node)
-            return self._trees([state], [k], tree, [seed], [start], max_candidates, MAX_SUPPORT)[0]
+            return self._trees([state], [k], tree, [seed], [start], max_candidates, MAX_SUPPORT, temperature)[0]
         else:
-            token_ids, proposals = self._sampled(context, k, seed, start, max_candidates, coupling)
+            token_ids, proposals = self._sampled(context, k, seed, start, max_candidates, coupling, temperature)
         return Draft(
             token_ids=tuple(token_ids),
             parents=tuple(range(len(token_ids))),
@@ -167,6 +171,7 @@ class DraftGenerator:
         max_candidates: int = 0,
         max_support: int = MAX_SUPPORT,
         coupling: CouplingName = "none",
+        temperature: float = 1.0,
         tree: TreeShape | None = None,
     ) -> DraftBatch:
         """Draft for several sequences at once what :meth:`draft` would for each.
@@ -182,10 +187,13 @@ class DraftGenerator:
             max_support: most entries of all distributions together: drafts end where another one may not fit. 0 leaves
                 those of chains out.
             coupling: how ``sampling`` draws chains.
+            temperature: ``sampling`` draws from the distribution to the power of 1 / temperature, then capped.
             tree: has ``sampling`` draw trees.
         """
         if strategy == "sampling" and tree is not None:
-            return self._trees(states.tolist(), budgets, tree, seeds, positions, max_candidates, max_support)
+            return self._trees(
+                states.tolist(), budgets, tree, seeds, positions, max_candidates, max_support, temperature
+            )
         trie = self.graph.trie
         wanted = np.array(budgets, np.int64)
         distributions: tuple[Any, ...] = ()
@@ -202,6 +210,7 @@ class DraftGenerator:
                 max_candidates,
                 max_support,
                 coupling == "gumbel",
+                temperature,
                 self._attention,
             )
         nodes_of = lengths.tolist()
@@ -231,7 +240,14 @@ class DraftGenerator:
         return drafted
 
     def _sampled(
-        self, context: Sequence[TokenId], k: int, seed: int, start: int, max_candidates: int, coupling: CouplingName
+        self,
+        context: Sequence[TokenId],
+        k: int,
+        seed: int,
+        start: int,
+        max_candidates: int,
+        coupling: CouplingName,
+        temperature: float,
     ) -> tuple[list[TokenId], list[Proposal]]:
         match = self.graph.match(context)
         if match is None:
@@ -239,7 +255,7 @@ class DraftGenerator:
         trie = self.graph.trie
         token_ids, ends, support, probabilities = chain.sample(
             trie.words, trie.table, match.order, match.node, max(0, k), _signed(seed), _signed(start), max_candidates,
-            coupling == "gumbel", self._attention,
+            coupling == "gumbel", temperature, self._attention,
         )  # fmt: skip
         proposals: list[Proposal] = []
         begin = 0
@@ -257,6 +273,7 @@ class DraftGenerator:
         positions: Sequence[int],
         max_candidates: int,
         max_support: int,
+        temperature: float,
     ) -> DraftBatch:
         return draw_trees(
             self.graph.trie,
@@ -267,16 +284,17 @@ class DraftGenerator:
             positions=[_signed(position) for position in positions],
             max_candidates=max_candidates,
             max_support=max_support,
+            temperature=temperature,
             attention=self._attention,
         )
 
     def _warm_up(self) -> None:
         """Compile or load the kernels, which the first draft of each kind does otherwise."""
         trie = self.graph.trie
-        chain.sample(trie.words, trie.table, 0, 0, 0, 0, 0, 0, False, self._attention)
+        chain.sample(trie.words, trie.table, 0, 0, 0, 0, 0, 0, False, 1.0, self._attention)
         for strategy in CHAIN_STRATEGY_NAMES:
             self.draft_batch(np.zeros((1, 2), np.int64), [0], strategy, seeds=[0], positions=[0])
-        self._trees([(0, 0)], [0], TreeShape(False, 1, 1), [0], [0], 0, 0)
+        self._trees([(0, 0)], [0], TreeShape(False, 1, 1), [0], [0], 0, 0, 1.0)
         if self._attention.size:
             chain.draft_attentively(trie.words, trie.table, 0, 0, np.empty(0, np.int64), self._attention)
 

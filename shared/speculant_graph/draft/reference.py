@@ -12,7 +12,7 @@ import numpy as np
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.sampled_tree import SIBLING_PRICE
-from speculant_graph.graph.oracle import OracleGraph, draw, draw_coupled
+from speculant_graph.graph.oracle import OracleGraph, draw, draw_coupled, normalised, tempered
 from speculant_graph.random_stream import PROPOSAL_STREAM, TREE_STREAM, uniform
 from speculant_graph.types import SiblingsName
 
@@ -43,7 +43,7 @@ def draft_chain(
     """Draft by ``greedy`` or ``sampling``; return the tokens, and q of each where it was drawn."""
     if config.mixing == "longest":
         draft_tokens, distributions = graph.draft(
-            context, config.k, config.strategy, seed, config.max_candidates, config.coupling
+            context, config.k, config.strategy, seed, config.max_candidates, config.coupling, config.temperature
         )
         return draft_tokens, distributions if config.strategy == "sampling" else []
     draft_tokens, distributions = [], []
@@ -55,7 +55,7 @@ def draft_chain(
         if config.strategy == "greedy":
             next_token = min(mixture, key=lambda token: (-mixture[token], token))
         else:
-            distributions.append(capped(mixture, config.max_candidates))
+            distributions.append(capped(mixture, config.max_candidates, config.temperature))
             if config.coupling == "gumbel":
                 next_token = draw_coupled(distributions[-1], seed, len(sequence))
             else:
@@ -97,11 +97,11 @@ def successors(graph: OracleGraph, config: DraftConfig, node: DrawnNode) -> tupl
     """Return q at a node, and the order of the context that it is of; nothing if no context is known."""
     if config.mixing == "attention":
         mixture = attention_mixture(graph, config, node.sequence)
-        return 0, capped(mixture, config.max_candidates) if mixture else {}
+        return 0, capped(mixture, config.max_candidates, config.temperature) if mixture else {}
     window = tuple(node.sequence[-node.order :]) if node.order else ()
     if window not in graph.context_index:
         window = graph.longest_context(node.sequence) or ()
-    return len(window), graph.distribution(window, config.max_candidates) if window else {}
+    return len(window), graph.distribution(window, config.max_candidates, config.temperature) if window else {}
 
 
 def attention_mixture(graph: OracleGraph, config: DraftConfig, sequence: Sequence[int]) -> Distribution:
@@ -131,12 +131,10 @@ def entropy(counts: Sequence[int]) -> float:
     return math.log(total) - added(count * math.log(count) for count in counts) / total
 
 
-def capped(mixture: Distribution, max_candidates: int) -> Distribution:
+def capped(mixture: Distribution, max_candidates: int, temperature: float = 1.0) -> Distribution:
     """Return q as float32 values: the most probable tokens, of equals the lowest ids, renormalised."""
-    if 0 < max_candidates < len(mixture):
-        kept = sorted(mixture, key=lambda token: (-mixture[token], token))[:max_candidates]
-        total = added(mixture[token] for token in sorted(kept))
-        mixture = {token: mixture[token] / total for token in sorted(kept)}
+    if temperature != 1.0 or 0 < max_candidates < len(mixture):
+        return normalised(tempered(mixture, temperature), max_candidates)
     rounded = {token: float(np.float32(probability)) for token, probability in mixture.items()}
     return {token: probability for token, probability in rounded.items() if probability > 0.0}
 

@@ -34,6 +34,7 @@ from speculant_graph.draft.chain import (
     propose,
     uniform,
 )
+from speculant_graph.draft.masses import temper
 from speculant_graph.graph.compiled import compiled
 from speculant_graph.graph.layout import TOKEN_MASK, Int64Array, Trie, UInt32Array
 from speculant_graph.graph.lookup import _advance, _linked, _settle, _width
@@ -69,6 +70,7 @@ def draw_trees(
     positions: Sequence[int],
     max_candidates: int,
     max_support: int,
+    temperature: float,
     attention: Float64Array,
 ) -> DraftBatch:
     """Draw a tree for every sequence; every node brings its q, as those of chains do.
@@ -82,7 +84,8 @@ def draw_trees(
         positions: per sequence, index of the first token drafted, likewise.
         max_candidates: most successors that a distribution keeps; 0 keeps all.
         max_support: most entries of the distributions of all nodes together.
-        attention: see :func:`~speculant_graph.draft.chain.sample`.
+        temperature: see :func:`~speculant_graph.draft.chain.sample`.
+        attention: likewise.
     """
     lengths: list[int] = []
     token_ids, parents, counts = [_NO_NUMBERS], [_NO_NUMBERS], [_NO_NUMBERS]
@@ -91,7 +94,7 @@ def draw_trees(
     for (order, node), budget, seed, position in zip(states, budgets, seeds, positions, strict=True):
         drawn, parents_of, starts, ends, support, probabilities = sample_tree(
             trie.words, trie.table, order, node, max(0, budget), seed, position, max_candidates, left,
-            shape.max_branches, shape.max_depth, shape.is_independent, attention,
+            shape.max_branches, shape.max_depth, shape.is_independent, temperature, attention,
         )  # fmt: skip
         left -= int((ends - starts).sum())
         lengths.append(drawn.size)
@@ -154,6 +157,7 @@ def sample_tree(
     max_branches: int,
     max_depth: int,
     is_independent: bool,
+    temperature: float,
     attention: Float64Array,
 ) -> Any:
     """Draft a tree by drawing the children of every node from the distribution of its context.
@@ -171,7 +175,8 @@ def sample_tree(
         max_branches: most children of a node.
         max_depth: longest path.
         is_independent: draw every child from all of q, rather than from what older siblings have left.
-        attention: see :func:`~speculant_graph.draft.chain.sample`.
+        temperature: see :func:`~speculant_graph.draft.chain.sample`.
+        attention: likewise.
 
     Returns:
         ``(token_ids, parents, starts, ends, support, probabilities)``: the n nodes drafted, as in
@@ -207,6 +212,8 @@ def sample_tree(
             else:
                 low, high = _successors(words, table, order, node)
                 masses, total = _frequencies(words, table, order, low, high)
+            if temperature != 1.0:
+                total = temper(masses, temperature)
             most = min(masses.size, max_candidates) if max_candidates > 0 else masses.size
             if size + most > support.size:
                 grown = np.empty(2 * size + most, np.uint32), np.empty(2 * size + most, np.float32)

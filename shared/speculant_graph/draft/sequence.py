@@ -26,10 +26,10 @@ from speculant_graph.draft.sources import (
 )
 from speculant_graph.draft.tree import propose, take
 from speculant_graph.draft.views import Handles
-from speculant_graph.errors import DraftRequestError
+from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
+from speculant_graph.types import EMPTY_DRAFT, Draft, SourceName, TokenId
 
 _TRUST_MEMORY = 0.95
 """What a step counts for after one more."""
@@ -44,6 +44,14 @@ _BYTES_OF_A_CONTEXT = 512
 """About what the storage of ``nasd`` takes for each."""
 _BYTES_OF_A_SEQUENCE = 4_096
 """Of its objects, apart from arrays that grow."""
+_NO_COSTS = np.zeros(0)
+_ENTRIES: dict[SourceName, list[int]] = {
+    "corpus": [CORPUS],
+    "session": [SESSION, GAP],
+    "learned": [LEARNED],
+    "recycled": [RECYCLED],
+}
+"""What is enabled for each source."""
 
 
 def graph_arrays(graph: NgramGraph | None) -> GraphArrays:
@@ -67,26 +75,30 @@ class DraftedSequence:
         memory: Memory,
         *,
         learns: bool,
-        costs: NDArray[np.float64],
+        costs: NDArray[np.float64] = _NO_COSTS,
+        vocabulary_size: int | None = None,
     ) -> None:
         """Begin a sequence without tokens.
 
         Args:
             graph: the corpus.
-            config: how to draft.
+            config: how to draft, until :meth:`go_by` changes that.
             memory: what earlier sequences accepted.
             learns: whether later ones may learn from it: its text when it ends, rows at once.
             costs: relative cost of verifying n tokens; empty if it is free.
+            vocabulary_size: without a graph, the size of the vocabulary if it is known.
         """
         self.memory = memory
         self.learns = learns
-        self.costs = costs
+        self.config = config
+        """How to draft."""
         self.history = History(config.max_session_tokens, SESSION_CHAINS)
         self.state = np.zeros(2, np.int64)
         self.is_calibrated = False
         self.trust = 1.0
-        self._config = config
-        self._vocabulary_size = MAX_VOCABULARY if graph is None else graph.vocabulary_size
+        self._costs = costs
+        self._has_graph = graph is not None
+        self._vocabulary_size = (vocabulary_size or MAX_VOCABULARY) if graph is None else graph.vocabulary_size
         self._recycled = memory.recycled
         self._num_prompt_tokens = 0
         self._draft: Draft | None = None  # since the latest tokens came
@@ -96,17 +108,27 @@ class DraftedSequence:
         self._rows_of_nodes: dict[int, list[TokenId]] = {}
         self._storage: NGramCounts | None = None
         self._storing: Iterator[None] = iter(())
-        enabled = np.zeros(NUM_SOURCES, np.int64)
-        names = {"corpus": (CORPUS,), "session": (SESSION, GAP), "learned": (LEARNED,), "recycled": (RECYCLED,)}
-        for name in config.sources:
-            enabled[list(names[name])] = 1
-        enabled[CORPUS] *= graph is not None
-        enabled[LEARNED] *= config.max_learned_tokens > 0
-        self._enabled = enabled
+        self._enabled = np.zeros(NUM_SOURCES, np.int64)
         self._moving = self._arrays_that_move()
-        self._handles = self._make_handles()
+        self._apply_config()
         self.num_bytes = self._count_bytes()
         """Memory that is this sequence's own."""
+
+    def go_by(self, config: DraftConfig) -> None:
+        """Draft, and take tokens and rows, by these settings from now on."""
+        if config is not self.config:
+            self.config = config
+            self._apply_config()
+
+    def _apply_config(self) -> None:
+        config, enabled = self.config, self._enabled
+        enabled[:] = 0
+        for name in config.sources:
+            enabled[_ENTRIES[name]] = 1
+        enabled[CORPUS] *= self._has_graph
+        enabled[LEARNED] *= config.max_learned_tokens > 0
+        self.costs = self._costs if config.cost_aware else _NO_COSTS
+        self._handles = self._make_handles()
 
     def handles(self) -> Int64Array:
         """Return what kernels draft from, as it is now; see :func:`~speculant_graph.draft.views.open_sources`."""
@@ -128,8 +150,8 @@ class DraftedSequence:
 
         Nothing is learned from the tokens of such a sequence before it ends, and no draft of it is compared with them.
         """
-        return not (self.costs.size or self.is_calibrated or self._rows or self._storage is not None) and bool(
-            self._enabled[CORPUS] and len(self.history)
+        return not (self.costs.size or self.is_calibrated or self._rows or self._storage is not None) and (
+            self._has_graph and len(self.history) > 0
         )
 
     def own_handles(self) -> Handles:
@@ -206,7 +228,7 @@ class DraftedSequence:
             ends.append((ends[parent][1], token))
         self._rows.append((np.array([ends[node] for node in nodes], np.int64), kept))
         if self._storage is not None:
-            for node, row in zip(nodes, kept[:, : self._config.filler_top_k].tolist(), strict=True):
+            for node, row in zip(nodes, kept[:, : self.config.filler_top_k].tolist(), strict=True):
                 self._rows_of_nodes[node] = row[: row.index(-1)] if -1 in row else row
 
     def learnable(self) -> Int64Array:
@@ -218,18 +240,26 @@ class DraftedSequence:
         return self.history.latest(accepted + WINDOW) if accepted else self.history.latest(0)
 
     def draft_from_storage(self, budget: int) -> Draft:
-        """Draft a chain from n-grams that this sequence stored (``nasd``)."""
-        if self._storage is None:
-            self._storage = NGramCounts(self._config.nasd_order, self._vocabulary_size, max_contexts=_STORED_CONTEXTS)
+        """Draft a chain from n-grams that this sequence stored (``nasd``).
+
+        Raises:
+            ConfigError: a random token is to stand at an unknown context, and the vocabulary is not known.
+        """
+        if not self.config.stop_if_unknown and self._vocabulary_size == MAX_VOCABULARY:
+            raise ConfigError(
+                "draft.stop_if_unknown = false draws any token of the vocabulary, which is not known here; say how "
+                "large it is, or leave the setting out"
+            )
+        if self._storage is None or self._storage.n != self.config.nasd_order:
+            self._storage = NGramCounts(self.config.nasd_order, self._vocabulary_size, max_contexts=_STORED_CONTEXTS)
             self._storing = _store(self._storage, self._valid_end(self.history.latest(len(self.history))))
         next(self._storing, None)
         self.num_bytes = self._count_bytes()
         return draft_nasd(
             self._storage,
-            self._valid_end(self.history.latest(self._config.nasd_order)),
+            self._valid_end(self.history.latest(self.config.nasd_order)),
             budget,
-            # Without a graph nobody has said what the vocabulary is that a random token would be of.
-            stop_if_unknown=self._config.stop_if_unknown or self._vocabulary_size == MAX_VOCABULARY,
+            stop_if_unknown=self.config.stop_if_unknown,
             position=len(self.history),
         )
 
@@ -260,14 +290,14 @@ class DraftedSequence:
 
     def _store_emitted(self, storage: NGramCounts, emitted: list[TokenId], path: list[int]) -> None:
         is_foreign = not 0 <= min(emitted) <= max(emitted) < self._vocabulary_size
-        if is_foreign or len(emitted) > _STORED_AT_ONCE // self._config.nasd_order:
+        if is_foreign or len(emitted) > _STORED_AT_ONCE // self.config.nasd_order:
             self._storage = None  # made again, step by step, from what follows the foreign tokens
             return
-        before = self._valid_end(self.history.latest(self._config.nasd_order))
+        before = self._valid_end(self.history.latest(self.config.nasd_order))
         rows: list[Sequence[TokenId]] = [[] for _ in emitted]
         for place, node in enumerate([0, *path][: len(emitted)]):
             rows[place] = self._rows_of_nodes.get(node, [])
-        learn_verified(storage, [*before, *emitted], len(before), rows, self._config.filler_top_k)
+        learn_verified(storage, [*before, *emitted], len(before), rows, self.config.filler_top_k)
 
     def _is_foreign(self, tokens: Int64Array) -> NDArray[np.bool_]:
         return (tokens < 0) | (tokens >= self._vocabulary_size)

@@ -34,7 +34,6 @@ from speculant_graph.types import Draft, StrategyName, TokenId
 
 __all__ = ["DraftOrder", "SessionDrafter"]
 
-_NO_COSTS = np.zeros(0)
 _WARM_UP_ID = -1
 
 
@@ -48,6 +47,7 @@ class SessionDrafter:
         *,
         calibration: Calibration | None = None,
         learned: LearnedStore | None = None,
+        vocabulary_size: int | None = None,
     ) -> None:
         """Make a drafter without sequences.
 
@@ -57,6 +57,7 @@ class SessionDrafter:
             calibration: how far evidence is to be trusted; changed by what is accepted. By default what the store
                 keeps, or else what the graph was built with.
             learned: what earlier sequences accepted; a store in memory by default.
+            vocabulary_size: without a graph, the size of the vocabulary if it is known.
 
         Raises:
             ConfigError: the configured strategy has nothing to draft from.
@@ -68,7 +69,8 @@ class SessionDrafter:
             raise ConfigError(f"strategy {strategy} has nothing to draft from; give a graph, or add the source session")
         self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
-        workspace = make_workspace(MAX_NODES, self.config.max_branches)
+        workspace = make_workspace()
+        self._vocabulary_size = vocabulary_size
         self._handles = Handles(graph_arrays(graph), self.calibration.arrays, workspace)
         self._sequences: dict[int, DraftedSequence] = {}
         self._strategies = Strategies(graph, self.config, self._handles, workspace.tree)
@@ -95,9 +97,14 @@ class SessionDrafter:
         with self._lock:
             if session_id in self._sequences:
                 raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
-            costs = _NO_COSTS if cost is None or not self.config.cost_aware else cost.table(MAX_NODES + 1)
             learns = learn and self.config.max_learned_tokens > 0
-            self._sequences[session_id] = DraftedSequence(self.graph, self.config, memory, learns=learns, costs=costs)
+            self._sequences[session_id] = self._new_sequence(memory, learns=learns, cost=cost)
+
+    def _new_sequence(self, memory: Memory, *, learns: bool = False, cost: CostCurve | None = None) -> DraftedSequence:
+        costs = np.zeros(0) if cost is None else cost.table(MAX_NODES + 1)
+        return DraftedSequence(
+            self.graph, self.config, memory, learns=learns, costs=costs, vocabulary_size=self._vocabulary_size
+        )
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId] | Int64Array, *, is_prompt: bool = False) -> None:
         """Add tokens to a sequence: at first the prompt, then, step by step, what was accepted.
@@ -116,7 +123,7 @@ class SessionDrafter:
         with self._lock:
             sequence = self._find(session_id)
             tokens = _as_array(token_ids)
-            learns = self.config.strategy in CALIBRATED or sequence.is_calibrated
+            learns = sequence.config.strategy in CALIBRATED or sequence.is_calibrated
             sequence.take(self._handles, tokens, learns=learns, is_prompt=is_prompt)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]] | Int64Array) -> None:
@@ -142,8 +149,8 @@ class SessionDrafter:
         """Draft for a batch, in order.
 
         Raises:
-            DraftRequestError: a sequence is not open.
-            ConfigError: there is no such strategy, or it needs a graph.
+            DraftRequestError: a sequence is not open, or an option is out of its bounds.
+            ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
         with self._lock:
             sequences = [self._find(order.session_id) for order in orders]
@@ -171,12 +178,12 @@ class SessionDrafter:
 
         Raises:
             DraftRequestError: a sequence is not open.
-            ConfigError: there is no such strategy, or it needs a graph.
+            ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
-        strategy = options.strategy or self.config.strategy
+        config = self._strategies.changed(options)
         with self._lock:
             sequences = [self._find(session_id) for session_id in session_ids]
-            if strategy not in CHAIN_STRATEGY_NAMES or self.graph is None or "corpus" not in self.config.sources:
+            if config.strategy not in CHAIN_STRATEGY_NAMES or self.graph is None:
                 orders = map(DraftOrder, session_ids, budgets, seeds)
                 return batch_of(
                     [
@@ -186,9 +193,10 @@ class SessionDrafter:
                 )
             states = np.array([sequence.state for sequence in sequences], np.int64).reshape(-1, 2)
             positions = [len(sequence.history) for sequence in sequences]
-            batch = self._strategies.from_graph(states, budgets, seeds, positions, strategy, options, max_support)
+            batch = self._strategies.from_graph(states, budgets, seeds, positions, options, max_support)
             noted = batch.without_proposals()  # sequences keep it until something is accepted
             for place, sequence in enumerate(sequences):
+                sequence.go_by(config)
                 sequence.offer(noted, place)
             return batch
 
@@ -212,19 +220,19 @@ class SessionDrafter:
             max_support: most entries of all distributions together: drafts end where another one may not fit.
 
         Raises:
-            ConfigError: there is no such strategy, or it needs a graph.
+            ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
-        strategy = options.strategy or self.config.strategy
+        config = self._strategies.changed(options)
         with self._lock:
-            if strategy in CHAIN_STRATEGY_NAMES and self.graph is not None:
+            if config.strategy in CHAIN_STRATEGY_NAMES and self.graph is not None:
                 matches = [self.graph.match(context.tolist()) for context in contexts]
                 states = [(0, 0) if match is None else (match.order, match.node) for match in matches]
                 ends = np.array(states, np.int64).reshape(-1, 2)
-                return self._strategies.from_graph(ends, budgets, seeds, positions, strategy, options, max_support)
+                return self._strategies.from_graph(ends, budgets, seeds, positions, options, max_support)
             memory = Memory("", 1)
             drafts = []
             for context, budget, seed in zip(contexts, budgets, seeds, strict=True):
-                sequence = DraftedSequence(self.graph, self.config, memory, learns=False, costs=_NO_COSTS)
+                sequence = self._new_sequence(memory)
                 sequence.take(self._handles, context, learns=False)
                 drafts.append(self._strategies.draft(sequence, DraftOrder(0, budget, seed), options))
             return batch_of(drafts)
@@ -257,7 +265,7 @@ class SessionDrafter:
             DraftRequestError: there is no such sequence.
         """
         sequence = self._find(session_id)
-        if self.config.strategy in CALIBRATED or self.config.mixing != "longest" or not sequence.is_plain:
+        if self.config.mixing != "longest" or self.config.temperature != 1.0 or not sequence.is_plain:
             return None
         if known is not None and known.arrays[0] is sequence.history.arrays[0]:
             return known

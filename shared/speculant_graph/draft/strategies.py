@@ -5,25 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.batch import DraftBatch
 from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES, DraftGenerator
-from speculant_graph.draft.options import DraftOptions
+from speculant_graph.draft.options import DraftOptions, changed
 from speculant_graph.draft.proposal_tree import draft_beam, draft_tree
 from speculant_graph.draft.sampled_tree import TreeShape
 from speculant_graph.draft.sequence import DraftedSequence, SequenceProposals
 from speculant_graph.draft.sources import ROW_WIDTH
 from speculant_graph.draft.tree import grow
 from speculant_graph.draft.views import Handles
-from speculant_graph.draft.workspace import MAX_DEPTH, MAX_NODES, Tree
+from speculant_graph.draft.workspace import MAX_NODES, Tree
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, MixingName, SiblingsName, StrategyName
+from speculant_graph.types import Draft, StrategyName
 
 CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec", "beam"))
 """Strategies whose path probabilities are calibrated."""
+_MOST_KEPT = 256
 
 
 def target_row_width(config: DraftConfig) -> int:
@@ -43,10 +45,8 @@ class DraftOrder:
     """Most nodes; more than 1,024 are never drafted."""
     seed: int = 0
     """Seed of ``sampling``: the same seed and position give the same draft."""
-    strategy: StrategyName | None = None
-    """How to draft; the configured strategy if None."""
-    siblings: SiblingsName | None = None
-    """Whether ``sampling`` draws a tree; what the options say if None."""
+    options: DraftOptions | None = None
+    """How to draft; None: as the rest of the batch."""
 
 
 class Strategies:
@@ -62,85 +62,74 @@ class Strategies:
             tree: the workspace's tree, which kernels write to.
         """
         self._graph = graph
-        self._config = config
         self._handles = handles
         self._tree = tree
-        self._generators: dict[MixingName, DraftGenerator] = {}
+        # Clients may ask for anything, so neither is kept for ever.
+        self.changed = lru_cache(_MOST_KEPT)(partial(changed, config))
+        """Returns the settings as options want them, the same object for the same options."""
+        self._generator = lru_cache(_MOST_KEPT)(self._make_generator)
 
     def draft(self, sequence: DraftedSequence, order: DraftOrder, options: DraftOptions) -> Draft:
         """Draft for one sequence, and note the draft there.
 
         Raises:
-            ConfigError: there is no such strategy, or it needs a graph.
+            ConfigError: the strategy needs a graph, or to know the vocabulary.
+            DraftRequestError: an option is out of its bounds.
         """
-        strategy = order.strategy or options.strategy or self._config.strategy
+        options = order.options or options
+        config = self.changed(options)
+        strategy = config.strategy
+        sequence.go_by(config)
         budget = min(order.node_budget, MAX_NODES)
         if budget <= 0:
             draft = Draft(strategy=strategy)
         elif strategy in ("tree", "adaptive"):
-            draft = self._grown(sequence, strategy, budget, options)
+            draft = self._grown(sequence, config, budget)
         elif strategy in CHAIN_STRATEGY_NAMES:
-            draft = self._drawn(sequence, strategy, budget, order, options)
+            draft = self._drawn(sequence, config, budget, order.seed, options)
         elif strategy == "nasd":
             draft = sequence.draft_from_storage(budget)
-        elif strategy in ("specexec", "beam"):
-            draft = self._searched(sequence, strategy, budget, options)
         else:
-            raise ConfigError(f"no strategy {strategy!r}; DraftConfig lists them")
+            draft = self._searched(sequence, config, budget)
         if options.min_path_probability > 0.0:
             draft = _without_improbable(draft, options.min_path_probability)
         sequence.is_calibrated |= strategy in CALIBRATED
         sequence.offer([draft], 0)
         return draft
 
-    def _grown(self, sequence: DraftedSequence, strategy: StrategyName, budget: int, options: DraftOptions) -> Draft:
-        depth, branches = options.max_depth or self._config.max_depth, self._branches(options)
-        if strategy == "adaptive":
-            branches = 1
-        depth = min(depth, MAX_DEPTH)
-        size = grow(self._handles.values, sequence.handles(), budget, depth, branches, sequence.trust)
+    def _grown(self, sequence: DraftedSequence, config: DraftConfig, budget: int) -> Draft:
+        branches = 1 if config.strategy == "adaptive" else config.max_branches
+        size = grow(self._handles.values, sequence.handles(), budget, config.max_depth, branches, sequence.trust)
         tree = self._tree
         return Draft(
             token_ids=tuple(tree.tokens[1 : size + 1].tolist()),
             parents=tuple(tree.parents[1 : size + 1].tolist()),
             path_probabilities=tuple(tree.probabilities[1 : size + 1].tolist()),
-            strategy=strategy,
+            strategy=config.strategy,
             terminated_early=size < budget,
         )
 
-    def _branches(self, options: DraftOptions) -> int:
-        return min(options.max_branches or self._config.max_branches, self._config.max_branches)
-
-    def _tree_shape(self, siblings: SiblingsName, options: DraftOptions) -> TreeShape | None:
-        """Return what trees ``sampling`` draws; None for chains. Without q no rule has any use for siblings."""
-        if siblings == "none" or options.omit_proposals:
-            return None
-        depth = min(options.max_depth or self._config.max_depth, MAX_DEPTH)
-        return TreeShape(siblings == "independent", self._branches(options), depth)
-
     def _drawn(
-        self, sequence: DraftedSequence, strategy: StrategyName, budget: int, order: DraftOrder, options: DraftOptions
+        self, sequence: DraftedSequence, config: DraftConfig, budget: int, seed: int, options: DraftOptions
     ) -> Draft:
-        generator = self._generator(strategy, options.mixing)
+        generator = self._generator(config)
         draft = generator.draft(
             sequence.history.latest(generator.graph.max_order).tolist(),
             budget,
-            strategy,
-            seed=order.seed,
+            config.strategy,
+            seed=seed,
             position=len(sequence.history),
-            max_candidates=options.max_candidates or self._config.max_candidates,
-            coupling=options.coupling or self._config.coupling,
-            tree=self._tree_shape(order.siblings or options.siblings, options),
+            max_candidates=config.max_candidates,
+            coupling=config.coupling,
+            temperature=config.temperature,
+            tree=_tree_shape(config, options),
         )
         return dataclasses.replace(draft, proposals=()) if options.omit_proposals else draft
 
-    def _searched(self, sequence: DraftedSequence, strategy: StrategyName, budget: int, options: DraftOptions) -> Draft:
-        branches = self._branches(options)
-        source = SequenceProposals(self._handles, sequence, branches)
-        make = draft_tree if strategy == "specexec" else draft_beam
-        depth = min(options.max_depth or self._config.max_depth, MAX_DEPTH)
-        width = min(options.beam_width or self._config.beam_width, MAX_NODES)
-        return make(source, budget, depth, width, branches)
+    def _searched(self, sequence: DraftedSequence, config: DraftConfig, budget: int) -> Draft:
+        source = SequenceProposals(self._handles, sequence, config.max_branches)
+        make = draft_tree if config.strategy == "specexec" else draft_beam
+        return make(source, budget, config.max_depth, config.beam_width, config.max_branches)
 
     def from_graph(
         self,
@@ -148,7 +137,6 @@ class Strategies:
         budgets: Sequence[int],
         seeds: Sequence[int],
         positions: Sequence[int],
-        strategy: StrategyName,
         options: DraftOptions,
         max_support: int,
     ) -> DraftBatch:
@@ -157,26 +145,32 @@ class Strategies:
         Raises:
             ConfigError: there is no graph.
         """
-        return self._generator(strategy, options.mixing).draft_batch(
+        config = self.changed(options)
+        return self._generator(config).draft_batch(
             states,
             [min(budget, MAX_NODES) for budget in budgets],
-            strategy,
+            config.strategy,
             seeds=seeds,
             positions=positions,
-            max_candidates=options.max_candidates or self._config.max_candidates,
+            max_candidates=config.max_candidates,
             max_support=0 if options.omit_proposals else max_support,
-            coupling=options.coupling or self._config.coupling,
-            tree=self._tree_shape(options.siblings, options),
+            coupling=config.coupling,
+            temperature=config.temperature,
+            tree=_tree_shape(config, options),
         )
 
-    def _generator(self, strategy: StrategyName, mixing: MixingName | None) -> DraftGenerator:
+    def _make_generator(self, config: DraftConfig) -> DraftGenerator:
         """Return what ``greedy`` and ``sampling`` draft with."""
         if self._graph is None:
-            raise ConfigError(f"strategy {strategy} drafts from a graph; give one, or choose adaptive or tree")
-        mixing = mixing or self._config.mixing
-        if mixing not in self._generators:
-            self._generators[mixing] = DraftGenerator(self._graph, self._config.model_copy(update={"mixing": mixing}))
-        return self._generators[mixing]
+            raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
+        return DraftGenerator(self._graph, config)
+
+
+def _tree_shape(config: DraftConfig, options: DraftOptions) -> TreeShape | None:
+    """Return what trees ``sampling`` draws; None for chains. Without q no rule has any use for siblings."""
+    if options.siblings == "none" or options.omit_proposals:
+        return None
+    return TreeShape(options.siblings == "independent", config.max_branches, config.max_depth)
 
 
 def _without_improbable(draft: Draft, least: float) -> Draft:

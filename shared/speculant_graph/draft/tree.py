@@ -294,6 +294,6 @@ def take(
                 token_id,
             )
         append_token(sources.session, window, token_id)
-        if sources.enabled[CORPUS] > 0:
+        if sources.graph.words.size > 1:  # also while the corpus is not drafted from, as it may be later
             order, node = _advance(sources.graph.words, sources.graph.table, state[0], state[1], token_id)
             state[0], state[1] = order, node

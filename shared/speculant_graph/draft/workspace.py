@@ -45,9 +45,10 @@ class Workspace(NamedTuple):
     mixture: Mixture
 
 
-def make_workspace(max_nodes: int, max_branches: int) -> Workspace:
-    """Return room for drafts of so many nodes with so many children each."""
-    num_children = (max_nodes + 1) * max_branches
+def make_workspace() -> Workspace:
+    """Return room for the largest drafts."""
+    max_nodes = MAX_NODES
+    num_children = (max_nodes + 1) * MAX_BRANCHES
     tree = Tree(
         tokens=np.zeros(max_nodes + 1, np.int64),
         parents=np.zeros(max_nodes + 1, np.int64),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class OracleGraph:
         seed: int = 0,
         max_candidates: int = 0,
         coupling: CouplingName = "none",
+        temperature: float = 1.0,
     ) -> tuple[list[int], list[dict[int, float]]]:
         """Draft by the loops of the requirements; return the tokens and the distribution behind each."""
         draft_tokens: list[int] = []
@@ -65,7 +66,7 @@ class OracleGraph:
                 if context_ngram in self.context_index:
                     matched = True
                     while len(draft_tokens) < k:
-                        distribution = self.distribution(context_ngram, max_candidates)
+                        distribution = self.distribution(context_ngram, max_candidates, temperature)
                         if strategy == "greedy":
                             successors = self.context_index[context_ngram]
                             next_token = min(successors, key=lambda token: (-successors[token], token))
@@ -85,12 +86,29 @@ class OracleGraph:
                 break
         return draft_tokens, distributions
 
-    def distribution(self, context: tuple[int, ...], max_candidates: int = 0) -> dict[int, float]:
+    def distribution(
+        self, context: tuple[int, ...], max_candidates: int = 0, temperature: float = 1.0
+    ) -> dict[int, float]:
         """Return q by ascending token id, as float32 values: the most frequent successors, renormalised."""
-        successors = self.context_index[context]
-        kept = sorted(successors, key=lambda token: (-successors[token], token))[: max_candidates or None]
-        total = sum(successors[token] for token in kept)
-        return {token: float(np.float32(successors[token] / total)) for token in sorted(kept)}
+        return normalised(tempered(self.context_index[context], temperature), max_candidates)
+
+
+def tempered(weights: Mapping[int, float], temperature: float) -> Mapping[int, float]:
+    """Return weights to the power of 1 / temperature, the largest one being 1."""
+    if temperature == 1.0:
+        return weights
+    largest = max(weights.values())
+    return {token: (weight / largest) ** (1.0 / temperature) for token, weight in weights.items()}
+
+
+def normalised(weights: Mapping[int, float], max_candidates: int) -> dict[int, float]:
+    """Return a distribution as float32 values: the largest weights, of equals those of the lowest ids."""
+    kept = sorted(sorted(weights, key=lambda token: (-weights[token], token))[: max_candidates or None])
+    total = 0.0
+    for token in kept:  # as kernels do; ``sum`` makes up for rounding since Python 3.12
+        total += weights[token]
+    shares = {token: float(np.float32(weights[token] / total)) for token in kept}
+    return {token: share for token, share in shares.items() if share > 0.0}
 
 
 def draw(distribution: dict[int, float], number: float) -> int:

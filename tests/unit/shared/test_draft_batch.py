@@ -37,14 +37,15 @@ def drafter(graph: NgramGraph) -> SessionDrafter:
     options=st.builds(
         DraftOptions,
         strategy=st.sampled_from(["greedy", "sampling", "sampling", "sampling", "tree", "adaptive"]),
-        max_candidates=st.integers(0, 3),
+        max_candidates=st.none() | st.integers(0, 3),
         omit_proposals=st.booleans(),
         mixing=st.sampled_from([None, "longest", "attention"]),
         coupling=st.sampled_from([None, "none", "gumbel"]),
         siblings=st.sampled_from(["none", "without-replacement", "independent"]),
-        max_depth=st.integers(0, 4),
-        max_branches=st.integers(0, 9),
+        max_depth=st.none() | st.integers(1, 4),
+        max_branches=st.none() | st.integers(1, 9),
         min_path_probability=st.sampled_from([0.0, 0.05, 0.3]),
+        temperature=st.sampled_from([None, 1.0, 0.7, 3.0]),
     ),
     data=st.data(),
 )
@@ -120,7 +121,7 @@ def test_rows_of_a_draft_out_of_a_batch_are_learned(graph: NgramGraph) -> None:
         if batched:
             drafter.draft_batch([1], [4], [0], DraftOptions("greedy"))
         else:
-            drafter.draft([DraftOrder(1, 4, strategy="greedy")])
+            drafter.draft([DraftOrder(1, 4, options=DraftOptions("greedy"))])
         drafter.recycle(1, [0, 2], np.array([[3, 4], [5, 6]]))
         drafter.accept(1, CORPUS[20:22])
     assert values_of(first.draft([DraftOrder(1, 6)])[0]) == values_of(second.draft([DraftOrder(1, 6)])[0])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from speculant_graph.config import DraftConfig, VerifierConfig
-from speculant_graph.errors import SpeculantError
 from speculant_graph.draft.sources import ROW_WIDTH
+from speculant_graph.errors import SpeculantError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine import Engine, Request
 from support.drafters import ScriptedDrafter, knowing_tree
@@ -55,9 +55,7 @@ def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(target, mon
         told.append((tuple(step.token_ids), step.feedback))
         return draft
 
-    engine = Engine(
-        target, ScriptedDrafter(script), VerifierConfig(), DraftConfig(k=4, strategy="tree")
-    )
+    engine = Engine(target, ScriptedDrafter(script), VerifierConfig(), DraftConfig(k=4, strategy="tree"))
     order = [1, 2, 3, 0][:most_nodes_kept]
 
     def keep(histories, drafts, can_trim):

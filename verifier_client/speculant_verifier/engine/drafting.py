@@ -84,6 +84,8 @@ class Drafting:
                 draft_seed(each.config, len(each.token_ids)),
                 each.feedback,
                 _SIBLINGS.get(each.config.rule, "none"),
+                each.config.max_depth,
+                each.config.draft_temperature,
             )
             for number, each in ((number, sequences[number]) for number in asked)
         ]
@@ -144,13 +146,15 @@ class Drafting:
         return most_nodes if makes_trees and most_depth else min(most_nodes, most_depth)
 
     def _most_nodes_of(self, sequence: ActiveSequence) -> int:
-        wanted = sequence.request.most_nodes
+        wanted = sequence.config.node_budget
         return self._most_nodes if wanted is None else min(self._most_nodes, wanted)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
         room = self._target.max_length - len(sequence.token_ids)
         # The last emitted token is the model's own, so a draft may fill all but one of what remains.
-        return max(0, min(sequence.num_remaining, room) - 1)
+        most = max(0, min(sequence.num_remaining, room) - 1)
+        wanted = None if sequence.offered is not None else sequence.config.max_depth
+        return most if wanted is None else min(most, wanted)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
         """Whether a draft is a tree within its budget, as its type promises."""

@@ -45,8 +45,6 @@ class Request:
     """Why it can't be decoded, if that is known already: it ends with this error."""
     session: SessionOptions | None = None
     """What its session with the drafter wants beside the drafter's own settings."""
-    most_nodes: int | None = None
-    """Most nodes drafted for it at a step, if fewer than the engine's."""
     brings_drafts: bool = False
     """The caller drafts: a step is done when it has offered a draft (:meth:`Engine.offer`), and waits until then."""
 

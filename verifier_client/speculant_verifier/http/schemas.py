@@ -64,6 +64,12 @@ class SpeculantOptions(Schema):
     """How drafts are verified; 'follow' makes the text a function of prompt, settings and seed."""
     speculation: Literal["auto", "on", "off"] | None = None
     """Whether drafts are used."""
+    node_budget: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens drafted per step, if fewer than the server's; 0 uses no drafts."""
+    max_depth: Annotated[int, Field(ge=1, le=255)] | None = None
+    """Longest path drafted, instead of the server's."""
+    draft_temperature: Annotated[float, Field(gt=0)] | None = None
+    """What drafts are drawn with, instead of the server's temperature."""
     tenant: _Name | None = None
     """Whose text it is: drafts come from what this tenant's earlier requests accepted, and from nobody else's."""
     graph: _Name | None = None

@@ -51,7 +51,7 @@ def generation_config(
     if request.stop_token_ids is not None or request.ignore_eos:
         changes |= _ends(request, defaults, target)
     if request.speculant is not None:
-        changes |= request.speculant.model_dump(include={"rule", "speculation"}, exclude_none=True)
+        changes |= request.speculant.model_dump(exclude={"tenant", "graph", "learn"}, exclude_none=True)
     try:
         config = GenerationConfig.model_validate(defaults.model_dump() | changes)
     except ValidationError as error:

@@ -32,25 +32,23 @@ _SEED_BITS = 63
 _MOST_ENTRIES = {"logit_biases": 1024, "bad_words": 128, "stop_strings": 16, "stop_token_ids": 1024}
 _MOST_CHARACTERS = 1024
 _GIVEN_IF_PRESENT = ("max_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "seed")
+_OF_DRAFTS = ("node_budget", "max_depth", "draft_temperature")
 _GIVEN_IF_NOT_ZERO = ("min_tokens", "top_k", "no_repeat_ngram_size")
 
 
 def generation_config(
     sampling: pb.SamplingOptions,
-    rule: int,
+    speculation: pb.SpeculationOptions,
     defaults: GenerationConfig,
     end_token_ids: frozenset[TokenId],
-    *,
-    speculate: bool = True,
 ) -> GenerationConfig:
     """Return the settings that a request asks for.
 
     Args:
         sampling: how tokens are chosen.
-        rule: number of the rule; 0 for the default.
+        speculation: how drafts are made and verified.
         defaults: of the server, for what the request leaves open. A seed that is left open is drawn at random.
         end_token_ids: the model's own.
-        speculate: whether to use drafts at all.
 
     Raises:
         GenerationRequestError: a value is not allowed; the message names it.
@@ -79,10 +77,9 @@ def generation_config(
         wanted["n"] = sampling.num_samples
     if sampling.logprobs or sampling.num_top_logprobs:
         wanted["logprobs"] = sampling.num_top_logprobs
-    if rule:
-        wanted["rule"] = _rule(rule)
-    if not speculate:
-        wanted["speculation"] = "off"
+    if speculation.rule:
+        wanted["rule"] = _rule(speculation.rule)
+    wanted |= {name: getattr(speculation, name) for name in _OF_DRAFTS if speculation.HasField(name)}
     return changed(defaults, wanted)
 
 

@@ -76,16 +76,13 @@ class VerifierService:
         if request.request_id:
             call.rename(request.request_id)
         speculation = request.speculation
-        budget = speculation.node_budget if speculation.HasField("node_budget") else None
-        config = generation_config(
-            request.sampling, speculation.rule, self._defaults, decoder.target.end_token_ids, speculate=budget != 0
-        )
+        config = generation_config(request.sampling, speculation, self._defaults, decoder.target.end_token_ids)
         self._load.require_length(config.max_tokens)
         learn = speculation.learn if speculation.HasField("learn") else None
         options = session_options(call.principal, speculation.tenant, speculation.graph, learn)
         with self._load.admitted(config.n) as give_back:
             prompt = await asyncio.to_thread(_token_ids, request, decoder)
-            stream = decoder.astream([prompt], config, session=options, most_nodes=budget)
+            stream = decoder.astream([prompt], config, session=options)
             async with aclosing(read_ahead(cast(AsyncGenerator[StepEvent, None], stream), give_back)) as events:
                 async for event in events:
                     if event.result is not None and event.result.finish_reason == "error":
@@ -105,7 +102,8 @@ class VerifierService:
             )
         if request.sampling.num_samples > 1:
             raise GenerationRequestError("num_samples is for Generate; open a stream for every sample")
-        config = generation_config(request.sampling, request.rule, self._defaults, decoder.target.end_token_ids)
+        speculation = pb.SpeculationOptions(rule=request.rule)
+        config = generation_config(request.sampling, speculation, self._defaults, decoder.target.end_token_ids)
         self._load.require_length(config.max_tokens)
         with self._load.admitted(1):
             session = decoder.draft_session(list(request.prompt_tokens), config)

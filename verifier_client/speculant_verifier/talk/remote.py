@@ -26,7 +26,7 @@ _SAME_NAMES = (
     "bad_words", "logit_bias",
 )  # fmt: skip
 _OWN_NAMES = {"ignore_end_tokens": "ignore_eos", "end_token_ids": "stop_token_ids"}
-_SPECULANT_NAMES = ("rule", "speculation")
+_SPECULANT_NAMES = ("rule", "speculation", "node_budget", "max_depth", "draft_temperature")
 
 
 class RemotePartner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from speculant_graph.config import DraftConfig
+from speculant_graph.draft.options import changed
 from speculant_graph.errors import DraftLimitError, DraftRequestError, UnservedRequestError
 from speculant_graph.rpc import mirror
 from speculant_graph.rpc.convert.checks import expect, per_sequence
 from speculant_graph.rpc.messages import SequenceRequest, StepBatch, StepOptions, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import CouplingName, Feedback, MixingName, SiblingsName, StrategyName
+from speculant_graph.types import CouplingName, Feedback, MixingName, SiblingsName, SourceName, StrategyName
 
 STRATEGY_NUMBERS: dict[StrategyName, pb.Strategy] = {
     "greedy": pb.STRATEGY_GREEDY,
@@ -27,25 +30,28 @@ STRATEGY_NUMBERS: dict[StrategyName, pb.Strategy] = {
     "beam": pb.STRATEGY_BEAM,
 }
 """Strategies by their number on the wire."""
-_STRATEGY_NAMES: dict[int, StrategyName] = {number: name for name, number in STRATEGY_NUMBERS.items()}
 _MIXING_NUMBERS: dict[MixingName, pb.Mixing] = {"longest": pb.MIXING_LONGEST, "attention": pb.MIXING_ATTENTION}
-_MIXING_NAMES: dict[int, MixingName] = {number: name for name, number in _MIXING_NUMBERS.items()}
 COUPLING_NUMBERS: dict[CouplingName, pb.Coupling] = {"none": pb.COUPLING_NONE, "gumbel": pb.COUPLING_GUMBEL}
 """Couplings by their number on the wire."""
-_COUPLING_NAMES: dict[int, CouplingName] = {number: name for name, number in COUPLING_NUMBERS.items()}
 _SIBLINGS_NUMBERS: dict[SiblingsName, pb.Siblings] = {
     "none": pb.SIBLINGS_UNSPECIFIED,
     "without-replacement": pb.SIBLINGS_WITHOUT_REPLACEMENT,
     "independent": pb.SIBLINGS_INDEPENDENT,
 }
-_SIBLINGS_NAMES: dict[int, SiblingsName] = {number: name for name, number in _SIBLINGS_NUMBERS.items()}
-_NUMBERS = ("max_depth", "max_branches", "beam_width", "min_path_probability", "max_candidates", "omit_proposals")
-_NO_TOKEN = (1 << 32) - 1
-_SETTINGS_OF_SERVERS = {
-    "sources": "draft.sources",
-    "filler_top_k": "draft.filler_top_k",
-    "stop_if_unknown": "draft.stop_if_unknown",
+_SOURCE_BITS: dict[SourceName, int] = {
+    "corpus": pb.SOURCE_BIT_CORPUS,
+    "session": pb.SOURCE_BIT_SESSION,
+    "learned": pb.SOURCE_BIT_LEARNED,
+    "recycled": pb.SOURCE_BIT_RECYCLED,
 }
+_NUMBERS: dict[str, dict[Any, Any]] = {
+    "strategy": STRATEGY_NUMBERS,
+    "mixing": _MIXING_NUMBERS,
+    "coupling": COUPLING_NUMBERS,
+    "siblings": _SIBLINGS_NUMBERS,
+}
+"""Options that are named here and numbered on the wire."""
+_NO_TOKEN = (1 << 32) - 1
 
 
 def encode_step_request(request: StepRequest) -> bytes:
@@ -104,15 +110,13 @@ def _put_feedback(message: Any, sequences: tuple[SequenceRequest, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def _encode_options(options: StepOptions) -> bytes:
-    message = pb.StrategyOptions(**{name: getattr(options, name) for name in _NUMBERS})
-    if options.strategy is not None:
-        message.strategy = STRATEGY_NUMBERS[options.strategy]
-    if options.mixing is not None:
-        message.mixing = _MIXING_NUMBERS[options.mixing]
-    if options.coupling is not None:
-        message.coupling = COUPLING_NUMBERS[options.coupling]
-    message.siblings = _SIBLINGS_NUMBERS[options.siblings]
-    return message.SerializeToString()
+    wanted = {name: value for name, value in asdict(options).items() if value is not None}
+    for name, numbers in _NUMBERS.items():
+        if name in wanted:
+            wanted[name] = numbers[wanted[name]]
+    if options.sources is not None:
+        wanted["sources"] = sum(_SOURCE_BITS[source] for source in options.sources)
+    return pb.StrategyOptions(**wanted).SerializeToString()
 
 
 def decode_step_request(payload: bytes, *, max_sequences: int, max_tokens: int, max_nodes: int) -> StepBatch:
@@ -179,37 +183,27 @@ def _options_of(options: Any) -> StepOptions:
 
 @lru_cache(maxsize=256)
 def _decode_options(payload: bytes) -> StepOptions:
-    """Return what is served of a StrategyOptions; what only the server's own settings decide is refused."""
+    """Return a StrategyOptions as options; what is not known here, and may not be ignored, is refused by name."""
     try:
-        options = pb.StrategyOptions.FromString(payload)
+        message = pb.StrategyOptions.FromString(payload)
     except DecodeError:
         raise DraftRequestError("the options can't be parsed; send StrategyOptions") from None
-    strategy = None
-    if options.strategy != pb.STRATEGY_UNSPECIFIED:
-        strategy = _STRATEGY_NAMES.get(options.strategy)
-        if strategy is None:
-            served = ", ".join(STRATEGY_NUMBERS)
-            raise UnservedRequestError(f"strategy {options.strategy} is not served; ask for one of {served}")
-    mixing = None
-    if options.mixing != pb.MIXING_UNSPECIFIED:
-        mixing = _MIXING_NAMES.get(options.mixing)
-        if mixing is None:
-            raise UnservedRequestError(f"mixing {options.mixing} is not served; ask for MIXING_LONGEST")
-    coupling = None
-    if options.coupling != pb.COUPLING_UNSPECIFIED:
-        coupling = _COUPLING_NAMES.get(options.coupling)
-        if coupling is None:
-            raise UnservedRequestError(f"coupling {options.coupling} is not served; ask for COUPLING_NONE")
-    siblings = _SIBLINGS_NAMES.get(options.siblings)
-    if siblings is None:
-        raise UnservedRequestError(f"siblings {options.siblings} are not served; leave them out, or ask for 1 or 2")
-    for name, setting in _SETTINGS_OF_SERVERS.items():
-        if getattr(options, name):
-            raise UnservedRequestError(f"{name} can't be chosen per request; set {setting} of the server")
-    if not 0.0 <= options.min_path_probability <= 1.0:  # written so that NaN fails
+    wanted = {field.name: value for field, value in message.ListFields()}
+    for name, numbers in _NUMBERS.items():
+        if name in wanted:
+            names = {number: own for own, number in numbers.items()}
+            if wanted[name] not in names:
+                raise UnservedRequestError(f"{name} {wanted[name]} is not served; ask for one of {', '.join(numbers)}")
+            wanted[name] = names[wanted[name]]
+    if message.HasField("sources"):
+        wanted["sources"] = frozenset(name for name, bit in _SOURCE_BITS.items() if message.sources & bit)
+        if message.sources >= 2 * max(_SOURCE_BITS.values()):
+            raise UnservedRequestError(f"sources {message.sources} are not served; ask for those of SourceBit")
+    if not 0.0 <= message.min_path_probability <= 1.0:  # written so that NaN fails
         raise DraftRequestError("min_path_probability is no probability; send one from 0 to 1")
-    numbers = {name: getattr(options, name) for name in _NUMBERS}
-    return StepOptions(strategy=strategy, mixing=mixing, coupling=coupling, siblings=siblings, **numbers)
+    options = StepOptions(**wanted)
+    changed(DraftConfig(), options)  # looks at bounds
+    return options
 
 
 def _decode_feedback(message: Any, count: int) -> list[Feedback | None] | None:

@@ -142,7 +142,7 @@ def answer_step(
     if not scan(data, fields[7, 0], fields[7, 0] + fields[7, 1], _OPTIONS, options):
         return UNUSUAL
     strategy = options[1, 0] or settings[STRATEGY]
-    max_candidates = options[5, 0] or settings[MAX_CANDIDATES]
+    max_candidates = options[5, 0] if options[5, 1] else settings[MAX_CANDIDATES]
     if strategy != GREEDY and strategy != SAMPLING:
         return UNUSUAL
     if not 0 <= max_candidates < 1 << 32:
@@ -217,7 +217,7 @@ def answer_step(
         max_support = int(0 if options[11, 0] else max(room, np.int64(1)))
         lengths, tokens, counts, support, probabilities = sample_batch(
             words, table, states, budgets, seeds, positions, max_candidates, max_support, coupling == COUPLED,
-            _NO_ATTENTION,
+            1.0, _NO_ATTENTION,
         )  # fmt: skip
     settings[OUT_SEQUENCES], settings[OUT_NODES], settings[OUT_EMPTY] = count, tokens.size, 0
     for number in range(count):

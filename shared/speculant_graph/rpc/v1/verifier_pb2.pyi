@@ -93,18 +93,22 @@ class SamplingOptions(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_biases: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., bad_words: _Optional[_Iterable[str]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_end_tokens: bool = ..., seed: _Optional[int] = ..., num_samples: _Optional[int] = ..., num_top_logprobs: _Optional[int] = ..., logprobs: bool = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("rule", "node_budget", "graph", "learn", "tenant")
+    __slots__ = ("rule", "node_budget", "graph", "learn", "tenant", "max_depth", "draft_temperature")
     RULE_FIELD_NUMBER: _ClassVar[int]
     NODE_BUDGET_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     LEARN_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     rule: VerificationRule
     node_budget: int
     graph: str
     learn: bool
     tenant: str
-    def __init__(self, rule: _Optional[_Union[VerificationRule, str]] = ..., node_budget: _Optional[int] = ..., graph: _Optional[str] = ..., learn: bool = ..., tenant: _Optional[str] = ...) -> None: ...
+    max_depth: int
+    draft_temperature: float
+    def __init__(self, rule: _Optional[_Union[VerificationRule, str]] = ..., node_budget: _Optional[int] = ..., graph: _Optional[str] = ..., learn: bool = ..., tenant: _Optional[str] = ..., max_depth: _Optional[int] = ..., draft_temperature: _Optional[float] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")

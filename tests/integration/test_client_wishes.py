@@ -1,0 +1,173 @@
+"""What a client sets of ``draft`` is served by a sidecar as in process, or refused by name; nothing is dropped."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from speculant_graph.client import DrafterClient, LocalDrafter
+from speculant_graph.config import ClientConfig, DraftConfig
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.draft.options import WISHES
+from speculant_graph.errors import ConfigError
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, SequenceStep
+from support.server import LiveServer, serving
+
+VOCABULARY_SIZE = 50
+CURVE = CostCurve((1, 4, 16), (1.0, 1.25, 6.0))  # exact in the single precision of the wire
+ATTENTIVE = {"strategy": "sampling", "mixing": "attention"}
+SIDECAR: dict[str, Any] = {
+    "strategy": "beam", "max_candidates": 2, "temperature": 3.0, "mixing": "attention", "coupling": "gumbel",
+    "attention_order": 4.0, "attention_count": 3.0, "attention_entropy": 2.0, "attention_temperature": 0.5,
+    "sources": ["session"], "max_depth": 2, "max_branches": 2, "beam_width": 1, "cost_aware": True, "nasd_order": 6,
+    "filler_top_k": 1, "stop_if_unknown": True,
+}  # fmt: skip
+"""A sidecar that wants everything otherwise."""
+EVERYTHING: dict[str, Any] = {
+    "max_candidates": 0, "temperature": 0.6, "mixing": "longest", "coupling": "none", "attention_order": 0.0,
+    "attention_count": 0.0, "attention_entropy": 0.0, "attention_temperature": 7.0, "sources": ["corpus", "recycled"],
+    "max_depth": 9, "max_branches": 64, "beam_width": 5, "cost_aware": False, "nasd_order": 2, "filler_top_k": 4,
+    "stop_if_unknown": False,
+}  # fmt: skip
+"""Every wish but the strategy; other values than the sidecar's, and where it can be zeros."""
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "max_candidates": {"strategy": "sampling"},
+    "temperature": {"strategy": "sampling"},
+    "mixing": {"strategy": "sampling"},
+    "coupling": {"strategy": "sampling"},
+    "attention_order": ATTENTIVE,
+    "attention_count": ATTENTIVE,
+    "attention_entropy": ATTENTIVE,
+    "attention_temperature": ATTENTIVE,
+    "sources": {"strategy": "tree"},
+    "max_depth": {"strategy": "tree", "cost_aware": False},
+    "max_branches": {"strategy": "tree", "cost_aware": False, "sources": ["corpus"]},
+    "beam_width": {"strategy": "beam"},
+    "cost_aware": {"strategy": "tree", "max_depth": 24},
+    "nasd_order": {"strategy": "nasd", "stop_if_unknown": False},
+    "filler_top_k": {"strategy": "tree", "sources": ["recycled"]},
+    "stop_if_unknown": {"strategy": "nasd"},
+}
+"""How to draft so that a wish shows."""
+
+
+@pytest.fixture
+def server(graph_path: Path, tmp_path: Path) -> Iterator[LiveServer]:
+    with serving(graph_path, tmp_path, SIDECAR) as running:  # a fresh one, as it learns
+        yield running
+
+
+def client_of(server: LiveServer, config: DraftConfig) -> DrafterClient:
+    settings = ClientConfig(address=server.address, deadline_ms=5_000, open_deadline_ms=5_000)
+    return DrafterClient(settings, tokenizer=None, draft=config, strict=True, cost=CURVE)
+
+
+def drafted(drafter: DrafterClient | LocalDrafter, **wishes: Any) -> list[list[Draft]]:
+    """Return the drafts of a few sequences that are told what was made of them."""
+    generator = random.Random(3)
+    texts = [[generator.randrange(VOCABULARY_SIZE) for _ in range(30)] for _ in range(4)]
+    for number in range(len(texts)):
+        drafter.open(number + 1)
+    told: list[list[Draft]] = []
+    for _ in range(6):
+        latest = told[-1] if told else [EMPTY_DRAFT] * len(texts)
+        steps = [
+            SequenceStep(number, list(text), 12, seed=7 * number, feedback=_feedback(draft, text), **wishes)
+            for number, (text, draft) in enumerate(zip(texts, latest, strict=True), start=1)
+        ]
+        told.append(drafter.draft(steps))
+        for text in texts:
+            text += [generator.randrange(6) for _ in range(3)]  # few, so that rows are of tokens that come again
+    assert drafter.statistics.failed_steps == 0, drafter.statistics.last_failure
+    for number in range(len(texts)):
+        drafter.finish(number + 1)
+    return told
+
+
+def _feedback(draft: Draft, text: list[int]) -> Feedback:
+    rows = np.array([[(text[-1] + place * place) % VOCABULARY_SIZE for place in range(5)]], np.int64)
+    return Feedback(draft.draft_id, [0], rows)
+
+
+def values_of(told: list[list[Draft]]) -> list[object]:
+    return [
+        (
+            draft.token_ids,
+            draft.parents,
+            np.array(draft.path_probabilities, np.float32).tolist(),
+            [(each.token_ids.tolist(), each.probabilities.tolist()) for each in draft.proposals],
+            draft.strategy,
+        )
+        for drafts in told
+        for draft in drafts
+    ]
+
+
+def in_process(graph: NgramGraph, config: DraftConfig, **wishes: Any) -> list[object]:
+    return values_of(drafted(LocalDrafter(graph, config, cost=CURVE), **wishes))
+
+
+def over_the_wire(server: LiveServer, config: DraftConfig, **wishes: Any) -> list[object]:
+    with client_of(server, config) as client:
+        return values_of(drafted(client, **wishes))
+
+
+def as_the_sidecar(wishes: dict[str, Any]) -> DraftConfig:
+    return DraftConfig.model_validate(SIDECAR | wishes)
+
+
+def test_every_setting_is_a_wish_or_the_sidecars() -> None:
+    servers = {"max_session_tokens", "max_learned_tokens", "max_tenants"}
+    assert {*WISHES, "k"} | servers == set(DraftConfig.model_fields)
+    assert set(WISHES) == {"strategy", *WORKLOADS} == {"strategy", *EVERYTHING}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_wish_is_served(server: LiveServer, small_graph: NgramGraph, name: str) -> None:
+    """Whatever is left open is the sidecar's, what is set is the client's."""
+    workload = WORKLOADS[name]
+    wishes = workload | {name: EVERYTHING[name]}
+    if name == "mixing":
+        wishes |= {"temperature": 1.0}
+    served = over_the_wire(server, DraftConfig.model_validate(wishes))
+    assert served == in_process(small_graph, as_the_sidecar(wishes))
+    # The control: without the wish there would be other drafts.
+    without = {other: value for other, value in wishes.items() if other != name}
+    assert served != in_process(small_graph, as_the_sidecar(without))
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam"])
+def test_all_wishes_together(server: LiveServer, small_graph: NgramGraph, strategy: str) -> None:
+    config = DraftConfig.model_validate(EVERYTHING | {"strategy": strategy})
+    assert over_the_wire(server, config) == in_process(small_graph, config)
+
+
+def test_wishes_of_a_step(server: LiveServer, small_graph: NgramGraph) -> None:
+    drawing = DraftConfig.model_validate(EVERYTHING | {"strategy": "sampling"})
+    colder = over_the_wire(server, drawing, temperature=0.2, siblings="without-replacement", max_depth=3)
+    assert colder == in_process(small_graph, drawing, temperature=0.2, siblings="without-replacement", max_depth=3)
+    assert colder != in_process(small_graph, drawing, siblings="without-replacement", max_depth=3)
+    assert colder != in_process(small_graph, drawing, temperature=0.2, siblings="without-replacement")
+
+
+@pytest.mark.parametrize("name", ["max_session_tokens", "max_learned_tokens", "max_tenants"])
+def test_what_is_the_sidecars_is_refused_by_name(server: LiveServer, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^draft\.{name} is for all clients of a sidecar; leave it out here"):
+        client_of(server, DraftConfig.model_validate({name: 300}))
+    client_of(server, DraftConfig.model_validate({name: DraftConfig.model_fields[name].default})).close()
+
+
+def test_random_tokens_need_a_vocabulary() -> None:
+    wishes = DraftConfig(strategy="nasd", stop_if_unknown=False, sources=frozenset(["session"]))
+    with pytest.raises(ConfigError, match=r"^draft\.stop_if_unknown = false draws any token of the vocabulary"):
+        LocalDrafter(None, wishes)
+    told = drafted(LocalDrafter(None, wishes, vocabulary_size=VOCABULARY_SIZE))
+    tokens = {token for drafts in told for draft in drafts for token in draft.token_ids}
+    assert all(len(draft) == 12 for drafts in told for draft in drafts)
+    assert VOCABULARY_SIZE / 2 < len(tokens) <= VOCABULARY_SIZE > max(tokens)

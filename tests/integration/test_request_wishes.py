@@ -1,0 +1,122 @@
+"""Node budget, depth and draft temperature of a request: the same by the library, over gRPC and over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.rpc.v1 import verifier_pb2 as pb
+from speculant_graph.types import Draft, SequenceStep
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.engine.drafting import depths_of
+from speculant_verifier.model import TargetModel
+from support.drafters import ScriptedDrafter
+from support.http_api import MODEL, serving
+from support.tiny_models import tiny_gpt_oss
+from support.verifier_service import collected, play
+
+WISHES: list[dict[str, Any]] = [
+    {},
+    {"node_budget": 3},
+    {"node_budget": 50},
+    {"node_budget": 0},
+    {"max_depth": 2},
+    {"draft_temperature": 0.7},
+    {"node_budget": 4, "max_depth": 1, "draft_temperature": 1.5},
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetModel:
+    return tiny_gpt_oss()
+
+
+class Asked(ScriptedDrafter):
+    """Drafts a chain of whatever is asked for; notes what that is."""
+
+    def __init__(self) -> None:
+        super().__init__(self._note)
+        self.asked: list[tuple[int, int | None, float | None]] = []
+
+    def _note(self, step: SequenceStep) -> Draft:
+        self.asked.append((step.node_budget, step.max_depth, step.temperature))
+        return Draft((65,) * step.node_budget, tuple(range(step.node_budget)))
+
+
+def decoder_of(target: TargetModel) -> SpeculativeDecoder:
+    return SpeculativeDecoder(
+        target=target,
+        verifier_config=VerifierConfig(measure_costs=False),
+        draft_config=DraftConfig(k=6, strategy="greedy"),
+        drafter=Asked(),
+    )
+
+
+def by_library(target: TargetModel, wishes: dict[str, Any]) -> tuple[str, list[Any]]:
+    with decoder_of(target) as decoder:
+        config = GenerationConfig(max_tokens=9, speculation="on", ignore_end_tokens=True, **wishes)
+        [result] = decoder.generate([[1, 2, 3]], config)
+        deepest = wishes.get("max_depth", 6)
+        assert len(result.drafted_by_depth) <= deepest
+        return result.text, decoder.drafter.asked  # type: ignore[attr-defined]
+
+
+def by_grpc(target: TargetModel, wishes: dict[str, Any], folder: Path) -> tuple[str, list[Any]]:
+    request = pb.GenerateRequest(
+        prompt_tokens=pb.TokenSequence(token_ids=[1, 2, 3]),
+        sampling=pb.SamplingOptions(max_tokens=9, ignore_end_tokens=True),
+        speculation=pb.SpeculationOptions(**wishes),
+    )
+    decoder = decoder_of(target)
+    texts: list[str] = []
+
+    async def scenario(stub: Any, _: Any) -> None:
+        texts.append((await collected(stub.Generate(request)))[1])
+
+    play(target, folder, scenario, lambda _: decoder, speculation="on")
+    return texts[0], decoder.drafter.asked  # type: ignore[attr-defined]
+
+
+def by_http(target: TargetModel, wishes: dict[str, Any]) -> tuple[str, list[Any]]:
+    body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 9, "ignore_eos": True}
+    with decoder_of(target) as decoder, serving(decoder) as api:
+        answer = api.post("completions", body | {"speculant": {"speculation": "on", **wishes}}).json()
+        return answer["choices"][0]["text"], decoder.drafter.asked  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wishes", WISHES, ids=str)
+def test_the_drafter_is_asked_for_the_same(target: TargetModel, wishes: dict[str, Any], tmp_path: Path) -> None:
+    text, asked = by_library(target, wishes)
+    most = min(wishes.get("node_budget", 6), 6, wishes.get("max_depth", 6))
+    assert bool(asked) == (most > 0)
+    assert max((budget for budget, _, _ in asked), default=0) == most
+    assert {each[1:] for each in asked} <= {(wishes.get("max_depth"), wishes.get("draft_temperature"))}
+    assert by_grpc(target, wishes, tmp_path) == by_http(target, wishes) == (text, asked)
+    assert text == by_library(target, {"node_budget": 0})[0]
+
+
+def test_trees_keep_their_width_and_lose_their_depth(target: TargetModel) -> None:
+    drafter = ScriptedDrafter(lambda step: Draft((7, 8, 9, 10), (0, 0, 1, 3)))
+    config = VerifierConfig(measure_costs=False)
+    with SpeculativeDecoder(target=target, verifier_config=config, drafter=drafter) as decoder:
+        [result] = decoder.generate([[1, 2, 3]], GenerationConfig(max_tokens=9, speculation="on", max_depth=2))
+    assert depths_of(Draft((7, 8, 9, 10), (0, 0, 1, 3))) == [1, 1, 2, 3]
+    assert len(result.drafted_by_depth) == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_depth", 0), ("max_depth", 256), ("draft_temperature", 0.0)])
+def test_what_is_out_of_bounds_is_refused_by_name(target: TargetModel, name: str, value: float, tmp_path: Path) -> None:
+    request = pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(**{name: value}))
+
+    async def scenario(stub: Any, _: Any) -> None:
+        call = stub.Generate(request)
+        assert (await call.code()).name == "INVALID_ARGUMENT"
+        assert name in await call.details()
+
+    play(target, tmp_path, scenario, lambda _: decoder_of(target))
+    with decoder_of(target) as decoder, serving(decoder) as api:
+        answer = api.post("completions", {"model": MODEL, "prompt": "a", "speculant": {name: value}})
+        assert (answer.status_code, f"speculant.{name}" in answer.text) == (400, True)

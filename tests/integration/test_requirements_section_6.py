@@ -1,0 +1,144 @@
+"""Section 6 of the requirements runs as it is written there; only the names of model and files are others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from speculant_graph import DraftConfig, DraftGenerator, NgramGraph
+from speculant_graph.errors import ConfigError
+from speculant_verifier.demo.run import MODEL_FOLDER
+
+BUILD = """
+from speculant_graph import GraphBuilder, GraphConfig
+
+# Build multi-order graph from corpus
+graph_config = GraphConfig(
+    max_order=5,
+    tokenizer_name="MODEL",
+    hf_token="your_token"
+)
+
+builder = GraphBuilder(
+    tokenizer_name=graph_config.tokenizer_name,
+    max_order=graph_config.max_order,
+    chunk_size=graph_config.chunk_size,
+    hf_token=graph_config.hf_token
+)
+
+graph = builder.build_from_files(["corpus1.txt", "corpus2.txt"])
+builder.save("knowledge_graph.pkl")
+"""
+DRAFT = """
+from speculant_graph import DraftGenerator
+
+# Load graph
+generator = DraftGenerator.from_file("knowledge_graph.pkl")
+
+# Generate draft
+draft = generator.generate(
+    prompt="What is a force majeure clause?",
+    k=10,
+    strategy="greedy"  # or "sampling"
+)
+"""
+DECODE = """
+from speculant_graph import (
+    SpeculativeDecoder,
+    VerifierConfig,
+    DraftConfig,
+    GenerationConfig
+)
+
+# Configure
+verifier_config = VerifierConfig(
+    model_name="MODEL",
+    hf_token="your_token"
+)
+draft_config = DraftConfig(k=8, strategy="greedy")
+
+# Initialize decoder
+decoder = SpeculativeDecoder(
+    graph_path="knowledge_graph.pkl",
+    verifier_config=verifier_config,
+    draft_config=draft_config
+)
+
+# Generate with multi-order speculative decoding
+generation_config = GenerationConfig(max_tokens=50, temperature=0.9)
+result = decoder.generate(
+    prompt="A termination clause outlines the circumstances under which",
+    generation_config=generation_config
+)
+
+print(result.text)
+print(f"Acceptance rate: {result.acceptance_rate:.2%}")
+print(f"Breakdown: {result.num_accepted} accepted, {result.num_rejected} rejected")
+"""
+SENTENCES = (
+    "What is a force majeure clause? It frees both parties from what nobody could foresee.\n",
+    "A termination clause outlines the circumstances under which the contract may be ended.\n",
+)
+
+
+def run(block: str, names: dict[str, object]) -> None:
+    exec(compile(block.replace("MODEL", str(MODEL_FOLDER)), "section 6", "exec"), names)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+    folder = tmp_path_factory.mktemp("requirements")
+    for number, sentence in enumerate(SENTENCES, start=1):
+        (folder / f"corpus{number}.txt").write_text(sentence * 20, encoding="utf-8")
+    names: dict[str, object] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run(BUILD, names)
+    return folder, names
+
+
+@pytest.fixture(autouse=True)
+def in_the_folder(built: tuple[Path, dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(built[0])
+
+
+def test_6_1_graph_builder(built: tuple[Path, dict[str, object]]) -> None:
+    graph = built[1]["graph"]
+    assert isinstance(graph, NgramGraph)
+    assert graph.max_order == 5
+    assert graph.metadata.num_tokens == NgramGraph.load("knowledge_graph.pkl").metadata.num_tokens > 100
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sampling"])
+def test_6_2_draft_generator(strategy: str) -> None:
+    names: dict[str, object] = {}
+    run(DRAFT.replace('"greedy"  # or "sampling"', f'"{strategy}"'), names)
+    draft, generator = names["draft"], names["generator"]
+    assert (draft.strategy, len(draft), draft.is_chain) == (strategy, 10, True)  # type: ignore[attr-defined]
+    assert len(draft.proposals) == (10 if strategy == "sampling" else 0)  # type: ignore[attr-defined]
+    drafted = generator._tokenizer.decode(draft.token_ids)  # type: ignore[attr-defined]
+    assert SENTENCES[0].partition("?")[2].startswith(drafted)
+
+
+def test_6_2_without_a_strategy_it_is_greedy_unless_another_one_was_set() -> None:
+    """The strategy of a configuration that nobody has touched, `tree`, needs more than a graph."""
+    drafts = [
+        DraftGenerator.from_file("knowledge_graph.pkl", config).generate([5, 6, 7], k=3)
+        for config in (None, DraftConfig(k=4), DraftConfig(strategy="sampling"))
+    ]
+    assert [draft.strategy for draft in drafts] == ["greedy", "greedy", "sampling"]
+    with pytest.raises(ConfigError, match="'tree' needs what sequences accepted"):
+        DraftGenerator.from_file("knowledge_graph.pkl", DraftConfig(strategy="tree")).generate([5, 6, 7])
+
+
+def test_6_3_end_to_end_inference(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    run(DECODE, names)
+    result = names["result"]
+    names["decoder"].close()  # type: ignore[attr-defined]
+    assert result.num_accepted + result.num_rejected == result.num_drafted > 0  # type: ignore[attr-defined]
+    assert len(result.token_ids) == result.num_accepted + result.num_steps  # type: ignore[attr-defined]
+    printed = capsys.readouterr().out
+    assert printed.startswith(result.text)  # type: ignore[attr-defined]
+    assert f"Breakdown: {result.num_accepted} accepted" in printed  # type: ignore[attr-defined]
