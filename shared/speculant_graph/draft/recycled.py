@@ -53,7 +53,7 @@ class RecycledRows:
         self.is_changed = False
         used = np.flatnonzero(self.arrays.keys >= 0)
         buffer = io.BytesIO()
-        np.savez(buffer, format=_FORMAT, keys=self.arrays.keys[used], rows=self.arrays.rows[used])
+        np.savez(buffer, format=_FORMAT, slots=used, keys=self.arrays.keys[used], rows=self.arrays.rows[used])
         return buffer.getvalue()
 
     @classmethod
@@ -66,16 +66,15 @@ class RecycledRows:
         table = cls()
         try:
             with np.load(io.BytesIO(saved), allow_pickle=False) as content:
-                keys, rows = content["keys"].astype(np.int64), content["rows"].astype(np.int32)
+                slots, keys, rows = content["slots"], content["keys"], content["rows"]
                 if int(content["format"]) != _FORMAT or rows.shape != (keys.size, ROW_DEPTH * ROW_WIDTH):
                     raise ValueError("format")
                 if keys.min(initial=0) < 0 or rows.min(initial=-1) < -1 or rows.max(initial=-1) >= MAX_VOCABULARY:
                     raise ValueError("rows")
+                table.arrays = _make_arrays(NUM_SLOTS)
+                table.arrays.keys[slots], table.arrays.rows[slots] = keys, rows
         except Exception as error:
             raise ConfigError("the saved rows are damaged or of another release; they will be learned again") from error
-        table.arrays = _make_arrays(NUM_SLOTS)
-        slots = row_slot.py_func(keys, NUM_SLOTS)
-        table.arrays.keys[slots], table.arrays.rows[slots] = keys, rows
         return table
 
 

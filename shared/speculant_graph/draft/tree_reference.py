@@ -232,9 +232,10 @@ def entries_of_graph(graph: OracleGraph, context: Text) -> list[Entry]:
     return entries
 
 
-def slot_of_rows(context: Sequence[TokenId]) -> int:
+def slot_of_rows(context: Text) -> int:
     """Return which slot of the table the rows of a context of one or two tokens are in."""
-    key = context[0] if len(context) == 1 else (context[0] + 1 << 24) + context[1]
+    *before, last = [token_id for token_id in context if token_id is not None]
+    key = (before[0] + 1 << 24) + last if before else last
     return (key * 0x1E3779B97F4A7C15 % 2**64 >> 40) % RECYCLED_SLOTS
 
 
