@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,11 @@ VOCABULARY_SIZE = 50_000
 def rows_of(table: RecycledRows) -> dict[int, list[list[int]]]:
     """Return the rows of every context that has some."""
     return {
-        int(key): [row[row >= 0].tolist() for row in rows.reshape(ROW_DEPTH, ROW_WIDTH) if row[0] >= 0]
+        int(key): [
+            list(takewhile(lambda token: token >= 0, row))
+            for row in rows.reshape(ROW_DEPTH, ROW_WIDTH).tolist()
+            if row[0] >= 0
+        ]
         for key, rows in zip(table.arrays.keys, table.arrays.rows, strict=True)
         if key >= 0
     }
