@@ -63,7 +63,7 @@ def test_every_drafter_in_a_ragged_batch(kind):
     "options",
     [
         {"max_kv_tokens": BOUND, "prefill_chunk": 7},
-        {"max_kv_tokens": BOUND, "feedback_top_k": 3, "target_cache": 2_000_000},
+        {"max_kv_tokens": BOUND, "target_cache": 2_000_000},
         {"max_batch_size": 3, "prefill_chunk": 60},
     ],
     ids=["tight", "feedback and target cache", "few rows"],
@@ -86,7 +86,6 @@ def random_scenario(rng, family):
         "max_batch_size": rng.choice([1, 2, 5, 8]),
         "prefill_chunk": rng.choice([7, 64, 130, 512]),
         "max_kv_tokens": rng.choice([500, 1000, BOUND]) if tight else 0,
-        "feedback_top_k": rng.choice([0, 4]),
         "target_cache": rng.choice([0, 0, 300_000]),
     }
     jobs, outputs, _ = plain(family, seed)

@@ -51,7 +51,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "beam_width": {"strategy": "beam"},
     "cost_aware": {"strategy": "tree", "max_depth": 24},
     "nasd_order": {"strategy": "nasd", "stop_if_unknown": False},
-    "filler_top_k": {"strategy": "tree", "sources": ["recycled"]},
+    "filler_top_k": {"strategy": "nasd"},
     "stop_if_unknown": {"strategy": "nasd"},
 }
 """How to draft so that a wish shows."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS = 128
 _LIMIT = 10
-_STRATEGY = "adaptive"
 _NO_GRAPH = "none"
 
 
@@ -61,7 +60,7 @@ class BenchGenerateSettings(CommandSettings):
     verifier: VerifierConfig = VerifierConfig()
     """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
     draft: DraftConfig = DraftConfig()
-    """How to draft; 'adaptive' unless said otherwise."""
+    """How to draft."""
     generation: GenerationConfig = GenerationConfig()
     """How tokens are chosen; at most 128 unless said otherwise."""
     client: ClientConfig = ClientConfig()
@@ -110,16 +109,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def _completed(settings: BenchGenerateSettings) -> BenchGenerateSettings:
     """Put the bench's own defaults where nothing was said."""
-    draft, generation, verifier = settings.draft, settings.generation, settings.verifier
-    if "strategy" not in draft.model_fields_set:
-        draft = draft.model_copy(update={"strategy": _STRATEGY})
+    generation, verifier = settings.generation, settings.verifier
     if "max_tokens" not in generation.model_fields_set:
         generation = generation.model_copy(update={"max_tokens": _MAX_TOKENS})
     if settings.demo:
         folder = str(Path(__file__).parents[1] / "demo" / "model")
         verifier = verifier.model_copy(update={"model_name": folder, "tokenizer_name": None})
     limit = settings.limit or (_LIMIT if settings.replay else None)
-    new = {"draft": draft, "generation": generation, "verifier": verifier, "limit": limit}
+    new = {"generation": generation, "verifier": verifier, "limit": limit}
     return settings.model_copy(update=new)
 
 
