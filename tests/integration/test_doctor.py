@@ -64,7 +64,7 @@ def test_a_sidecar_is_measured_by_real_drafts(capsys, graph_path: Path, shared_s
     )
     assert found["drafter graphs"]["status"] == "skip"
     assert found["drafter version"]["detail"] == f"{VERSION}, as here"
-    assert "200 of up to 8 nodes (greedy): p50 " in found["drafts"]["detail"]
+    assert "200 of up to 8 nodes (tree): p50 " in found["drafts"]["detail"]
     assert found["tokenizers"]["status"] == "ok"
     assert "the graph, the drafter at unix://" in found["tokenizers"]["detail"]
     assert "(mode 700, folder " in found["drafter socket"]["detail"]
