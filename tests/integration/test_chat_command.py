@@ -55,7 +55,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def decoder(model: Path) -> SpeculativeDecoder:
     config = VerifierConfig(model_name=str(model), num_threads=1, measure_costs=False)
-    return SpeculativeDecoder(target=TargetModel.load(config), verifier_config=config)
+    plainly = DraftConfig(strategy="greedy")
+    return SpeculativeDecoder(target=TargetModel.load(config), verifier_config=config, draft_config=plainly)
 
 
 def say(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
@@ -76,7 +77,7 @@ def answers(decoder: SpeculativeDecoder, *messages: str, system: str = "") -> li
 
 def test_a_pipe_gets_an_answer_for_every_line(model: Path, decoder, capsys, monkeypatch) -> None:
     say(monkeypatch, "Hello", "", "Again")
-    assert main(["chat", "--model", str(model), *OWN]) == 0
+    assert main(["chat", "--model", str(model), *OWN, "--strategy", "greedy"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "".join(f"{text}\n" for text in answers(decoder, "Hello", "Again"))
     assert shown.err.count("8 tokens, ") == 2

@@ -200,7 +200,7 @@ def test_build_inspect_generate(elsewhere: Path, capsys, monkeypatch) -> None:
     assert report["max_order"] == 5
     assert 0 < len(report["draft_token_ids"]) <= 8
     model = ["--model", str(MODEL_FOLDER), "--max-tokens", "40", "--num-threads", "1"]
-    assert main(["generate", "def loads(s):", *model]) == 0
+    assert main(["generate", "def loads(s):", *model, "--strategy", "greedy"]) == 0
     plain = capsys.readouterr()
     assert "40 tokens" in plain.err
     assert "plain decoding" in plain.err

@@ -51,7 +51,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 def test_several_prompts_are_shown_one_after_the_other(capsys, decoder) -> None:
     expected = [result.text for result in decoder.generate(PROMPTS, GenerationConfig(max_tokens=8))]
-    assert generate(*PROMPTS, "--max-batch-size", "2") == 0
+    assert generate(*PROMPTS, "--max-batch-size", "2", "--strategy", "greedy") == 0
     shown = capsys.readouterr()
     assert shown.out == "".join(f"--- prompt {number}\n{text}\n" for number, text in enumerate(expected, 1))
     assert "24 tokens, " in shown.err

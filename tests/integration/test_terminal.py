@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 PATIENCE_S = 120
 PROGRAM = [sys.executable, "-m", "speculant_graph.cli.main"]
+PLAINLY = ["--strategy", "greedy"]
 MODEL = ["--model", "my-model", "--num-threads", "1", "--no-measure-costs"]
 GREEN, YELLOW, DIM = "\x1b[32m", "\x1b[1;33m", "\x1b[2m"
 PROMPT = r">\x08.\[2C"
@@ -90,7 +91,7 @@ def test_accepted_tokens_are_coloured_and_explained(folder: Path, sidecar: Sidec
 
 
 def test_ctrl_c_keeps_what_was_written(folder: Path) -> None:
-    arguments = ["generate", "def loads(s):", *MODEL, "--max-tokens", "3500", "--ignore-end-tokens"]
+    arguments = ["generate", "def loads(s):", *MODEL, "--max-tokens", "3500", "--ignore-end-tokens", *PLAINLY]
     process = on_terminal(folder, *arguments)
     process.expect("plain decoding")
     process.expect("\x1b\\[1;33m")
@@ -104,7 +105,7 @@ def test_ctrl_c_keeps_what_was_written(folder: Path) -> None:
 
 
 def test_ctrl_c_keeps_objects(folder: Path) -> None:
-    arguments = ["generate", "def loads(s):", "def x", *MODEL, "--max-tokens", "3500", "--ignore-end-tokens"]
+    arguments = ["generate", "def loads(s):", "def x", *MODEL, "--max-tokens", "3500", "--ignore-end-tokens", *PLAINLY]
     process = subprocess.Popen(
         [*PROGRAM, *arguments, "--json"], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -133,7 +134,7 @@ def test_ctrl_c_while_the_model_is_loaded(folder: Path) -> None:
 
 
 def test_a_reader_that_leaves_is_no_error(folder: Path) -> None:
-    command = [*PROGRAM, "generate", "def loads(s):", *MODEL, "--max-tokens", "400", "--ignore-end-tokens"]
+    command = [*PROGRAM, "generate", "def loads(s):", *MODEL, "--max-tokens", "400", "--ignore-end-tokens", *PLAINLY]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
