@@ -57,13 +57,9 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         yield lambda **settings: stack.enter_context(serving(tmp_path / "two.pkl", tmp_path, **settings))
 
 
-GREEDY = pb.StrategyOptions(strategy=pb.STRATEGY_GREEDY)
-"""What tells graphs apart: other strategies draft from the session, too."""
-
-
 def drafted(server: LiveServer, graph: str = "", session_id: int = 0, position: int = 0) -> tuple[int, int]:
     """Return the token drafted after token 1, and the generation that answered."""
-    answer = server.drafter.Draft(step_of(session_id, [1], position, 1, graph=graph, options=GREEDY))
+    answer = server.drafter.Draft(step_of(session_id, [1], position, 1, graph=graph, strategy=pb.STRATEGY_GREEDY))
     assert list(answer.sequence_statuses) == [OK]
     return answer.draft_tokens[0], answer.graph_generation
 
@@ -332,11 +328,11 @@ def test_steps_never_fail_while_graphs_are_replaced(serve: Serve, tmp_path: Path
         with connected(server.address) as wire:
             for turn in range(125):
                 if number % 2:
-                    answer = wire.drafter.Draft(step_of(0, [1], 0, 1, options=GREEDY))
+                    answer = wire.drafter.Draft(step_of(0, [1], 0, 1, strategy=pb.STRATEGY_GREEDY))
                 else:
                     if turn % 25 == 0:
                         session_id, generations = wire.open(), set()
-                    answer = wire.drafter.Draft(step_of(session_id, [1], turn % 25, 1, options=GREEDY))
+                    answer = wire.drafter.Draft(step_of(session_id, [1], turn % 25, 1, strategy=pb.STRATEGY_GREEDY))
                     generations.add(answer.graph_generation)
                     assert len(generations) == 1
                 assert list(answer.sequence_statuses) == [OK]
