@@ -1,0 +1,58 @@
+// How arrays cross the border to Python: viewed on the way in, handed over on the way out.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace speculant {
+
+namespace nb = nanobind;
+
+template <class Number, class... Traits>
+using Array = nb::ndarray<Number, nb::c_contig, nb::device::cpu, Traits...>;
+template <class Number>
+using Vector = Array<Number, nb::ndim<1>>;
+template <class Number>
+using Table = Array<Number, nb::ndim<2>>;
+using Ids = Vector<const std::int64_t>;
+
+template <class Number, class... Traits>
+std::span<Number> as_span(const Array<Number, Traits...>& array) {
+  return {array.data(), array.size()};
+}
+
+/// Hand a vector over to numpy, without a copy.
+template <class Number>
+nb::ndarray<nb::numpy, Number, nb::ndim<1>> as_array(std::vector<Number> values) {
+  auto* kept = new std::vector<Number>(std::move(values));
+  nb::capsule owner(kept, [](void* each) noexcept { delete static_cast<std::vector<Number>*>(each); });
+  return {kept->data(), {kept->size()}, owner};
+}
+
+/// View a vector of structs of one kind of number as a table, for as long as its owner lives.
+template <class Number, class Struct>
+nb::ndarray<nb::numpy, Number, nb::ndim<2>> as_table(std::vector<Struct>& rows, nb::handle owner) {
+  return {reinterpret_cast<Number*>(rows.data()), {rows.size(), sizeof(Struct) / sizeof(Number)}, owner};
+}
+
+/// Work without the GIL, one call at a time: sequences, memories and calibrations are shared in many ways.
+template <class Call>
+auto exclusively(Call&& call) {
+  static std::mutex mutex;
+  nb::gil_scoped_release release;
+  std::lock_guard lock(mutex);
+  return call();
+}
+
+void bind_graph(nb::module_& module);
+void bind_sequences(nb::module_& module);
+void bind_drafter(nb::module_& module);
+
+}  // namespace speculant

@@ -1,0 +1,209 @@
+// Drafter and its settings: drafts for batches.
+#include "drafter.hpp"
+
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "arrays.hpp"
+#include "graph_view.hpp"
+
+namespace speculant {
+namespace {
+
+using namespace nb::literals;
+
+template <class... Traits>
+std::vector<Token> tokens_of(const Drafter& drafter, const Array<const std::int64_t, Traits...>& ids) {
+  std::vector<Token> tokens;
+  tokens.reserve(ids.size());
+  for (std::int64_t id : as_span(ids)) tokens.push_back(drafter.token_of(id));
+  return tokens;
+}
+
+/// Drafts as arrays, one sequence after another.
+nb::tuple as_arrays(const DraftBatch& batch) {
+  std::vector<std::int64_t> lengths, counts;
+  std::vector<Token> tokens;
+  std::vector<std::int32_t> parents;
+  std::vector<double> probabilities;
+  std::vector<std::uint32_t> candidates;
+  std::vector<float> shares;
+  for (std::size_t index = 0; index < batch.drafts.size(); ++index) {
+    const Draft& draft = batch.drafts[index];
+    lengths.push_back(std::ssize(draft.tokens));
+    tokens.insert(tokens.end(), draft.tokens.begin(), draft.tokens.end());
+    parents.insert(parents.end(), draft.parents.begin(), draft.parents.end());
+    probabilities.insert(probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
+    for (const auto& [first, last] : batch.proposals[index]) {
+      const auto& all = batch.distributions;
+      counts.push_back(static_cast<std::int64_t>(last - first));
+      candidates.insert(candidates.end(), all.tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                        all.tokens.begin() + static_cast<std::ptrdiff_t>(last));
+      shares.insert(shares.end(), all.probabilities.begin() + static_cast<std::ptrdiff_t>(first),
+                    all.probabilities.begin() + static_cast<std::ptrdiff_t>(last));
+    }
+  }
+  return nb::make_tuple(as_array(std::move(lengths)), as_array(std::move(tokens)), as_array(std::move(parents)),
+                        as_array(std::move(probabilities)), as_array(std::move(counts)),
+                        as_array(std::move(candidates)), as_array(std::move(shares)));
+}
+
+#define SPECULANT_BATCH                                                                                    \
+  "tuple[NDArray[numpy.int64], NDArray[numpy.int32], NDArray[numpy.int32], NDArray[numpy.float64], "       \
+  "NDArray[numpy.int64], NDArray[numpy.uint32], NDArray[numpy.float32]]"
+
+void bind_settings(nb::module_& module) {
+  nb::class_<DraftSettings>(module, "DraftSettings", "How to draft: strategy and siblings by their numbers on the wire.")
+      .def(
+          "__init__",
+          [](DraftSettings* self, int strategy, const std::array<bool, kNumSources>& sources, bool is_cost_aware,
+             bool is_calibrated, int max_depth, int max_branches, double min_path_probability,
+             std::int64_t max_candidates, double temperature,
+             const std::optional<std::array<double, 4>>& attention, bool is_coupled, int siblings,
+             bool omits_proposals) {
+            if (strategy < 1 || strategy > 7 || siblings < 0 || siblings > 2) {
+              throw RequestError("no such strategy, or no such siblings");
+            }
+            std::optional<Attention> weights;
+            if (attention) weights = {(*attention)[0], (*attention)[1], (*attention)[2], (*attention)[3]};
+            new (self) DraftSettings{static_cast<Strategy>(strategy),
+                                     {sources, is_cost_aware, is_calibrated},
+                                     max_depth,
+                                     max_branches,
+                                     min_path_probability,
+                                     {max_candidates, temperature, weights},
+                                     is_coupled,
+                                     static_cast<Siblings>(siblings),
+                                     omits_proposals};
+          },
+          nb::kw_only(), "strategy"_a, "sources"_a, "is_cost_aware"_a, "is_calibrated"_a, "max_depth"_a,
+          "max_branches"_a, "min_path_probability"_a, "max_candidates"_a, "temperature"_a, "attention"_a.none(),
+          "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
+          "``sources``: session, corpus, skip-gram, learned, target rows.");
+}
+
+}  // namespace
+
+void bind_drafter(nb::module_& module) {
+  bind_settings(module);
+  module.def(
+      "draft_from_graph",
+      [](const GraphView& graph, const std::vector<std::pair<std::int64_t, std::int64_t>>& contexts,
+         const std::vector<int>& budgets, const std::vector<std::uint64_t>& seeds,
+         const std::vector<std::uint64_t>& positions, const DraftSettings& settings, std::size_t max_entries) {
+        if (budgets.size() != contexts.size() || seeds.size() != contexts.size() ||
+            positions.size() != contexts.size()) {
+          throw RequestError("give a context, a budget, a seed and a position for each sequence");
+        }
+        std::vector<GraphDraft> wanted;
+        for (std::size_t index = 0; index < contexts.size(); ++index) {
+          const Context context{contexts[index].first, contexts[index].second};
+          if (context.order != 0 && !graph.trie.has_context(context)) throw RequestError("the graph has no such context");
+          wanted.push_back({.context = context, .budget = budgets[index], .seed = seeds[index],
+                            .position = positions[index]});
+        }
+        DraftBatch batch;
+        {
+          nb::gil_scoped_release release;
+          batch = draft_from_graph(graph.trie, std::move(wanted), settings, max_entries);
+        }
+        return as_arrays(batch);
+      },
+      "graph"_a, "contexts"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
+      nb::sig("def draft_from_graph(graph: Trie, contexts: Sequence_[tuple[int, int]], budgets: Sequence_[int], "
+              "seeds: Sequence_[int], positions: Sequence_[int], settings: DraftSettings, max_entries: int) -> "
+              SPECULANT_BATCH),
+      "Draft by greedy or sampling after contexts (order, record); see :meth:`Drafter.draft`.");
+  nb::class_<Drafter>(module, "Drafter", "Drafts from one graph, and from what sequences accept.")
+      .def(
+          "__init__",
+          [](Drafter* self, const GraphView* graph, Token vocabulary_size, std::shared_ptr<Calibration> calibration) {
+            new (self) Drafter(graph == nullptr ? Trie() : graph->trie, vocabulary_size, std::move(calibration));
+          },
+          "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, nb::keep_alive<1, 2>(),
+          "Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.")
+      .def(
+          "accept",
+          [](Drafter& self, Sequence& sequence, const Ids& ids, bool is_prompt) {
+            exclusively([&] { self.accept(sequence, tokens_of(self, ids), is_prompt); });
+          },
+          "sequence"_a, "token_ids"_a, "is_prompt"_a, "Add tokens to a sequence, and learn from those of no prompt.")
+      .def(
+          "add_rows",
+          [](Drafter& self, Sequence& sequence, const Ids& nodes, const Table<const std::int64_t>& rows) {
+            if (rows.shape(0) != nodes.size()) throw RequestError("give one row per node");
+            exclusively([&] { sequence.add_rows(as_span(nodes), tokens_of(self, rows), rows.shape(1)); });
+          },
+          "sequence"_a, "nodes"_a, "rows"_a,
+          "Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.")
+      .def(
+          "agrees",
+          [](const Drafter& self, const Sequence& sequence, std::int64_t position, const Ids& ids) {
+            return exclusively([&] { return sequence.agrees(position, tokens_of(self, ids)); });
+          },
+          "sequence"_a, "position"_a, "token_ids"_a,
+          "Return whether these are a sequence's tokens from ``position`` on, as far as both are known.")
+      .def(
+          "draft",
+          [](Drafter& self, const std::vector<Sequence*>& sequences, const std::vector<int>& budgets,
+             const std::vector<std::uint64_t>& seeds, const DraftSettings& settings, std::size_t max_entries) {
+            if (budgets.size() != sequences.size() || seeds.size() != sequences.size()) {
+              throw RequestError("give a budget and a seed for each sequence");
+            }
+            const DraftBatch batch = exclusively([&] {
+              std::vector<DraftRequest> requests;
+              for (std::size_t index = 0; index < sequences.size(); ++index) {
+                Sequence* sequence = sequences[index];
+                if (sequence == nullptr) throw RequestError("None is no sequence");
+                requests.push_back(
+                    {sequence, budgets[index], seeds[index], static_cast<std::uint64_t>(sequence->size())});
+              }
+              return self.draft(requests, settings, max_entries);
+            });
+            return as_arrays(batch);
+          },
+          "sequences"_a, "budgets"_a, "seeds"_a, "settings"_a, "max_entries"_a,
+          nb::sig("def draft(self, sequences: Sequence_[Sequence], budgets: Sequence_[int], seeds: Sequence_[int], "
+                  "settings: DraftSettings, max_entries: int) -> " SPECULANT_BATCH),
+          "Draft for a batch: lengths, tokens, parents, path probabilities, sizes of the q of each node, their tokens\n"
+          "and their probabilities. Drafts end where another q may not fit into ``max_entries``.")
+      .def(
+          "note",
+          [](Drafter& self, Sequence& sequence, const Ids& ids, const Ids& parents,
+             const std::vector<double>& probabilities) {
+            if (parents.size() != ids.size()) throw RequestError("give one parent per node");
+            exclusively([&] {
+              sequence.note({tokens_of(self, ids), {parents.data(), parents.data() + parents.size()}, probabilities});
+            });
+          },
+          "sequence"_a, "token_ids"_a, "parents"_a, "probabilities"_a,
+          "Note a draft that was made elsewhere: what comes next tells how good it was.")
+      .def(
+          "adopt",
+          [](Drafter&, Sequence& sequence, const DraftSettings& settings) {
+            exclusively([&] {
+              sequence.settings = settings.sequence;
+              sequence.is_calibrated |= settings.sequence.is_calibrated;
+            });
+          },
+          "sequence"_a, "settings"_a, "Let a sequence go by settings, as :meth:`draft` does.")
+      .def(
+          "propose",
+          [](Drafter& self, const Sequence& sequence, const Ids& path, std::size_t limit) {
+            std::vector<Token> tokens;
+            std::vector<double> probabilities;
+            exclusively([&] { self.propose(sequence, tokens_of(self, path), limit, tokens, probabilities); });
+            return nb::make_tuple(tokens, probabilities);
+          },
+          "sequence"_a, "path"_a, "limit"_a,
+          nb::sig("def propose(self, sequence: Sequence, path: NDArray[numpy.int64], limit: int) -> "
+                  "tuple[list[int], list[float]]"),
+          "Return what may follow a path from the end of a sequence and how probable it is, best first.");
+}
+
+#undef SPECULANT_BATCH
+
+}  // namespace speculant

@@ -1,0 +1,159 @@
+// Trie: the look-ups of a graph.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+
+#include "arrays.hpp"
+#include "graph_view.hpp"
+
+namespace speculant {
+namespace {
+
+using namespace nb::literals;
+using Pair = std::pair<std::int64_t, std::int64_t>;
+
+std::vector<Token> tokens_of(const GraphView& graph, const Ids& ids) {
+  std::vector<Token> tokens;
+  tokens.reserve(ids.size());
+  for (std::int64_t id : as_span(ids)) {
+    tokens.push_back(0 <= id && id < graph.trie.vocabulary_size() ? static_cast<Token>(id) : kNoToken);
+  }
+  return tokens;
+}
+
+/// A context that Python names, which may be none of this graph.
+Context checked(const GraphView& graph, std::int64_t order, std::int64_t node) {
+  if (!graph.trie.has_context({order, node})) throw RequestError("the graph has no such context");
+  return {order, node};
+}
+
+const Level& checked_level(const GraphView& graph, std::int64_t length, std::int64_t low, std::int64_t high) {
+  if (length < 1 || length > graph.trie.max_order() + 1 || low < 0 || low > high ||
+      high > graph.trie.level(length).size) {
+    throw RequestError("the graph has no such n-grams");
+  }
+  return graph.trie.level(length);
+}
+
+/// Add up what coverage.py counts: per order, positions with so many tokens before them; those whose context is known;
+/// those where its most frequent successor follows; and the last two of those where it is the longest known one.
+std::vector<std::array<std::int64_t, 5>> count_known(const Trie& trie, std::span<const std::uint32_t> ids) {
+  constexpr std::uint32_t kDocumentSeparator = 0xFFFFFFFF;
+  std::vector<std::array<std::int64_t, 5>> counts(static_cast<std::size_t>(trie.max_order()) + 1);
+  const auto of = [&](std::int64_t order) -> auto& { return counts[static_cast<std::size_t>(order)]; };
+  Context longest;
+  std::int64_t before = 0;
+  for (std::uint32_t id : ids) {
+    if (id == kDocumentSeparator) {
+      longest = {}, before = 0;
+      continue;
+    }
+    const Token token = id < static_cast<std::uint32_t>(kMaxVocabulary) ? static_cast<Token>(id) : kNoToken;
+    for (std::int64_t order = 1; order <= std::min(before, trie.max_order()); ++order) ++of(order)[0];
+    for (Context context = longest; context.order > 0; context = trie.shorter(context)) {
+      const Range children = trie.children(context);
+      if (children.empty()) continue;
+      const bool is_right =
+          trie.level(context.order + 1).token(trie.argmax_child(context, children)) == token;
+      auto& row = of(context.order);
+      ++row[1], row[2] += is_right;
+      if (context.order == longest.order) ++row[3], row[4] += is_right;
+    }
+    longest = trie.extend(longest, token);
+    ++before;
+  }
+  return counts;
+}
+
+}  // namespace
+
+void bind_graph(nb::module_& module) {
+  nb::class_<GraphView>(module, "Trie", "The look-ups of a graph, whose arrays are viewed and never copied.")
+      .def(nb::init<Vector<const std::uint32_t>, Table<const std::int64_t>>(), "words"_a, "table"_a,
+           "View a block of words; the table is that of ``graph/layout.py``. ValueError where it lies outside.")
+      .def(
+          "match",
+          [](const GraphView& self, const Ids& ids) {
+            const Context context = self.trie.match(tokens_of(self, ids));
+            return Pair{context.order, context.node};
+          },
+          "token_ids"_a, "Return (order, record) of the longest end that has successors; (0, 0) if none has.")
+      .def(
+          "find_ngram",
+          [](const GraphView& self, const Ids& ids) -> std::int64_t {
+            if (ids.size() == 0 || std::ssize(as_span(ids)) > self.trie.max_order() + 1) return -1;
+            return self.trie.find_ngram(tokens_of(self, ids));
+          },
+          "token_ids"_a, "Return the record of an n-gram of 1 to N+1 tokens on its level, or -1.")
+      .def(
+          "children",
+          [](const GraphView& self, std::int64_t order, std::int64_t node) {
+            const Range range = self.trie.children(checked(self, order, node));
+            return Pair{range.low, range.high};
+          },
+          "order"_a, "node"_a, "Return a context's successors as a range of records of level ``order + 1``.")
+      .def(
+          "read",
+          [](const GraphView& self, std::int64_t length, std::int64_t low, std::int64_t high) {
+            const Level& level = checked_level(self, length, low, high);
+            std::vector<std::uint32_t> tokens, counts;
+            for (std::int64_t node = low; node < high; ++node) {
+              tokens.push_back(static_cast<std::uint32_t>(level.token(node)));
+              counts.push_back(static_cast<std::uint32_t>(level.count(node)));
+            }
+            return nb::make_tuple(as_array(std::move(tokens)), as_array(std::move(counts)));
+          },
+          "length"_a, "low"_a, "high"_a, nb::sig("def read(self, length: int, low: int, high: int) -> "
+          "tuple[NDArray[numpy.uint32], NDArray[numpy.uint32]]"),
+          "Return the last tokens and the counts of a range of n-grams of one length.")
+      .def(
+          "argmax_child",
+          [](const GraphView& self, std::int64_t order, std::int64_t node) {
+            const Context context = checked(self, order, node);
+            const Range children = self.trie.children(context);
+            if (children.empty()) return Token{-1};
+            return self.trie.level(order + 1).token(self.trie.argmax_child(context, children));
+          },
+          "order"_a, "node"_a, "Return the most frequent successor of a context, of equals the lowest id; -1: none.")
+      .def(
+          "shift",
+          [](const GraphView& self, std::int64_t order, std::int64_t node, std::int64_t id) {
+            const Trie& trie = self.trie;
+            const Context context = checked(self, order, node);
+            const Token token = 0 <= id && id < trie.vocabulary_size() ? static_cast<Token>(id) : kNoToken;
+            const std::int64_t child = trie.find_child(trie.level(order + 1), trie.children(context), token);
+            if (child < 0) return Pair{-1, 0};
+            const Context shifted = trie.shift(context, child);
+            return Pair{shifted.order, shifted.node};
+          },
+          "order"_a, "node"_a, "token_id"_a,
+          "Return (order, record) of the context one token on: of the same order, or the longest that has successors; "
+          "(-1, 0) if the token never followed.")
+      .def(
+          "spell",
+          [](const GraphView& self, std::int64_t length, std::int64_t low, std::int64_t high) {
+            checked_level(self, length, low, high);
+            std::vector<std::uint32_t> ngrams(static_cast<std::size_t>((high - low) * length));
+            self.trie.spell(length, low, ngrams);
+            return as_array(std::move(ngrams));
+          },
+          "length"_a, "low"_a, "high"_a,
+          nb::sig("def spell(self, length: int, low: int, high: int) -> NDArray[numpy.uint32]"),
+          "Return a range of n-grams of one length, one after another: ``length`` tokens each.")
+      .def(
+          "count_known",
+          [](const GraphView& self, const Vector<const std::uint32_t>& ids) {
+            nb::gil_scoped_release release;
+            const auto counts = count_known(self.trie, as_span(ids));
+            return std::vector<std::vector<std::int64_t>>{[&] {
+              std::vector<std::vector<std::int64_t>> rows;
+              for (const auto& row : counts) rows.emplace_back(row.begin(), row.end());
+              return rows;
+            }()};
+          },
+          "token_ids"_a, "Return how much of a text is known, five numbers for each order; see ``graph/coverage.py``.");
+}
+
+}  // namespace speculant

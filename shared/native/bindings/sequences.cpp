@@ -1,0 +1,171 @@
+// Histories, target rows, memories, calibrations and sequences: what drafts are made from beside the graph.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "arrays.hpp"
+#include "sequence.hpp"
+
+namespace speculant {
+namespace {
+
+using namespace nb::literals;
+
+/// Ids as tokens of any vocabulary.
+std::vector<Token> tokens_of(const Ids& ids) {
+  std::vector<Token> tokens;
+  tokens.reserve(ids.size());
+  for (std::int64_t id : as_span(ids)) {
+    tokens.push_back(0 <= id && id < kMaxVocabulary ? static_cast<Token>(id) : kNoToken);
+  }
+  return tokens;
+}
+
+void bind_histories(nb::module_& module) {
+  nb::class_<SessionHistory>(module, "SessionHistory", "Tokens in order, the newest ones kept, with hash chains.")
+      .def(nb::init<std::int64_t, const std::vector<int>&>(), "max_tokens"_a, "chain_lengths"_a,
+           "Keep at most so many tokens; lengths of the chains, longest first.")
+      .def("__len__", [](const SessionHistory& self) { return exclusively([&] { return self.size(); }); })
+      .def(
+          "append",
+          [](SessionHistory& self, const Ids& ids) { exclusively([&] { self.append(tokens_of(ids)); }); },
+          "token_ids"_a, "Add tokens; what is none matches nothing.")
+      .def(
+          "latest",
+          [](const SessionHistory& self, std::int64_t num_tokens) {
+            return as_array(exclusively([&] { return self.latest(num_tokens); }));
+          },
+          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> NDArray[numpy.int32]"),
+          "Return the newest tokens that are kept, oldest first, -1 between texts.")
+      .def_prop_ro("num_bytes", [](const SessionHistory& self) { return exclusively([&] { return self.num_bytes(); }); });
+}
+
+void bind_rows(nb::module_& module) {
+  using Slot = TargetRows::Slot;
+  nb::class_<TargetRows>(module, "TargetRows", "The target's own top tokens, by what they follow.")
+      .def(nb::init<>())
+      .def(
+          "put",
+          [](TargetRows& self, const Table<const std::int64_t>& contexts, const Table<const std::int64_t>& rows) {
+            if (contexts.shape(0) != rows.shape(0) || contexts.shape(1) != 2) {
+              throw RequestError("give two tokens and one row for each");
+            }
+            exclusively([&] {
+              for (std::size_t index = 0; index < rows.shape(0); ++index) {
+                std::vector<Token> row;
+                for (std::size_t rank = 0; rank < rows.shape(1); ++rank) {
+                  row.push_back(static_cast<Token>(rows(index, rank)));
+                }
+                self.put(static_cast<Token>(contexts(index, 0)), static_cast<Token>(contexts(index, 1)), row);
+              }
+            });
+          },
+          "contexts"_a, "rows"_a, "Take the latest rows after pairs of tokens, -1 for none.")
+      .def(
+          "slots",
+          [](TargetRows& self) {
+            std::vector<std::int64_t> slots, keys;
+            std::vector<Token> rows;
+            exclusively([&] {
+              self.is_changed = false;
+              for (std::size_t index = 0; index < self.slots().size(); ++index) {
+                const Slot& slot = self.slots()[index];
+                if (slot.key < 0) continue;
+                slots.push_back(static_cast<std::int64_t>(index));
+                keys.push_back(slot.key);
+                for (const auto& row : slot.rows) rows.insert(rows.end(), row.begin(), row.end());
+              }
+            });
+            return nb::make_tuple(as_array(std::move(slots)), as_array(std::move(keys)), as_array(std::move(rows)));
+          },
+          nb::sig("def slots(self) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64], NDArray[numpy.int32]]"),
+          "Return what is kept, for :meth:`restore`: slots, their keys, and their rows one after another.")
+      .def(
+          "restore",
+          [](TargetRows& self, const Ids& slots, const Ids& keys, const Vector<const Token>& rows) {
+            constexpr std::size_t kTokens = std::size_t{kRowDepth} * kRowWidth;
+            if (keys.size() != slots.size() || rows.size() != slots.size() * kTokens) {
+              throw RequestError("slots, keys and rows are not of one table");
+            }
+            exclusively([&] {
+              for (std::size_t index = 0; index < slots.size(); ++index) {
+                Slot slot{keys(index), {}};
+                for (std::size_t each = 0; each < kTokens; ++each) {
+                  slot.rows[each / kRowWidth][each % kRowWidth] = rows(index * kTokens + each);
+                }
+                self.restore(static_cast<std::size_t>(slots(index)), slot);
+              }
+            });
+          },
+          "slots"_a, "keys"_a, "rows"_a, "Fill slots as :meth:`slots` returned them. IndexError where there is none.")
+      .def_prop_ro("is_changed", [](const TargetRows& self) { return self.is_changed; },
+                   "Whether rows came since :meth:`slots`.")
+      .def_prop_ro("num_bytes", [](const TargetRows& self) { return exclusively([&] { return self.num_bytes(); }); });
+  module.attr("ROW_WIDTH") = kRowWidth;
+  module.attr("ROW_DEPTH") = kRowDepth;
+}
+
+void bind_calibration(nb::module_& module) {
+  nb::class_<Calibration>(module, "Calibration", "How reliable each kind of context is; learned while drafting.")
+      .def(nb::init<>(), "Make tables that know nothing yet.")
+      .def_prop_ro(
+          "weights", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).weights, self); },
+          nb::sig("def weights(self) -> NDArray[numpy.float64]"),
+          "(visits, passed on) of every kind of context, shape ``[kinds, 2]``; not a copy.")
+      .def_prop_ro(
+          "bins", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).bins, self); },
+          nb::sig("def bins(self) -> NDArray[numpy.float64]"),
+          "(visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``; not a copy.")
+      .def(
+          "copy", [](const Calibration& self) { return exclusively([&] { return std::make_shared<Calibration>(self); }); },
+          "Return tables that change apart from these.");
+}
+
+}  // namespace
+
+void bind_sequences(nb::module_& module) {
+  bind_histories(module);
+  bind_rows(module);
+  bind_calibration(module);
+  nb::class_<LearnedMemory>(module, "LearnedMemory", "What one tenant's sequences accepted.")
+      .def(nb::init<std::int64_t>(), "max_tokens"_a)
+      .def("__len__", [](const LearnedMemory& self) { return exclusively([&] { return self.history.size(); }); })
+      .def(
+          "add", [](LearnedMemory& self, const Ids& ids) { exclusively([&] { self.add(tokens_of(ids)); }); },
+          "token_ids"_a, "Add a text; no match runs across its ends.")
+      .def_prop_rw(
+          "rows", [](const LearnedMemory& self) { return self.rows; },
+          [](LearnedMemory& self, std::shared_ptr<TargetRows> rows) { self.rows = std::move(rows); },
+          "The target's rows that its sequences share.");
+  nb::class_<Sequence>(module, "Sequence", "One sequence that is drafted for.")
+      .def(nb::init<std::shared_ptr<LearnedMemory>, std::int64_t, bool, std::vector<double>>(), "memory"_a,
+           "max_tokens"_a, "learns"_a, "costs"_a,
+           "Begin without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n tokens "
+           "relative to one, none if it is free.")
+      .def("__len__", [](const Sequence& self) { return exclusively([&] { return self.size(); }); })
+      .def(
+          "latest",
+          [](const Sequence& self, std::int64_t num_tokens) {
+            return as_array(exclusively([&] { return self.history.latest(num_tokens); }));
+          },
+          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> NDArray[numpy.int32]"),
+          "Return the newest tokens that are kept, oldest first, -1 for what is none.")
+      .def(
+          "learnable", [](const Sequence& self) { return as_array(exclusively([&] { return self.learnable(); })); },
+          nb::sig("def learnable(self) -> NDArray[numpy.int32]"),
+          "Return what followed the prompt, after the prompt's last tokens.")
+      .def_prop_ro(
+          "context",
+          [](const Sequence& self) {
+            const Context context = exclusively([&] { return self.context; });
+            return std::pair{context.order, context.node};
+          },
+          "(order, record) of the longest context at its end that the graph knows.")
+      .def_prop_ro("learns", [](const Sequence& self) { return self.learns; })
+      .def_prop_ro("reliability", [](const Sequence& self) { return exclusively([&] { return self.reliability; }); },
+                   "Of the probabilities that its drafts were given, at most 1.")
+      .def_prop_ro("num_bytes", [](const Sequence& self) { return exclusively([&] { return self.num_bytes(); }); },
+                   "Memory that is its own.");
+}
+
+}  // namespace speculant

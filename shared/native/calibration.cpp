@@ -1,0 +1,170 @@
+#include "calibration.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace speculant {
+namespace {
+
+constexpr std::size_t kLengths = 11, kOccurrences = 6, kVarieties = 3;
+constexpr std::size_t kProbabilities = 20, kSupports = 1 << 12;
+constexpr std::uint32_t kInside = 1 << 11;
+constexpr std::size_t kMaxCandidates = 256;
+constexpr double kUnseen = 1e-4;  // probability of a token that no context holds
+constexpr double kWeightMemory = 0.9995, kBinMemory = 0.999;  // what a visit counts for after one more
+constexpr double kWeightPrior = 2.0;  // visits that the first estimate is worth
+constexpr double kBinPrior = 5.0;     // hits, and misses, that were as expected before the first one came
+
+/// How many bounds a value is above of.
+template <std::size_t size>
+std::size_t class_of(std::int64_t value, const std::int64_t (&bounds)[size]) {
+  return static_cast<std::size_t>(std::count_if(bounds, bounds + size, [=](auto bound) { return value > bound; }));
+}
+
+/// Orders of a graph are classes of their own.
+std::size_t length_class(Source source, std::int64_t length) {
+  if (source == Source::kCorpus || length <= 5) return static_cast<std::size_t>(std::min<std::int64_t>(length, 10));
+  return 6 + class_of(length, {7, 11, 19});
+}
+
+/// Add a context to the set that supports a candidate; of each source the first counts, which is longest.
+std::uint32_t with_support(std::uint32_t support, Source source, std::int64_t length) {
+  std::uint32_t field = 0, value = 0;
+  switch (source) {
+    case Source::kSession:
+      field = 7;
+      value = static_cast<std::uint32_t>(length <= 2 ? length : 3 + static_cast<std::int64_t>(class_of(length, {5, 11})));
+      break;
+    case Source::kCorpus:
+      field = 15 << 3;
+      value = static_cast<std::uint32_t>(std::min<std::int64_t>(length, 10)) << 3;
+      break;
+    case Source::kLearned:
+      field = 3 << 7;
+      value = (length < 6 ? 1u : 2u) << 7;
+      break;
+    case Source::kSkipGram:
+    case Source::kTargetRows:
+      field = 3 << 9;
+      value = (source == Source::kSkipGram ? 1u : length == 1 ? 2u : 3u) << 9;
+      break;
+  }
+  return support & field ? support : support | value;
+}
+
+/// Probabilities are told apart by half octaves.
+std::size_t bin_of(const Candidate& candidate) {
+  int exponent = 0;
+  const double mantissa = std::frexp(std::max(candidate.probability, 1e-6), &exponent);
+  const int half = -2 * exponent + (mantissa < 0.7071 ? 1 : 0);
+  return static_cast<std::size_t>(std::clamp(half, 0, static_cast<int>(kProbabilities) - 1)) * kSupports +
+         candidate.support;
+}
+
+/// How often a token followed a context.
+std::int64_t count_in(const Trie& trie, const MatchedContexts& found, const MatchedContext& context, Token token) {
+  const auto successors = found.of(context);
+  for (const Successor& each : successors) {
+    if (each.token == token) return each.count;
+  }
+  if (context.source != Source::kCorpus || std::ssize(successors) >= context.distinct) return 0;
+  const Level& level = trie.level(context.length + 1);
+  const std::int64_t child = trie.find_child(level, trie.children({context.length, context.node}), token);
+  return child < 0 ? 0 : std::clamp<std::int64_t>(level.count(child), 0, context.total);  // a file may be damaged
+}
+
+}  // namespace
+
+Calibration::Calibration() : bins(kProbabilities * kSupports, Bin{0, 0, 0}) {
+  for (std::size_t source = 0; source < kNumSources; ++source) {
+    for (std::size_t length = 0; length < kLengths; ++length) {
+      double share = std::max(0.08, 0.85 * std::pow(0.75, std::clamp<double>(static_cast<double>(length), 1, 5) - 1));
+      if (source == static_cast<std::size_t>(Source::kSkipGram)) share = 0.8;
+      if (source == static_cast<std::size_t>(Source::kTargetRows)) share = 0.7;
+      weights.insert(weights.end(), kOccurrences * kVarieties, {kWeightPrior, kWeightPrior * share});
+    }
+  }
+}
+
+std::size_t Calibration::kind_of(const MatchedContext& context) {
+  const std::size_t occurrences = class_of(context.occurrences, {1, 2, 4, 12, 50});
+  const std::size_t variety = class_of(context.distinct, {1, 3});
+  const std::size_t length = length_class(context.source, context.length);
+  return ((static_cast<std::size_t>(context.source) * kLengths + length) * kOccurrences + occurrences) * kVarieties +
+         variety;
+}
+
+void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixture& mixture) const {
+  auto& [candidates, index] = mixture;
+  candidates.clear();
+  index.fill(-1);
+  double left = 1.0;
+  for (const MatchedContext& context : found.contexts) {
+    const double unit = left * (1.0 - context.backoff) / static_cast<double>(context.total);
+    for (const Successor& successor : found.of(context)) {
+      std::size_t slot = (static_cast<std::uint64_t>(successor.token) * 0x1E3779B97F4A7C15 >> 40) % index.size();
+      while (index[slot] >= 0 && candidates[static_cast<std::size_t>(index[slot])].token != successor.token) {
+        slot = (slot + 1) % index.size();
+      }
+      if (index[slot] < 0) {
+        if (candidates.size() == kMaxCandidates) continue;
+        index[slot] = static_cast<std::int16_t>(candidates.size());
+        candidates.push_back({successor.token, 0, 0.0});
+      }
+      Candidate& candidate = candidates[static_cast<std::size_t>(index[slot])];
+      candidate.probability += unit * static_cast<double>(successor.count);
+      candidate.support = with_support(candidate.support, context.source, context.length);
+    }
+    left *= context.backoff;
+    if (left < kSmallestShare) break;
+  }
+  for (Candidate& candidate : candidates) {
+    if (is_inside) candidate.support |= kInside;
+    candidate.probability = std::min(candidate.probability, 1.0);  // in a damaged file a context may hold a token twice
+  }
+}
+
+double Calibration::calibrated(const Candidate& candidate) const {
+  const double probability = candidate.probability;
+  const auto [visits, expected, hits] = bins[bin_of(candidate)];
+  // The rarer outcome is what is scaled, so that 0.99 and 0.9 stay apart although they share a bin.
+  if (probability <= 0.5) return probability * (hits + kBinPrior) / (expected + kBinPrior);
+  return 1.0 - (1.0 - probability) * (visits - hits + kBinPrior) / (visits - expected + kBinPrior);
+}
+
+void Calibration::calibrate(Mixture& mixture) const {
+  for (Candidate& candidate : mixture.candidates) {
+    if (candidate.probability >= kSmallestCandidate) candidate.probability = calibrated(candidate);
+  }
+}
+
+void Calibration::learn(const Trie& trie, const MatchedContexts& found, const Mixture& mixture, Token token) {
+  for (const Candidate& candidate : mixture.candidates) {
+    if (candidate.probability < kSmallestCandidate) continue;
+    Bin& bin = bins[bin_of(candidate)];
+    bin.visits = bin.visits * kBinMemory + 1.0;
+    bin.expected = bin.expected * kBinMemory + candidate.probability;
+    bin.hits = bin.hits * kBinMemory + (candidate.token == token ? 1.0 : 0.0);
+  }
+  // What each context kept of the token's probability, over all that it and shorter ones give it.
+  const auto& contexts = found.contexts;
+  std::array<double, 128> came_from_here;
+  double below = kUnseen;
+  for (std::size_t index = contexts.size(); index-- > 0;) {
+    const MatchedContext& context = contexts[index];
+    const auto count = static_cast<double>(count_in(trie, found, context, token));
+    const double kept = (1.0 - context.backoff) * (count / static_cast<double>(context.total));
+    below = kept + context.backoff * below;
+    came_from_here[index] = kept / below;
+  }
+  double reached = 1.0;
+  for (std::size_t index = 0; index < contexts.size() && reached >= 0.01; ++index) {
+    BackoffWeight& weight = weights[contexts[index].kind];
+    const double memory = 1.0 - (1.0 - kWeightMemory) * reached;
+    weight.visits = weight.visits * memory + reached;
+    weight.passed_on = weight.passed_on * memory + reached * (1.0 - came_from_here[index]);
+    reached *= 1.0 - came_from_here[index];
+  }
+}
+
+}  // namespace speculant

@@ -1,0 +1,241 @@
+#include "contexts.hpp"
+
+#include <algorithm>
+
+#include "calibration.hpp"
+
+namespace speculant {
+namespace {
+
+constexpr int kMaxMatches = 64;            // positions that one chain contributes; the newest are taken
+constexpr std::size_t kMaxDistinct = 64;   // different successors of positions in a history
+constexpr std::int64_t kManyChildren = 64;  // the top ones of more are remembered
+constexpr std::int64_t kMinSkipGramMatch = 2;
+constexpr std::size_t kMaxContexts = 123;
+
+/// Count a token behind `start`; what does not fit is dropped.
+void count_token(std::vector<Successor>& successors, std::size_t start, Token token) {
+  for (std::size_t index = start; index < successors.size(); ++index) {
+    if (successors[index].token == token) {
+      ++successors[index].count;
+      return;
+    }
+  }
+  if (successors.size() - start < kMaxDistinct) successors.push_back({token, 1});
+}
+
+/// How many tokens before `end` are those of a history up to a position.
+std::int64_t match_length(const SessionHistory& history, std::int64_t position, const Token* end, std::int64_t most) {
+  std::int64_t length = 0;
+  while (length < most && history.at(position - length) == end[-1 - length]) ++length;
+  return length;
+}
+
+/// Write the most frequent children, of equals the lowest ids; return their number.
+std::size_t most_frequent(const Level& level, Range children, std::span<Successor, kTopSuccessors> top) {
+  const std::int64_t total = std::max<std::int64_t>(level.total(children), 0);
+  std::size_t kept = 0;
+  std::int64_t before = level.cumulative(children.low);
+  for (std::int64_t child = children.low; child < children.high; ++child) {
+    const std::int64_t after = level.cumulative(child + 1);
+    // In a damaged file a part may be less than nothing, or more than the whole.
+    const std::int64_t count = std::clamp<std::int64_t>(after - before, 0, total);
+    before = after;
+    if (kept == top.size() && count <= top[kept - 1].count) continue;
+    std::size_t rank = std::min(kept, top.size() - 1);
+    for (; rank > 0 && top[rank - 1].count < count; --rank) top[rank] = top[rank - 1];
+    top[rank] = {level.token(child), count};
+    kept = std::min(kept + 1, top.size());
+  }
+  return kept;
+}
+
+}  // namespace
+
+std::span<const Successor> SuccessorCache::top(const Trie& trie, Context context, Range children) {
+  const std::int64_t key = context.order << 40 | context.node;
+  Slot& slot = slots_[(static_cast<std::uint64_t>(key) * 0x1E3779B97F4A7C15 >> 40) % slots_.size()];
+  if (slot.key != key) {
+    most_frequent(trie.level(context.order + 1), children, slot.top);
+    slot.key = key;
+  }
+  return slot.top;
+}
+
+void SuffixMatches::begin(const SessionHistory& history, bool is_enabled) {
+  history_ = &history;
+  chain_ = is_enabled ? 0 : history.chains().size();
+  matches_.clear(), counted_.clear();
+  next_ = 0;
+}
+
+void SuffixMatches::find_next(const Token* end) {
+  const SessionHistory& history = *history_;
+  const std::int64_t least = history.chains()[chain_].length, too_long = shortest_found();
+  const std::int64_t newest = history.size() - 1, oldest = history.oldest();
+  const std::size_t first = matches_.size();
+  std::int64_t position = history.newest_in_chain(chain_, end);
+  for (int match = 0; match < kMaxMatches && position >= oldest && position >= 0; ++match) {
+    if (position < newest) {
+      const std::int64_t length =
+          match_length(history, position, end, std::min<std::int64_t>(kMaxMatch, position - oldest + 1));
+      if (least <= length && length < too_long) {
+        std::size_t rank = matches_.size();
+        matches_.emplace_back();
+        for (; rank > first && matches_[rank - 1].length < length; --rank) matches_[rank] = matches_[rank - 1];
+        matches_[rank] = {position + 1, length};
+      }
+    }
+    const std::int64_t distance = history.distance(chain_, position);
+    if (distance == 0) break;
+    position -= distance;
+  }
+  ++chain_;
+}
+
+std::int64_t SuffixMatches::add_next(std::vector<Successor>& successors) {
+  const std::int64_t length = this->length();
+  for (; next_ < matches_.size() && matches_[next_].length == length; ++next_) {
+    const Token token = history_->at(matches_[next_].position);
+    if (token >= 0) count_token(counted_, 0, token);
+  }
+  successors.insert(successors.end(), counted_.begin(), counted_.end());
+  return static_cast<std::int64_t>(next_);
+}
+
+/// Add a context of the successors that were added since the last one; none if there are none.
+void ContextCollector::close(const Calibration& calibration, MatchedContext context) {
+  context.first = found_.first_open();
+  context.last = found_.successors.size();
+  if (context.first == context.last) return;
+  context.kind = Calibration::kind_of(context);
+  context.backoff = calibration.backoff(context.kind);
+  found_.contexts.push_back(context);
+}
+
+const MatchedContexts& ContextCollector::collect(const Sources& sources, const Calibration& calibration,
+                                                 const Token* end, Context context) {
+  found_.clear();
+  session_.begin(sources.session, sources.has(Source::kSession));
+  learned_.begin(sources.learned, sources.has(Source::kLearned));
+  if (!sources.has(Source::kCorpus)) context = {};
+  sources.trie.prefetch_all_children(context);
+  std::int64_t total_before = -1;
+  bool has_short_ones = false;
+  double left = 1.0;
+  std::size_t weighed = 0;
+  const auto add_matches = [&](SuffixMatches& matches, Source source) {
+    const std::int64_t length = matches.length(), total = matches.add_next(found_.successors);
+    const auto distinct = static_cast<std::int64_t>(found_.successors.size() - found_.first_open());
+    close(calibration, {.source = source, .length = length, .total = total, .occurrences = total,
+                        .distinct = distinct});
+  };
+  while (found_.contexts.size() < kMaxContexts) {
+    for (; weighed < found_.contexts.size(); ++weighed) left *= found_.contexts[weighed].backoff;
+    if (left < kSmallestShare) break;
+    const std::int64_t longest = std::max({context.order, session_.length(), learned_.length()});
+    // Shorter matches are looked for only once longer ones have left something to them.
+    if (session_.has_chain_below(longest)) {
+      session_.find_next(end);
+    } else if (learned_.has_chain_below(longest)) {
+      learned_.find_next(end);
+    } else if (longest <= 2 && !has_short_ones) {
+      has_short_ones = true;
+      if (sources.has(Source::kSkipGram)) add_skip_gram(sources.session, calibration, end);
+      if (sources.has(Source::kTargetRows)) {
+        for (int length : {2, 1}) add_rows(sources.rows, calibration, end, length);
+      }
+    } else if (longest == 0) {
+      break;
+    } else if (session_.length() == longest) {
+      add_matches(session_, Source::kSession);
+    } else if (context.order == longest) {
+      const Range children = sources.trie.children(context);
+      const std::int64_t total = children.empty() ? 0 : sources.trie.level(context.order + 1).total(children);
+      if (total > 0 && total != total_before) {
+        total_before = total;
+        add_children(sources, calibration, context, children);
+      }
+      context = sources.trie.shorter(context);
+    } else {
+      add_matches(learned_, Source::kLearned);
+    }
+  }
+  return found_;
+}
+
+void ContextCollector::add_children(const Sources& sources, const Calibration& calibration, Context context,
+                                    Range children) {
+  const Level& level = sources.trie.level(context.order + 1);
+  auto& successors = found_.successors;
+  if (children.size() > kManyChildren) {
+    const auto top = cache_.top(sources.trie, context, children);
+    successors.insert(successors.end(), top.begin(), top.end());
+  } else {
+    const std::size_t start = successors.size();
+    successors.resize(start + kTopSuccessors);
+    const std::span<Successor, kTopSuccessors> top(successors.data() + start, kTopSuccessors);
+    successors.resize(start + most_frequent(level, children, top));
+  }
+  const std::int64_t total = level.total(children);
+  close(calibration, {.source = Source::kCorpus, .length = context.order, .total = total, .occurrences = total,
+                      .distinct = children.size(), .node = context.node});
+}
+
+/// Add the positions that match but for the last token.
+void ContextCollector::add_skip_gram(const SessionHistory& history, const Calibration& calibration, const Token* end) {
+  const std::size_t chain = history.chains().size() - 1;
+  const std::int64_t newest = history.size() - 1, oldest = history.oldest();
+  std::int64_t position = history.newest_in_chain(chain, end - 1);
+  std::int64_t total = 0, longest = 0;
+  const std::size_t start = found_.first_open();
+  for (int match = 0; match < kMaxMatches && position >= oldest && position >= 0; ++match) {
+    if (position + 1 < newest && history.at(position + 1) != end[-1]) {
+      const std::int64_t length =
+          match_length(history, position, end - 1, std::min<std::int64_t>(kMaxMatch - 1, position - oldest + 1));
+      if (length >= kMinSkipGramMatch) {
+        longest = std::max(longest, length);
+        ++total;
+        const Token token = history.at(position + 2);
+        if (token >= 0) count_token(found_.successors, start, token);
+      }
+    }
+    const std::int64_t distance = history.distance(chain, position);
+    if (distance == 0) break;
+    position -= distance;
+  }
+  close(calibration, {.source = Source::kSkipGram, .length = longest, .total = total, .occurrences = total,
+                      .distinct = static_cast<std::int64_t>(found_.successors.size() - start)});
+}
+
+/// Add the target's latest rows: in a row the first token counts most, each further one half of it, and an older row
+/// counts half as much as the one that came after it.
+void ContextCollector::add_rows(const TargetRows& rows, const Calibration& calibration, const Token* end, int length) {
+  const TargetRows::Rows* found = rows.find(end, length);
+  if (found == nullptr) return;
+  auto& successors = found_.successors;
+  const std::size_t start = found_.first_open();
+  std::int64_t total = 0, num_rows = 0, newest_weight = 1 << (kRowWidth + kRowDepth - 2);
+  for (const auto& row : *found) {
+    if (row.front() < 0) break;
+    ++num_rows;
+    std::int64_t weight = newest_weight;
+    for (Token token : row) {
+      if (token < 0) break;
+      const auto known = std::find_if(successors.begin() + static_cast<std::ptrdiff_t>(start), successors.end(),
+                                      [&](const Successor& each) { return each.token == token; });
+      if (known == successors.end()) {
+        successors.push_back({token, weight});
+      } else {
+        known->count += weight;
+      }
+      total += weight;
+      weight /= 2;
+    }
+    newest_weight /= 2;
+  }
+  close(calibration, {.source = Source::kTargetRows, .length = length, .total = total, .occurrences = num_rows,
+                      .distinct = static_cast<std::int64_t>(successors.size() - start)});
+}
+
+}  // namespace speculant

@@ -1,0 +1,131 @@
+// What every source says about the next token: successor counts of the contexts that match, longest first.
+//
+// Sources: the matching orders of the graph (corpus); positions of the sequence itself that end in the same tokens
+// (session); positions where the tokens before the last one match and the last one differs, so that a copy goes on
+// behind a token that was changed (skip-gram); positions in what earlier sequences accepted (learned); the target's own
+// top tokens after the last two tokens, and after the last one (target rows). A context that occurs exactly where the
+// next longer one of its source does says nothing new and is left out. calibration.hpp mixes the contexts.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "session_history.hpp"
+#include "target_rows.hpp"
+#include "trie.hpp"
+
+namespace speculant {
+
+class Calibration;
+
+enum class Source : std::uint8_t { kSession, kCorpus, kSkipGram, kLearned, kTargetRows };
+inline constexpr std::size_t kNumSources = 5;
+
+/// Most successors of a graph's context that are looked at: the most frequent.
+inline constexpr std::size_t kTopSuccessors = 16;
+
+struct Successor {
+  Token token;
+  std::int64_t count;
+};
+
+/// One context of one source.
+struct MatchedContext {
+  Source source;
+  std::int64_t length;       // tokens that match
+  std::int64_t total;        // sum of all its counts
+  std::int64_t occurrences;  // how often it was seen
+  std::int64_t distinct;     // how many different tokens followed it
+  std::int64_t node = 0;     // corpus: its record
+  std::size_t first = 0, last = 0;  // its successors in MatchedContexts::successors, the most frequent ones at least
+  std::size_t kind = 0;             // its row of the back-off weights
+  double backoff = 0.0;             // the share that it leaves to shorter contexts
+};
+
+/// The contexts of one position, longest first.
+struct MatchedContexts {
+  std::vector<MatchedContext> contexts;
+  std::vector<Successor> successors;
+
+  std::span<const Successor> of(const MatchedContext& context) const {
+    return std::span(successors).subspan(context.first, context.last - context.first);
+  }
+  std::size_t first_open() const { return contexts.empty() ? 0 : contexts.back().last; }
+  void clear() { contexts.clear(), successors.clear(); }
+};
+
+/// The most frequent successors of the graph's contexts that have many, which take long to read: one in each slot.
+class SuccessorCache {
+ public:
+  std::span<const Successor> top(const Trie& trie, Context context, Range children);
+
+ private:
+  struct Slot {
+    std::int64_t key = -1;
+    std::array<Successor, kTopSuccessors> top;
+  };
+  std::vector<Slot> slots_ = std::vector<Slot>(1 << 13);
+};
+
+/// Everything that one sequence drafts from.
+struct Sources {
+  const Trie& trie;
+  const SessionHistory& session;
+  const SessionHistory& learned;
+  const TargetRows& rows;
+  std::array<bool, kNumSources> enabled;
+
+  bool has(Source source) const { return enabled[static_cast<std::size_t>(source)]; }
+};
+
+/// Positions of a history that end in the same tokens as a context: found chain by chain, added match length by match
+/// length.
+class SuffixMatches {
+ public:
+  void begin(const SessionHistory& history, bool is_enabled);
+  /// Whether matches shorter than `longest` are yet to be looked for.
+  bool has_chain_below(std::int64_t longest) const {
+    return chain_ < history_->chains().size() && longest < shortest_found();
+  }
+  /// Find the matches of the next chain; those that longer chains have found are not found again.
+  void find_next(const Token* end);
+  /// The longest match that was not added yet, 0 if there is none.
+  std::int64_t length() const { return next_ < matches_.size() ? matches_[next_].length : 0; }
+  /// Count the successors of all matches of that length and longer; return the number of matches.
+  std::int64_t add_next(std::vector<Successor>& successors);
+
+ private:
+  struct Match {
+    std::int64_t position, length;
+  };
+  std::int64_t shortest_found() const { return chain_ > 0 ? history_->chains()[chain_ - 1].length : kMaxMatch + 1; }
+
+  const SessionHistory* history_ = nullptr;
+  std::size_t chain_ = 0;
+  std::vector<Match> matches_;
+  std::size_t next_ = 0;
+  std::vector<Successor> counted_;
+};
+
+/// Collects contexts; keeps its memory from one position to the next.
+class ContextCollector {
+ public:
+  /// Collect what is known of the tokens before `end` (at least kMaxMatch of them lie there), until what is left to
+  /// shorter contexts is too little to matter. `context` is the longest one that the graph knows.
+  const MatchedContexts& collect(const Sources& sources, const Calibration& calibration, const Token* end,
+                                 Context context);
+
+ private:
+  void close(const Calibration& calibration, MatchedContext context);
+  void add_children(const Sources& sources, const Calibration& calibration, Context context, Range children);
+  void add_skip_gram(const SessionHistory& history, const Calibration& calibration, const Token* end);
+  void add_rows(const TargetRows& rows, const Calibration& calibration, const Token* end, int length);
+
+  MatchedContexts found_;
+  SuffixMatches session_, learned_;
+  SuccessorCache cache_;
+};
+
+}  // namespace speculant

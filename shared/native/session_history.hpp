@@ -1,0 +1,79 @@
+// A sequence of tokens that finds its own past: where did the last few tokens stand before?
+//
+// A ring of tokens in which every position links to the previous one that ended in the same tokens, as dictionary
+// compressors do (hash chains), one chain per length: a long one finds old positions of a rare phrase, a short one the
+// newest positions of a frequent token. Adding a token takes a few writes, forgetting takes none: positions that the
+// ring has overwritten are recognised by their number. Collisions put foreign positions into a chain; every match is
+// compared token by token, so they cost time and nothing else.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "trie.hpp"
+
+namespace speculant {
+
+/// Longest match that is measured, in tokens; longer ones count as this long.
+inline constexpr int kMaxMatch = 32;
+/// Stands between texts of one history; no context contains it.
+inline constexpr Token kSeparator = -1;
+/// Stands for what is no token, and before the beginning of a sequence; equal to nothing.
+inline constexpr Token kNoToken = -2;
+/// Longest path of a draft.
+inline constexpr int kMaxDepth = 255;
+
+/// The last tokens of a sequence, and capacity for a path that is drafted after them.
+using Window = std::array<Token, kMaxMatch + kMaxDepth + 1>;
+
+class SessionHistory {
+ public:
+  struct Chain {
+    int length;                           // tokens that its positions have in common
+    std::vector<std::int32_t> distances;  // per slot of the ring, to the position before in the chain; 0: none
+    std::vector<std::int64_t> heads;      // per bucket, its newest position; -1: none
+  };
+
+  /// `chain_lengths`: longest first. Memory grows with what is added, up to `max_tokens`.
+  SessionHistory(std::int64_t max_tokens, const std::vector<int>& chain_lengths);
+
+  /// Tokens added so far, forgotten ones included.
+  std::int64_t size() const { return size_; }
+  /// The oldest position that may be looked at.
+  std::int64_t oldest() const { return size_ - std::min(size_, lookback_); }
+  Token at(std::int64_t position) const { return ring_[static_cast<std::size_t>(position) & mask()]; }
+  const std::vector<Chain>& chains() const { return chains_; }
+  /// The newest position in the bucket of the tokens before `end`; -1 if there is none.
+  std::int64_t newest_in_chain(std::size_t chain, const Token* end) const;
+  /// How far the position before in the chain is away; 0 if there is none.
+  std::int64_t distance(std::size_t chain, std::int64_t position) const {
+    return chains_[chain].distances[static_cast<std::size_t>(position) & mask()];
+  }
+
+  /// The newest tokens that are kept, oldest first, at most so many.
+  std::vector<Token> latest(std::int64_t num_tokens) const;
+  /// Write the last tokens to the beginning of a window.
+  void fill(Window& window) const;
+  /// Allocate for so many tokens more.
+  void reserve(std::int64_t num_tokens);
+  /// Add a token that was reserved, here and to the last tokens in `window`.
+  void push(Token token, Window& window);
+  /// Add tokens; what is no token matches nothing.
+  void append(std::span<const Token> tokens);
+
+  std::int64_t num_bytes() const;
+
+ private:
+  std::size_t mask() const { return ring_.size() - 1; }
+  void allocate(std::int64_t capacity);
+
+  std::int64_t max_tokens_;
+  std::int64_t size_ = 0;
+  std::int64_t lookback_ = 0;  // most tokens that may be looked back on
+  std::vector<Token> ring_;
+  std::vector<Chain> chains_;
+};
+
+}  // namespace speculant

@@ -1,0 +1,153 @@
+#include "tree_drafter.hpp"
+
+#include <algorithm>
+
+namespace speculant {
+namespace {
+
+/// Whether any longer draft could be worth more than the best so far, were all nodes as good as the next.
+bool may_pay(std::span<const double> costs, int budget, int size, double expected, double next, double best) {
+  for (int more = size + 1; more <= budget; ++more) {
+    expected += next;
+    if ((1.0 + expected) / costs[static_cast<std::size_t>(more) + 1] > best) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void Draft::cut(std::size_t size) {
+  tokens.resize(size);
+  parents.resize(size);
+  if (!probabilities.empty()) probabilities.resize(size);
+}
+
+void Draft::leave_out_below(double probability) {
+  std::vector<std::int32_t> new_index(size() + 1, 0);
+  std::size_t kept = 0;
+  for (std::size_t node = 0; node < probabilities.size(); ++node) {
+    if (probabilities[node] < probability) continue;
+    tokens[kept] = tokens[node];
+    parents[kept] = new_index[static_cast<std::size_t>(parents[node])];
+    probabilities[kept] = probabilities[node];
+    new_index[node + 1] = static_cast<std::int32_t>(++kept);
+  }
+  if (!probabilities.empty()) cut(kept);
+}
+
+std::vector<std::int32_t> Draft::accepted_path(std::span<const Token> followed) const {
+  std::vector<std::int32_t> path;
+  std::int32_t last = 0;
+  for (std::size_t node = 0; node < size() && path.size() < followed.size(); ++node) {
+    // Children come after their parents, so one look at every node is enough.
+    if (parents[node] == last && tokens[node] == followed[path.size()]) {
+      last = static_cast<std::int32_t>(node) + 1;
+      path.push_back(last);
+    }
+  }
+  return path;
+}
+
+/// The most probable candidate that may be drafted; null if there is none.
+Candidate* TreeDrafter::take_best() {
+  Candidate* best = nullptr;
+  double highest = kSmallestCandidate;
+  for (Candidate& candidate : mixture_.candidates) {
+    if (candidate.probability > highest) best = &candidate, highest = candidate.probability;
+  }
+  return best;
+}
+
+/// Add the most probable successors of a node to what may be drafted.
+void TreeDrafter::expand(const Sources& sources, const Calibration& calibration, std::int32_t index,
+                         int max_branches) {
+  const Node& node = nodes_[static_cast<std::size_t>(index)];
+  auto slot = static_cast<std::size_t>(kMaxMatch + node.depth);
+  const Token* end = window_.data() + slot;
+  for (std::int32_t each = index; each > 0; each = nodes_[static_cast<std::size_t>(each)].parent) {
+    window_[--slot] = nodes_[static_cast<std::size_t>(each)].token;
+  }
+  calibration.interpolate(collector_.collect(sources, calibration, end, node.context), index > 0, mixture_);
+  calibration.calibrate(mixture_);
+  for (int branch = 0; branch < max_branches; ++branch) {
+    Candidate* best = take_best();
+    if (best == nullptr) break;
+    const double probability = node.probability * std::min(best->probability, 1.0);
+    best->probability = 0.0;
+    children_.push_back({probability, num_found_++, index, best->token});
+    std::push_heap(children_.begin(), children_.end());
+  }
+}
+
+void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, Context context, TreeShape shape,
+                        std::span<const double> costs, double reliability, Draft& draft) {
+  sources.session.fill(window_);
+  children_.clear();
+  nodes_.assign(1, {0, 0, 0, 1.0, context});
+  num_found_ = 0;
+  draft.clear();
+  std::size_t paying = 0;
+  double best = 1.0, expected = 0.0;
+  for (std::int32_t current = 0; current < shape.budget; ++current) {
+    if (nodes_.back().depth < shape.max_depth) expand(sources, calibration, current, shape.max_branches);
+    if (children_.empty()) break;
+    const Child child = children_.front();
+    const double expected_of_child = reliability * child.probability;
+    if (!costs.empty() && !may_pay(costs, shape.budget, current, expected, expected_of_child, best)) break;
+    std::pop_heap(children_.begin(), children_.end());
+    children_.pop_back();
+    const Node& parent = nodes_[static_cast<std::size_t>(child.parent)];
+    const Context next = sources.has(Source::kCorpus) ? sources.trie.extend(parent.context, child.token) : Context{};
+    nodes_.push_back({child.token, child.parent, parent.depth + 1, child.probability, next});
+    draft.tokens.push_back(child.token);
+    draft.parents.push_back(child.parent);
+    draft.probabilities.push_back(child.probability);
+    expected += expected_of_child;
+    if (!costs.empty() && (1.0 + expected) / costs[draft.size() + 1] > best) {
+      best = (1.0 + expected) / costs[draft.size() + 1];
+      paying = draft.size();
+    }
+  }
+  if (!costs.empty()) draft.cut(paying);
+}
+
+void TreeDrafter::propose(const Sources& sources, const Calibration& calibration, Context context,
+                          std::span<const Token> path, std::size_t limit, std::vector<Token>& tokens,
+                          std::vector<double>& probabilities) {
+  if (path.size() > kMaxDepth) throw RequestError("a path of a draft has at most 255 tokens");
+  sources.session.fill(window_);
+  auto end = window_.begin() + kMaxMatch;
+  for (Token token : path) {
+    *end++ = token;
+    if (sources.has(Source::kCorpus)) context = sources.trie.extend(context, token);
+  }
+  calibration.interpolate(collector_.collect(sources, calibration, &*end, context), !path.empty(), mixture_);
+  calibration.calibrate(mixture_);
+  tokens.clear(), probabilities.clear();
+  while (tokens.size() < limit) {
+    Candidate* best = take_best();
+    if (best == nullptr) break;
+    tokens.push_back(best->token);
+    probabilities.push_back(std::min(best->probability, 1.0));
+    best->probability = 0.0;
+  }
+}
+
+void TreeDrafter::accept(const Sources& sources, Calibration& calibration, SessionHistory& session, Context& context,
+                         std::span<const Token> tokens, bool learns) {
+  session.reserve(std::ssize(tokens));
+  session.fill(window_);
+  bool is_inside = false;
+  for (Token token : tokens) {
+    if (learns) {
+      const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, context);
+      calibration.interpolate(found, is_inside, mixture_);
+      calibration.learn(sources.trie, found, mixture_, token);
+    }
+    session.push(token, window_);
+    context = sources.trie.extend(context, token);  // also while the corpus is not drafted from, as it may be later
+    is_inside = true;
+  }
+}
+
+}  // namespace speculant

@@ -1,0 +1,91 @@
+// Drafts by calibrated probability of acceptance: best first, and no longer than they pay.
+//
+// A node of a draft is worth the probability that the target writes the whole path to it. The tree grows by its most
+// probable node until the budget is spent, so its nodes are the most probable paths of all; with one child a node it is
+// a chain. Where verifying has a price, the draft is cut where (1 + expected accepted tokens) / price is largest.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "calibration.hpp"
+#include "contexts.hpp"
+
+namespace speculant {
+
+/// Most nodes of a draft, and most children of a node.
+inline constexpr int kMaxNodes = 1024, kMaxBranches = 64;
+
+/// What was drafted, as it travels. A parent is 0 for the root, j + 1 for node j.
+struct Draft {
+  std::vector<Token> tokens;
+  std::vector<std::int32_t> parents;
+  std::vector<double> probabilities;  // of whole paths; empty where a strategy has none
+
+  std::size_t size() const { return tokens.size(); }
+  void clear() { tokens.clear(), parents.clear(), probabilities.clear(); }
+  /// Keep the first nodes.
+  void cut(std::size_t size);
+  /// Leave out the paths that are less probable; a path is never more so than the one it goes on from.
+  void leave_out_below(double probability);
+  /// The nodes, from 1 on, along which the draft agrees with the tokens that followed.
+  std::vector<std::int32_t> accepted_path(std::span<const Token> followed) const;
+};
+
+/// What bounds a tree.
+struct TreeShape {
+  int budget;        // most nodes
+  int max_depth;     // longest path
+  int max_branches;  // most children of a node; 1 is a chain
+};
+
+/// Makes drafts, and learns from what became of them. Keeps its memory from one draft to the next; calls must not
+/// overlap.
+class TreeDrafter {
+ public:
+  /// Draft the most probable paths after a sequence that ends in `context`. `costs[n]` is the cost of verifying n
+  /// tokens relative to one, up to budget + 1; empty if it is free. `reliability` is a factor of expected acceptance in
+  /// the price, at most 1.
+  void draft(const Sources& sources, const Calibration& calibration, Context context, TreeShape shape,
+             std::span<const double> costs, double reliability, Draft& draft);
+
+  /// The most probable tokens after a path from the end of a sequence, and their probabilities, best first.
+  void propose(const Sources& sources, const Calibration& calibration, Context context, std::span<const Token> path,
+               std::size_t limit, std::vector<Token>& tokens, std::vector<double>& probabilities);
+
+  /// Add tokens to `session`, which is that of `sources`, and move `context` to the new end; learn from each one first,
+  /// if asked to.
+  void accept(const Sources& sources, Calibration& calibration, SessionHistory& session, Context& context,
+              std::span<const Token> tokens, bool learns);
+
+ private:
+  struct Node {
+    Token token;
+    std::int32_t parent;
+    int depth;
+    double probability;
+    Context context;
+  };
+  /// What may become a node. Of equals the one found earlier comes first.
+  struct Child {
+    double probability;
+    std::int32_t index;
+    std::int32_t parent;
+    Token token;
+    bool operator<(const Child& other) const {
+      return probability < other.probability || (probability == other.probability && index > other.index);
+    }
+  };
+  void expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches);
+  Candidate* take_best();
+
+  ContextCollector collector_;
+  Mixture mixture_;
+  Window window_;
+  std::vector<Node> nodes_;      // the root first
+  std::vector<Child> children_;  // a heap
+  std::int32_t num_found_ = 0;
+};
+
+}  // namespace speculant

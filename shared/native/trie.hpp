@@ -1,0 +1,144 @@
+// The graph as look-ups see it: a read-only view of the sorted forward trie that graph/layout.py draws.
+//
+// No index that comes from the file is used before it is compared with the size of its level, so a damaged file gives
+// wrong drafts at worst.
+#pragma once
+
+#include <cassert>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+namespace speculant {
+
+using Token = std::int32_t;
+
+/// Token ids are below it; 21 bits of a record hold one.
+inline constexpr Token kMaxVocabulary = (1 << 21) - 1;
+
+/// A caller's mistake; Python raises DraftRequestError.
+struct RequestError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+/// The last tokens of a sequence that the graph knows: how many, and their record on that level. Order 0: none.
+struct Context {
+  std::int64_t order = 0;
+  std::int64_t node = 0;
+};
+
+/// A range of records of one level.
+struct Range {
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+
+  bool empty() const { return low >= high; }
+  std::int64_t size() const { return high - low; }
+};
+
+/// All n-grams of one length, in lexicographic order, and one record more that closes the last range.
+struct Level {
+  const std::uint32_t* words = nullptr;
+  std::int64_t size = 0;
+  std::int64_t width = 0;  // words of a record
+
+  const std::uint32_t* record(std::int64_t node) const {
+    assert(0 <= node && node <= size);
+    return words + node * width;
+  }
+  Token token(std::int64_t node) const { return static_cast<Token>(record(node)[0] & kMaxVocabulary); }
+  std::int64_t cumulative(std::int64_t node) const { return record(node)[1]; }
+  /// How often the n-gram occurs; negative only in a damaged file.
+  std::int64_t count(std::int64_t node) const { return cumulative(node + 1) - cumulative(node); }
+  std::int64_t total(Range range) const { return cumulative(range.high) - cumulative(range.low); }
+};
+
+class Trie {
+ public:
+  /// No graph: every token is possible, and nothing is known.
+  Trie() = default;
+
+  /// View `words`, which must outlive the trie.
+  ///
+  /// `table` is that of graph/layout.py: (first word, n-grams) of levels 1 to N+1, then (first word, vocabulary size)
+  /// of the unigram index, then (N, words). Throws std::invalid_argument where these are not inside of `words`.
+  Trie(std::span<const std::uint32_t> words, std::span<const std::int64_t> table);
+
+  std::int64_t max_order() const { return max_order_; }
+  Token vocabulary_size() const { return vocabulary_size_; }
+  const Level& level(std::int64_t length) const { return levels_[static_cast<std::size_t>(length - 1)]; }
+  bool has_context(Context context) const {
+    return 1 <= context.order && context.order <= max_order_ && 0 <= context.node &&
+           context.node < level(context.order).size;
+  }
+
+  /// What followed a context of order 1 to N; empty if its record can't be true.
+  Range children(Context context) const {
+    const std::uint32_t* record = level(context.order).record(context.node);
+    const Range range{record[kChild], record[kInnerWords + kChild]};
+    if (range.low > range.high || range.high > level(context.order + 1).size) return {};
+    return range;
+  }
+
+  /// The record with this token in a range of `level`, or -1.
+  std::int64_t find_child(const Level& level, Range range, Token token) const;
+
+  /// The record of an n-gram of 1 to N+1 tokens on its level, or -1.
+  std::int64_t find_ngram(std::span<const Token> ngram) const;
+
+  /// The record of `length` >= 2 tokens without the first of them, one level up.
+  std::int64_t suffix_link(std::int64_t length, std::int64_t node) const {
+    const std::int64_t link = level(length).record(node)[length <= max_order_ ? kLink : kLeafLink];
+    return link < level(length - 1).size ? link : 0;
+  }
+
+  /// The context without its first token.
+  Context shorter(Context context) const {
+    return {context.order - 1, context.order > 1 ? suffix_link(context.order, context.node) : 0};
+  }
+
+  /// The context itself, or the longest shorter one that has children.
+  Context back_off(Context context) const {
+    while (context.order > 0 && children(context).empty()) context = shorter(context);
+    return context;
+  }
+
+  /// The longest context with children after one token more.
+  Context extend(Context context, Token token) const;
+
+  /// The context of the same order after `child`, or the longest one that has children.
+  Context shift(Context context, std::int64_t child) const {
+    return back_off({context.order, suffix_link(context.order + 1, child)});
+  }
+
+  /// The longest end of `tokens` that has children, in at most 2N searches.
+  Context match(std::span<const Token> tokens) const;
+
+  /// The most frequent record of a range that is not empty, of equals the first.
+  std::int64_t argmax_child(Context context, Range range) const;
+
+  /// Write the n-grams of `length` tokens of records `start`, `start + 1`, …: `length` words each.
+  void spell(std::int64_t length, std::int64_t start, std::span<std::uint32_t> ngrams) const;
+
+  /// Ask the processor for memory that is needed soon.
+  void prefetch_record(Context context) const {
+    if (context.order > 0) __builtin_prefetch(level(context.order).record(context.node));
+  }
+  void prefetch_children(Context context) const;
+  /// The same for a context and all shorter ones, whose records are far apart.
+  void prefetch_all_children(Context context) const;
+
+ private:
+  static constexpr std::int64_t kInnerWords = 4, kLeafWords = 3;
+  static constexpr std::int64_t kChild = 2, kLink = 3, kLeafLink = 2;
+
+  std::int64_t find_unigram(Token token) const;
+
+  std::vector<Level> levels_;
+  const std::uint32_t* unigram_index_ = nullptr;
+  std::int64_t max_order_ = 0;
+  Token vocabulary_size_ = kMaxVocabulary;
+};
+
+}  // namespace speculant
