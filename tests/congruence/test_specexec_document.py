@@ -12,7 +12,7 @@ import pytest
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.draft.proposal_tree import GraphProposals, draft_tree
-from speculant_graph.graph.oracle import OracleGraph
+from support.oracle import OracleGraph
 from support.drafters import ScriptedDrafter
 from support.graphs import graph_of
 from support.lossless import Job, alone, decode, local_drafter

@@ -14,7 +14,7 @@ from typing import Any, Self, overload
 
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
+from speculant_graph.draft.strategies import FROM_GRAPH
 from speculant_graph.errors import ConfigError, GenerationRequestError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, Fingerprint, SessionOptions, TokenId
@@ -82,7 +82,7 @@ class SpeculativeDecoder:
         self.verifier_config = verifier_config or VerifierConfig()
         self.target = target or TargetModel.load(self.verifier_config)
         self._owns_drafter = drafter is None
-        drafts = self.draft_config.strategy not in CHAIN_STRATEGY_NAMES or graph is not None or sidecar is not None
+        drafts = self.draft_config.strategy not in FROM_GRAPH or graph is not None or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
         curve = self.costs.curve(1) if self.costs is not None else None

@@ -21,6 +21,19 @@ std::vector<Token> tokens_of(const Ids& ids) {
   return tokens;
 }
 
+/// All contexts of a history's end, as a sequence would find them.
+MatchedContexts matches_of(const SessionHistory& history) {
+  const Trie no_graph;
+  const SessionHistory nothing_learned(1, {4, 2});
+  const TargetRows no_rows;
+  const Sources sources{no_graph, history, nothing_learned, no_rows, {true, false, true, false, false}};
+  Calibration lenient;  // passes nearly all on, so that shorter contexts are looked for, too
+  for (auto& weight : lenient.weights) weight = {1e12, 1e12};
+  Window window;
+  history.fill(window);
+  return ContextCollector().collect(sources, lenient, window.data() + kMaxMatch, {});
+}
+
 void bind_histories(nb::module_& module) {
   nb::class_<SessionHistory>(module, "SessionHistory", "Tokens in order, the newest ones kept, with hash chains.")
       .def(nb::init<std::int64_t, const std::vector<int>&>(), "max_tokens"_a, "chain_lengths"_a,
@@ -37,6 +50,21 @@ void bind_histories(nb::module_& module) {
           },
           "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> NDArray[numpy.int32]"),
           "Return the newest tokens that are kept, oldest first, -1 between texts.")
+      .def(
+          "matches",
+          [](const SessionHistory& self) {
+            const MatchedContexts found = exclusively([&] { return matches_of(self); });
+            nb::list contexts;
+            for (const MatchedContext& each : found.contexts) {
+              nb::list successors;
+              for (const auto& [token, count] : found.of(each)) successors.append(nb::make_tuple(token, count));
+              contexts.append(nb::make_tuple(static_cast<int>(each.source), each.length, each.total, successors));
+            }
+            return contexts;
+          },
+          nb::sig("def matches(self) -> list[tuple[int, int, int, list[tuple[int, int]]]]"),
+          "Return what followed earlier positions that end as the history does, and those that do but for the last\n"
+          "token: (source, tokens that match, positions, (successor, how often)), longest first.")
       .def_prop_ro("num_bytes", [](const SessionHistory& self) { return exclusively([&] { return self.num_bytes(); }); });
 }
 

@@ -26,7 +26,7 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
 from speculant_graph.graph.builder import build_from_token_ids
 from speculant_graph.graph.count import map_tokens
-from speculant_graph.graph.oracle import OracleGraph
+from support.oracle import OracleGraph
 from speculant_graph.settings import CommandSettings
 from speculant_graph.types import Fingerprint
 

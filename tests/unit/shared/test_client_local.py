@@ -7,10 +7,10 @@ import pytest
 
 from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.reference import draft_chain
+from support.chain_reference import draft_chain
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.oracle import OracleGraph
+from support.oracle import OracleGraph
 from speculant_graph.types import Feedback, MixingName, SequenceStep, SessionOptions
 from support.graphs import graph_of
 

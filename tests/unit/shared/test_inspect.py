@@ -25,7 +25,7 @@ from speculant_graph.errors import ConfigError, CorpusError, GraphFileError, Tok
 from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
 from speculant_graph.graph.layout import CUMULATIVE, Trie, array_offsets, record_words, trie_of
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.oracle import OracleGraph
+from support.oracle import OracleGraph
 from speculant_graph.types import Fingerprint
 from speculant_graph.view.wording import counted
 
