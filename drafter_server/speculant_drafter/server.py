@@ -27,7 +27,7 @@ from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallGate
 from speculant_graph.serving.credentials import server_credentials, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
-from speculant_graph.serving.process import in_uninterruptible_thread, serve_until_stopped
+from speculant_graph.serving.process import serve_until_stopped
 
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
@@ -90,7 +90,7 @@ class DrafterServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen, load the graphs, and serve when they are in memory and all kernels are compiled.
+        """Listen, load the graphs, and serve when they are in memory.
 
         Raises:
             ConfigError: an address is malformed or taken, or what was learned can't be read.

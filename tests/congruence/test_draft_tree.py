@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from speculant_graph._core import Calibration
 
 from speculant_graph.config import DraftConfig
-from speculant_graph._core import Calibration
 from speculant_graph.draft.cost import CostCurve
-from support.drafter_reference import SlowDrafter
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.proposal_tree import draft_tree
 from speculant_graph.draft.sequence import SequenceProposals
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.types import Draft, StrategyName
+from support.drafter_reference import SlowDrafter
+from support.graphs import graph_of
+from support.oracle import OracleGraph
 from support.tree_reference import (
     LEARNED_CHAINS,
     LONG_ROW,
@@ -30,9 +33,6 @@ from support.tree_reference import (
     Tables,
     slot_of_rows,
 )
-from support.oracle import OracleGraph
-from speculant_graph.types import Draft, StrategyName
-from support.graphs import graph_of
 
 VOCABULARY_SIZE = 40_000
 SOURCES = ("corpus", "session", "learned", "recycled")
@@ -126,7 +126,9 @@ class Pair:
         for drafter in (self.fast, self.slow):
             drafter.accept(number, token_ids)
         assert_same_tables(self.fast.calibration, self.slow.tables)
-        assert self.fast._sequences[number].core.reliability == pytest.approx(self.slow.sequences[number].trust, abs=1e-12)
+        assert self.fast._sequences[number].core.reliability == pytest.approx(
+            self.slow.sequences[number].trust, abs=1e-12
+        )
 
     def draft(self, number: int, strategy: StrategyName, budget: int) -> Draft:
         (draft,) = self.fast.draft([DraftOrder(number, budget, options=DraftOptions(strategy))])

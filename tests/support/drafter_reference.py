@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.strategies import CALIBRATED
+from speculant_graph.graph.layout import MAX_VOCABULARY
+from speculant_graph.types import StrategyName, TokenId
+from support.oracle import OracleGraph
 from support.tree_reference import (
     LEARNED,
     LEARNED_CHAINS,
@@ -32,9 +35,6 @@ from support.tree_reference import (
     entries_of_text,
     slot_of_rows,
 )
-from speculant_graph.graph.layout import MAX_VOCABULARY
-from support.oracle import OracleGraph
-from speculant_graph.types import StrategyName, TokenId
 
 
 @dataclass(slots=True)

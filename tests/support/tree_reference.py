@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from support.oracle import OracleGraph
 from speculant_graph.types import TokenId
+from support.oracle import OracleGraph
 
 Text = list[TokenId | None]
 """Tokens; None is the end of a text or what is no token, and equals nothing."""

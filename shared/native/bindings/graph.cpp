@@ -108,7 +108,7 @@ void bind_graph(nb::module_& module) {
             return nb::make_tuple(as_array(std::move(tokens)), as_array(std::move(counts)));
           },
           "length"_a, "low"_a, "high"_a, nb::sig("def read(self, length: int, low: int, high: int) -> "
-          "tuple[NDArray[numpy.uint32], NDArray[numpy.uint32]]"),
+          "tuple[numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.uint32]]"),
           "Return the last tokens and the counts of a range of n-grams of one length.")
       .def(
           "argmax_child",
@@ -150,7 +150,7 @@ void bind_graph(nb::module_& module) {
             return as_array(std::move(ngrams));
           },
           "length"_a, "low"_a, "high"_a,
-          nb::sig("def spell(self, length: int, low: int, high: int) -> NDArray[numpy.uint32]"),
+          nb::sig("def spell(self, length: int, low: int, high: int) -> numpy.typing.NDArray[numpy.uint32]"),
           "Return a range of n-grams of one length, one after another: ``length`` tokens each.")
       .def(
           "count_known",

@@ -48,7 +48,7 @@ void bind_histories(nb::module_& module) {
           [](const SessionHistory& self, std::int64_t num_tokens) {
             return as_array(exclusively([&] { return self.latest(num_tokens); }));
           },
-          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> NDArray[numpy.int32]"),
+          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> numpy.typing.NDArray[numpy.int32]"),
           "Return the newest tokens that are kept, oldest first, -1 between texts.")
       .def(
           "matches",
@@ -106,7 +106,7 @@ void bind_rows(nb::module_& module) {
             });
             return nb::make_tuple(as_array(std::move(slots)), as_array(std::move(keys)), as_array(std::move(rows)));
           },
-          nb::sig("def slots(self) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64], NDArray[numpy.int32]]"),
+          nb::sig("def slots(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32]]"),
           "Return what is kept, for :meth:`restore`: slots, their keys, and their rows one after another.")
       .def(
           "restore",
@@ -138,11 +138,11 @@ void bind_calibration(nb::module_& module) {
       .def(nb::init<>(), "Make tables that know nothing yet.")
       .def_prop_ro(
           "weights", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).weights, self); },
-          nb::sig("def weights(self) -> NDArray[numpy.float64]"),
+          nb::sig("def weights(self) -> numpy.typing.NDArray[numpy.float64]"),
           "(visits, passed on) of every kind of context, shape ``[kinds, 2]``; not a copy.")
       .def_prop_ro(
           "bins", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).bins, self); },
-          nb::sig("def bins(self) -> NDArray[numpy.float64]"),
+          nb::sig("def bins(self) -> numpy.typing.NDArray[numpy.float64]"),
           "(visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``; not a copy.")
       .def(
           "copy", [](const Calibration& self) { return exclusively([&] { return std::make_shared<Calibration>(self); }); },
@@ -176,11 +176,11 @@ void bind_sequences(nb::module_& module) {
           [](const Sequence& self, std::int64_t num_tokens) {
             return as_array(exclusively([&] { return self.history.latest(num_tokens); }));
           },
-          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> NDArray[numpy.int32]"),
+          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> numpy.typing.NDArray[numpy.int32]"),
           "Return the newest tokens that are kept, oldest first, -1 for what is none.")
       .def(
           "learnable", [](const Sequence& self) { return as_array(exclusively([&] { return self.learnable(); })); },
-          nb::sig("def learnable(self) -> NDArray[numpy.int32]"),
+          nb::sig("def learnable(self) -> numpy.typing.NDArray[numpy.int32]"),
           "Return what followed the prompt, after the prompt's last tokens.")
       .def_prop_ro(
           "context",

@@ -187,4 +187,3 @@ def _refusal(strategy: str) -> str:
             "speculant_graph.draft.session_drafter.SessionDrafter"
         )
     return f"no strategy {strategy!r}; choose one of {', '.join(FROM_GRAPH)}"
-

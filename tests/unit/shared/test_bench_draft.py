@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from speculant_graph._core import Calibration
 
 from speculant_graph.bench.draft_measure import DraftPlan
 from speculant_graph.bench.draft_plain import GraphTreeDrafter
@@ -24,7 +25,6 @@ from speculant_graph.bench.draft_sessions import (
 from speculant_graph.cli.bench import run
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig
-from speculant_graph._core import Calibration
 from speculant_graph.draft.proposal_tree import GraphProposals, draft_tree
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.errors import ConfigError, TokenizerMismatchError

@@ -299,5 +299,5 @@ def look_into_damaged_graphs(path: str, num_graphs: int) -> None:
 
 
 @pytest.mark.slow
-def test_no_damage_leads_a_lookup_out_of_its_array(path: Path, tmp_path: Path) -> None:
-    look_into_damaged_graphs( / "kernels", str(path), 300)
+def test_no_damage_leads_a_lookup_out_of_its_array(path: Path) -> None:
+    look_into_damaged_graphs(str(path), 300)

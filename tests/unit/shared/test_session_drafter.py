@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from speculant_graph._core import Calibration
 
 from speculant_graph.config import DraftConfig
-from speculant_graph._core import Calibration
 from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import gc
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from loguru import logger
-
 from speculant_graph._core import Calibration
+
 from speculant_graph.draft.calibration import load_calibration, save_calibration
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter

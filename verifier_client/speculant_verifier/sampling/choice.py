@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from speculant_graph.draft.chain import noise_of, noise_word
 from torch import Tensor
 
-from speculant_graph.draft.chain import noise_of, noise_word
 from speculant_graph.graph.compiled import compiled
 from speculant_graph.random_stream import TOKEN_FACTOR, TOKEN_OFFSET, WORD_FACTORS, noise_key
 from speculant_graph.types import TokenId
