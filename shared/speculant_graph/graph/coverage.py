@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from speculant_graph.graph.compiled import compiled
-from speculant_graph.graph.layout import TOKEN_MASK, Int64Array, UInt32Array
-from speculant_graph.graph.lookup import _advance, _best_child, _linked, _row, _width
+from speculant_graph import _core
+from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
 
 
@@ -58,38 +55,6 @@ def measure_coverage(graph: NgramGraph, token_ids: UInt32Array) -> Coverage:
         token_ids: the text, shape ``[num_tokens]``, with
             :data:`~speculant_graph.corpus.stream.DOCUMENT_SEPARATOR` where nothing must be known of what was before.
     """
-    table = np.zeros((graph.max_order + 1, 5), np.int64)
-    _count_known(graph.trie.words, graph.trie.table, token_ids, table)
-    orders = tuple(OrderCoverage(order, *row) for order, row in enumerate(table.tolist()) if order)
+    counts = _core.Trie(graph.trie.words, graph.trie.table).count_known(token_ids)
+    orders = tuple(OrderCoverage(order, *row) for order, row in enumerate(counts) if order)
     return Coverage(orders[0].num_positions, orders)
-
-
-@compiled
-def _count_known(words: UInt32Array, table: Int64Array, token_ids: UInt32Array, counts: Int64Array) -> None:
-    """Add up the columns of :class:`OrderCoverage`, shape ``[N + 1, 5]``, a row per order."""
-    max_order = table.shape[0] - 3
-    order, node = np.int64(0), np.int64(0)
-    before = 0
-    for place in range(token_ids.size):
-        token_id = np.int64(token_ids[place])
-        if token_id == 0xFFFFFFFF:
-            order, node, before = np.int64(0), np.int64(0), 0
-            continue
-        for length in range(1, min(before, max_order) + 1):
-            counts[length, 0] += 1
-        level, context = order, node
-        while level > 0:
-            low, high = _row(words, table, level, context)
-            if low < high:
-                child = _best_child(words, table, level, context, low, high)
-                best = np.int64(words[table[level, 0] + child * _width(table, level + 1)]) & TOKEN_MASK
-                counts[level, 1] += 1
-                counts[level, 2] += best == token_id
-                if level == order:
-                    counts[level, 3] += 1
-                    counts[level, 4] += best == token_id
-            if level > 1:
-                context = _linked(words, table, level, context)
-            level -= 1
-        order, node = _advance(words, table, order, node, token_id)
-        before += 1
