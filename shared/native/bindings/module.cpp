@@ -9,4 +9,6 @@ NB_MODULE(_core, module) {
   bind_graph(module);
   bind_sequences(module);
   bind_drafter(module);
+  bind_build(module);
+  bind_verify(module);
 }

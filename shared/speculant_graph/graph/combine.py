@@ -256,7 +256,7 @@ def _write(
                 for file in streams:
                     file.close()
         whole = Partition((), 0, metadata.tokenizer.vocabulary_size + 1, num_keys)
-        records = PartitionRecords(whole, tuple(emitter.num_nodes.tolist()), tuple(emitter.totals.tolist()), files)
+        records = PartitionRecords(whole, emitter.num_nodes, emitter.totals, files)
 
         def on_level(done: int, total: int) -> None:
             report(num_records + num_records * done // total)

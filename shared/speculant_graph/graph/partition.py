@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from speculant_graph import _core
 from speculant_graph.graph.container import write_all
 from speculant_graph.graph.emit import Emitter
-from speculant_graph.graph.keys import KeyLayout, count_values, gather_keys, sort_keys
+from speculant_graph.graph.keys import KeyLayout
 from speculant_graph.graph.layout import UInt32Array, UInt64Array
 
 
@@ -45,7 +46,7 @@ def plan_partitions(
 ) -> Iterator[Partition]:
     """Yield the parts of a stream in the order of their keys, each of at most ``max_keys`` unless they are equal."""
     counts = np.zeros(vocabulary_size + 1, np.int64)
-    count_values(token_ids, np.array(prefix, np.uint64), counts)
+    _core.count_values(token_ids, np.array(prefix, np.uint64), counts)
     low, num_keys = 0, 0
     for value in np.flatnonzero(counts).tolist():
         count = int(counts[value])
@@ -110,12 +111,11 @@ def count_partition(
         blocks = emitter.emit(keys, np.array([partition.num_keys], np.int64))
     else:
         prefix = np.array(partition.prefix, np.uint64)
-        low, high, length, bits, per_word = (
-            partition.low, partition.high, layout.length, layout.bits, layout.per_word,
-        )  # fmt: skip
-        num_keys = gather_keys(token_ids, prefix, low, high, length, bits, per_word, buffers.keys)
-        sort_keys(buffers.keys, buffers.spare, num_keys, prefix.size, low, high, length, bits, per_word)
-        blocks = emitter.emit(buffers.keys[:num_keys])
+        low, high, length, bits = partition.low, partition.high, layout.length, layout.bits
+        num_keys = _core.gather_keys(token_ids, prefix, low, high, length, bits, buffers.keys)
+        keys = buffers.keys[:num_keys]
+        _core.sort_keys(keys, buffers.spare[:num_keys], prefix.size, low, high, length, bits)
+        blocks = emitter.emit(keys)
     streams = [file.open("wb", buffering=0) for file in files]
     try:
         for block in blocks:
@@ -123,4 +123,4 @@ def count_partition(
     finally:
         for stream in streams:
             stream.close()
-    return PartitionRecords(partition, tuple(emitter.num_nodes.tolist()), tuple(emitter.totals.tolist()), files)
+    return PartitionRecords(partition, emitter.num_nodes, emitter.totals, files)

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speculant_graph.graph.compiled import compiled
+from speculant_graph import _core
 
 Buffer = NDArray[np.int16]
 """A buffer's memory, ``[rows, kv_heads, slots, n]``."""
@@ -21,14 +21,9 @@ def memory_of(buffer: Tensor) -> Buffer | None:
     return memory
 
 
-@compiled
 def move_slots(memory: Buffer, rows: NDArray[np.int64], source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
     """Copy slots ``source`` of ``rows`` to slots ``target``, in this order; arrays ``[k]``.
 
     In the order of a path nothing is overwritten before it was read: a node never moves behind itself.
     """
-    for place in range(len(rows)):
-        row, old, new = rows[place], source[place], target[place]
-        for head in range(memory.shape[1]):
-            for index in range(memory.shape[3]):
-                memory[row, head, new, index] = memory[row, head, old, index]
+    _core.move_slots(memory, rows, source, target)

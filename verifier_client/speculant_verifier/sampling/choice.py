@@ -8,23 +8,19 @@ position and token (:func:`~speculant_graph.random_stream.gumbel_noise`), never 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from speculant_graph.draft.chain import noise_of, noise_word
 from torch import Tensor
 
-from speculant_graph.graph.compiled import compiled
+from speculant_graph import _core
 from speculant_graph.random_stream import TOKEN_FACTOR, TOKEN_OFFSET, WORD_FACTORS, noise_key
 from speculant_graph.types import TokenId
 
-_LOG2_E = 1.0 / math.log(2.0)
 _WORD_BITS = 52
 """Of a word that become noise, which hence is below 53 ln 2."""
-_NOT_NOISE = np.uint64(64 - _WORD_BITS)
 
 
 def largest_sum(scores: NDArray[np.float32], seed: int, position: int) -> tuple[TokenId, float]:
@@ -38,8 +34,7 @@ def largest_sum(scores: NDArray[np.float32], seed: int, position: int) -> tuple[
     Returns:
         The token and its sum, which is not finite where a score is NaN or +inf, or all are -inf.
     """
-    token_id, largest = _largest_sum(scores, np.uint64(noise_key(seed, position)))
-    return int(token_id), float(largest)
+    return _core.largest_sum(scores, noise_key(seed, position))
 
 
 def largest_sums(scores: Tensor, seed: int, positions: Sequence[int]) -> list[tuple[TokenId, float]]:
@@ -73,28 +68,3 @@ def _signed(number: int) -> int:
 def _shifted(words: Tensor, count: int) -> Tensor:
     """Shift to the right as unsigned numbers are, which torch does not have."""
     return (words >> count) & ((1 << (64 - count)) - 1)
-
-
-@compiled
-def _largest_sum(scores: NDArray[np.float32], key: np.uint64) -> tuple[int, float]:
-    """Leave out the logarithms of tokens whose noise can't be large enough, which is nearly all of them.
-
-    Noise -log(-log u) is at most -log(1 - u). So a token can only win if 1 - u < exp(score - best), and a power of two
-    that is not smaller than that is a comparison of the word's first bits.
-    """
-    chosen, best = 0, -np.inf
-    for token in range(len(scores)):
-        score = np.float64(scores[token])
-        word = noise_word(key, token)
-        margin = (score - best) * _LOG2_E
-        if margin <= 0.0:
-            if margin < -1.0 - _WORD_BITS:
-                continue
-            if (~word >> _NOT_NOISE) >> np.uint64(_WORD_BITS + int(margin)):
-                continue
-        elif not score < np.inf:
-            return token, np.nan
-        total = score + noise_of(word)
-        if total > best:
-            chosen, best = token, total
-    return chosen, best

@@ -11,11 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speculant_graph.graph.compiled import compiled
-
-_SHIFT = 19
-_BUCKETS = (0x3F800000 >> _SHIFT) + 2
-"""Buckets of numbers in [0, 1] by the first bits of their float32 form, and one to spare for rounding above 1."""
+from speculant_graph import _core
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
@@ -33,9 +29,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     array: NDArray[np.float32] = scores.numpy()
     most_removed = np.float32(1 - top_p)
     kept = np.empty_like(array)
-    bits = probabilities.view(np.int32)
-    bucket, mass = _keep_above_border(array, probabilities, bits, most_removed, kept)
-    border = np.flatnonzero(bits >> _SHIFT == bucket)
+    border, mass = _core.keep_above_border(array, probabilities, most_removed, kept)
     border = border[np.argsort(array[border], kind="stable")]
     cumulative = (mass + np.cumsum(probabilities[border], dtype=np.float64)).astype(np.float32)
     border = border[cumulative > most_removed]
@@ -44,26 +38,3 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
         last_of_largest = np.flatnonzero(array == array.max())[-1]
         kept[last_of_largest] = array[last_of_largest]
     return torch.from_numpy(kept)
-
-
-@compiled
-def _keep_above_border(
-    scores: NDArray[np.float32],
-    probabilities: NDArray[np.float32],
-    bits: NDArray[np.int32],
-    most_removed: np.float32,
-    kept: NDArray[np.float32],
-) -> tuple[int, float]:
-    """Copy the scores of tokens above the border's bucket, others become -inf; return the bucket and the mass below."""
-    masses = np.zeros(_BUCKETS, np.float64)
-    for token in range(len(bits)):
-        masses[min(bits[token] >> _SHIFT, _BUCKETS - 1)] += probabilities[token]
-    removed = 0.0
-    bucket = 0
-    while bucket < _BUCKETS - 1 and np.float32(removed + masses[bucket]) <= most_removed:
-        removed += masses[bucket]
-        bucket += 1
-    first_above = np.int32((bucket + 1) << _SHIFT)
-    for token in range(len(bits)):
-        kept[token] = scores[token] if bits[token] >= first_above else np.float32(-np.inf)
-    return bucket, removed

@@ -1,0 +1,54 @@
+// What a verifier on a CPU does to scores and to its KV cache.
+#include <nanobind/stl/pair.h>
+
+#include "arrays.hpp"
+#include "verify/moves.hpp"
+#include "verify/sampling.hpp"
+
+namespace speculant {
+
+using namespace nb::literals;
+
+void bind_verify(nb::module_& module) {
+  module.def(
+      "largest_sum",
+      [](const Vector<const float>& scores, std::uint64_t noise_key) {
+        nb::gil_scoped_release release;
+        return largest_sum(as_span(scores), noise_key);
+      },
+      "scores"_a, "noise_key"_a,
+      "Return the token with the largest sum of score and noise, and the sum: NaN where a score is NaN or +inf.");
+  module.def(
+      "keep_above_border",
+      [](const Vector<const float>& scores, const Vector<const float>& probabilities, float most_removed,
+         const Vector<float>& kept) {
+        if (probabilities.size() != scores.size() || kept.size() != scores.size()) {
+          throw std::invalid_argument("give one probability and one place for each score");
+        }
+        NucleusBorder border;
+        {
+          nb::gil_scoped_release release;
+          border = keep_above_border(as_span(scores), as_span(probabilities), most_removed, as_span(kept));
+        }
+        return nb::make_tuple(as_array(std::move(border.tokens)), border.mass);
+      },
+      "scores"_a, "probabilities"_a, "most_removed"_a, "kept"_a.noconvert(),
+      nb::sig("def keep_above_border(scores: NDArray[numpy.float32], probabilities: NDArray[numpy.float32], "
+              "most_removed: float, kept: NDArray[numpy.float32]) -> tuple[NDArray[numpy.int64], float]"),
+      "Copy the scores of tokens that are more probable than those at the border of the nucleus, others become -inf.\n"
+      "Return the tokens at the border, which are about equally probable, and the mass of those below it.");
+  module.def(
+      "move_slots",
+      [](const Array<std::int16_t, nb::ndim<4>>& memory, const Ids& rows, const Ids& source, const Ids& target) {
+        if (source.size() != rows.size() || target.size() != rows.size()) {
+          throw std::invalid_argument("give a row, a source and a target for each move");
+        }
+        nb::gil_scoped_release release;
+        move_slots({as_span(memory), memory.shape(0), memory.shape(1), memory.shape(2), memory.shape(3)},
+                   as_span(rows), as_span(source), as_span(target));
+      },
+      "memory"_a.noconvert(), "rows"_a, "source"_a, "target"_a,
+      "Copy slots of rows of a buffer ``[rows, heads, slots, width]`` to other slots, one after another.");
+}
+
+}  // namespace speculant
