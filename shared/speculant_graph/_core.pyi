@@ -235,12 +235,23 @@ class Drafter:
         """
 
     def adopt(self, sequence: Sequence, settings: DraftSettings) -> None:
-        """Let a sequence go by settings, as :meth:`draft` does."""
+        """Let a sequence go by settings."""
 
     def propose(self, sequence: Sequence, path: numpy.typing.NDArray[numpy.int64], limit: int) -> tuple[list[int], list[float]]:
         """
         Return what may follow a path from the end of a sequence and how probable it is, best first.
         """
+
+def uniform(seed: int, position: int, stream: int) -> float:
+    """
+    Return the number of ``random_stream.uniform``; all arguments modulo 2**64.
+    """
+
+def gumbel_noise(seed: int, position: int, token_id: int) -> float:
+    """Return the number of ``random_stream.gumbel_noise`` for one token."""
+
+def draw(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], is_left: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
+    """Return the entry at a quantile of what is left of a distribution."""
 
 def find_damage(graph: Trie, unigram_index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> str | None:
     """

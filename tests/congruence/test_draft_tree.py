@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from speculant_graph._core import Calibration
 
+from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.options import DraftOptions

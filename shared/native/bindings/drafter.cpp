@@ -177,6 +177,7 @@ void bind_drafter(nb::module_& module) {
             if (parents.size() != ids.size()) throw RequestError("give one parent per node");
             exclusively([&] {
               sequence.note({tokens_of(self, ids), {parents.data(), parents.data() + parents.size()}, probabilities});
+              sequence.is_calibrated |= sequence.settings.is_calibrated;
             });
           },
           "sequence"_a, "token_ids"_a, "parents"_a, "probabilities"_a,
@@ -184,12 +185,9 @@ void bind_drafter(nb::module_& module) {
       .def(
           "adopt",
           [](Drafter&, Sequence& sequence, const DraftSettings& settings) {
-            exclusively([&] {
-              sequence.settings = settings.sequence;
-              sequence.is_calibrated |= settings.sequence.is_calibrated;
-            });
+            exclusively([&] { sequence.settings = settings.sequence; });
           },
-          "sequence"_a, "settings"_a, "Let a sequence go by settings, as :meth:`draft` does.")
+          "sequence"_a, "settings"_a, "Let a sequence go by settings.")
       .def(
           "propose",
           [](Drafter& self, const Sequence& sequence, const Ids& path, std::size_t limit) {

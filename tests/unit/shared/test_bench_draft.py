@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from speculant_graph._core import Calibration
 
+from speculant_graph._core import Calibration
 from speculant_graph.bench.draft_measure import DraftPlan
 from speculant_graph.bench.draft_plain import GraphTreeDrafter
 from speculant_graph.bench.draft_sessions import (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from speculant_graph._core import SessionHistory
 
+from speculant_graph._core import SessionHistory
 from support.tree_reference import (
     GAP,
     LEARNED_CHAINS,

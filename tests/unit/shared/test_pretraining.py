@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from speculant_graph._core import Calibration
 
+from speculant_graph._core import Calibration
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from loguru import logger
-from speculant_graph._core import Calibration
 
+from speculant_graph._core import Calibration
 from speculant_graph.draft.calibration import load_calibration, save_calibration
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
@@ -124,11 +124,11 @@ def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
         drafter.close(1)
         before = started(drafter, 2, [1, 2], tenant="a")
         drafter.save()
-        saved = drafter.calibration.save()
+        saved = save_calibration(drafter.calibration)
     assert before.token_ids[:2] == (3, 4)
     with opened(tmp_path / "learned") as log:
         drafter = drafter_of(learned=LearnedStore(1_000, log))
-        assert drafter.calibration.save() == saved
+        assert save_calibration(drafter.calibration) == saved
         assert values_of(started(drafter, 1, [1, 2], tenant="a")) == values_of(before)
         assert started(drafter, 2, [1, 2], tenant="b").token_ids == ()
         drafter.open(3, tenant="a", learn=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, TargetRows
 
+from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, TargetRows
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.draft.target_rows import load_rows, save_rows

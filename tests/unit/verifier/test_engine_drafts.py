@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from speculant_graph._core import ROW_WIDTH
 
+from speculant_graph._core import ROW_WIDTH
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
