@@ -192,7 +192,7 @@ def test_bad_prompts_are_refused_by_name(target: TargetModel, prompt: list, mess
 
 
 def test_bad_settings_are_refused_by_name(target: TargetModel, graph_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="one source of drafts"):
+    with pytest.raises(ConfigError, match="drafts have one source"):
         SpeculativeDecoder(graph_file, target=target, client_config=ClientConfig(address="unix:///x"))
     with pytest.raises(ConfigError, match="model-name"):
         TargetModel.load(VerifierConfig(model_name=str(tmp_path / "nothing")))

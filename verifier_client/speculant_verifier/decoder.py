@@ -76,7 +76,9 @@ class SpeculativeDecoder:
         """
         sidecar = client_config if client_config is not None and client_config.address else None
         if sum(source is not None for source in (graph_path, sidecar, drafter)) > 1:
-            raise ConfigError("give one source of drafts: graph_path, client_config.address or drafter")
+            raise ConfigError(
+                "drafts have one source: give a graph (graph_path, --graph) or a sidecar (client_config, --drafter)"
+            )
         self.draft_config = draft_config or DraftConfig()
         graph = None if graph_path is None else NgramGraph.load(graph_path, verify=True)
         self.verifier_config = verifier_config or VerifierConfig()

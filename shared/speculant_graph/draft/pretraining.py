@@ -87,8 +87,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> b
         jobs: threads.
 
     Returns:
-        Tables for :func:`~speculant_graph.draft.calibration.load_calibration`, about 20 kilobytes; nothing if the corpus
-        is too small.
+        Tables for ``load_calibration``, about 20 kilobytes; nothing if the corpus is too small.
 
     Raises:
         GraphError: an id is outside the vocabulary.
