@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "arrays.hpp"
-#include "build/check.hpp"
-#include "build/emit.hpp"
-#include "build/finish.hpp"
-#include "build/keys.hpp"
-#include "build/streams.hpp"
+#include "builder/check.hpp"
+#include "builder/emit.hpp"
+#include "builder/finish.hpp"
+#include "builder/keys.hpp"
+#include "builder/streams.hpp"
 #include "graph_view.hpp"
 
 namespace speculant {

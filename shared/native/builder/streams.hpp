@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "build/keys.hpp"
+#include "builder/keys.hpp"
 #include "trie.hpp"
 
 namespace speculant {

@@ -1,4 +1,4 @@
-#include "build/keys.hpp"
+#include "builder/keys.hpp"
 
 #include <algorithm>
 #include <array>

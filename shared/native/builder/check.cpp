@@ -1,10 +1,10 @@
 // Every check relies only on what the ones before it have proven, so that damaged arrays are safe to check.
-#include "build/check.hpp"
+#include "builder/check.hpp"
 
 #include <algorithm>
 #include <utility>
 
-#include "build/records.hpp"
+#include "builder/records.hpp"
 
 namespace speculant {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "build/keys.hpp"
-#include "build/records.hpp"
+#include "builder/keys.hpp"
+#include "builder/records.hpp"
 
 namespace speculant {
 

@@ -1,4 +1,4 @@
-#include "build/streams.hpp"
+#include "builder/streams.hpp"
 
 #include <algorithm>
 #include <compare>

@@ -1,4 +1,4 @@
-#include "build/emit.hpp"
+#include "builder/emit.hpp"
 
 #include <algorithm>
 

@@ -6,7 +6,7 @@
 
 #include <span>
 
-#include "build/records.hpp"
+#include "builder/records.hpp"
 
 namespace speculant {
 

@@ -1,4 +1,4 @@
-#include "build/finish.hpp"
+#include "builder/finish.hpp"
 
 #include <algorithm>
 
