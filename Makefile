@@ -3,17 +3,23 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+CORE   := $(VENV)/.core
+NATIVE := $(wildcard shared/native/*.* shared/native/*/*.*)
+SANITIZED := .cache/sanitized
+DAMAGED := tests/unit/shared/test_graph_safety.py tests/unit/shared/test_session_damage.py \
+	tests/congruence/test_graph_combination.py tests/congruence/test_draft_chain.py tests/congruence/test_sampled_tree.py
+STUB   := shared/speculant_graph/_core.pyi
 PROTO_VENV := .cache/protos
 PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
 PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults test-gpu bench-gpu check lint types layers protos protos-check fmt train pictures reference constraints clean
+.PHONY: help setup demo test test-slow test-faults test-gpu bench-gpu check lint types layers protos protos-check fmt train pictures reference constraints stub stub-check test-sanitized clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## create .venv and install everything into it
+setup: $(CORE) ## create .venv and install everything into it
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -22,41 +28,46 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,cluster]" --group dev
+	@touch $@ $(CORE)
+
+$(CORE): $(NATIVE) | $(STAMP)
+	@echo "building the core again: half a minute"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-demo: $(STAMP) ## corpus, graph, sidecar, model: the same text plainly and sooner
+demo: $(CORE) ## corpus, graph, sidecar, model: the same text plainly and sooner
 	$(BIN)/speculant demo
 
-test: $(STAMP) ## run the tests
+test: $(CORE) ## run the tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not faults and not gpu"
 
-test-slow: $(STAMP) ## run the tests that take longer
+test-slow: $(CORE) ## run the tests that take longer
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu"
 
-test-faults: $(STAMP) ## run the tests that kill, flood and fuzz real processes
+test-faults: $(CORE) ## run the tests that kill, flood and fuzz real processes
 	$(BIN)/python -m pytest -m "faults and not slow and not gpu"
 
-test-gpu: $(STAMP) ## run the tests that need a GPU, where there is one
+test-gpu: $(CORE) ## run the tests that need a GPU, where there is one
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 		then $(BIN)/python -m pytest -m gpu; else echo "torch sees no GPU here: nothing was tested"; fi
 
-bench-gpu: $(STAMP) ## measure the released model's configuration with random weights, where there is a GPU
+bench-gpu: $(CORE) ## measure the released model's configuration with random weights, where there is a GPU
 	@$(BIN)/python -m speculant_verifier.bench.gpu
 
-check: lint types layers protos-check ## lint, strict types, import contracts, fresh generated code
+check: lint types layers protos-check stub-check ## lint, strict types, import contracts, fresh generated code
 
-lint: $(STAMP) ## ruff, dependency declarations
+lint: $(CORE) ## ruff, dependency declarations
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/deptry shared drafter_server verifier_client
 
-types: $(STAMP) ## mypy, strict
+types: $(CORE) ## mypy, strict
 	$(BIN)/mypy
 
-layers: $(STAMP) ## import contracts
+layers: $(CORE) ## import contracts
 	$(BIN)/lint-imports
 
-fmt: $(STAMP) ## format the code
+fmt: $(CORE) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -68,24 +79,40 @@ $(PROTO_VENV)/.installed: constraints-protos.txt
 protos: $(PROTO_VENV)/.installed ## generate the wire's code
 	$(PROTOC) --python_out=shared --pyi_out=shared --grpc_python_out=shared $(PROTOS)
 
-protos-check: $(STAMP) $(PROTO_VENV)/.installed ## lint the wire, prove that its generated code is fresh
+protos-check: $(CORE) $(PROTO_VENV)/.installed ## lint the wire, prove that its generated code is fresh
 	$(BIN)/buf lint
 	@rm -rf .cache/generated && mkdir -p .cache/generated
 	$(PROTOC) --python_out=.cache/generated --pyi_out=.cache/generated --grpc_python_out=.cache/generated $(PROTOS)
 	@for file in $$(cd .cache/generated && find . -name '*_pb2*'); do \
 		cmp .cache/generated/$$file shared/$$file || { echo "stale generated code: run 'make protos'"; exit 1; }; done
 
-train: $(STAMP) ## train the demo model again (about an hour on two cores)
+stub: $(CORE) ## write what type checkers see of the core
+	$(BIN)/python -m nanobind.stubgen -q -m speculant_graph._core -o $(STUB)
+
+stub-check: $(CORE)
+	@mkdir -p .cache && $(BIN)/python -m nanobind.stubgen -q -m speculant_graph._core -o .cache/_core.pyi
+	@cmp .cache/_core.pyi $(STUB) || { echo "stale types of the core: run 'make stub'"; exit 1; }
+
+test-sanitized: $(CORE) ## run the tests of damaged graphs and messages against a core with sanitizers (needs gcc)
+	rm -rf $(SANITIZED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED) \
+		-C build-dir=.cache/native/sanitized -C cmake.define.SANITIZE=ON -C install.strip=false .
+	@echo 'import sys; sys.meta_path[:] = [each for each in sys.meta_path if "ScikitBuild" not in type(each).__name__]' \
+		> $(SANITIZED)/sitecustomize.py  # or the checkout's own core would be found first
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider -k "damage or hostile" $(DAMAGED)
+
+train: $(CORE) ## train the demo model again (about an hour on two cores)
 	$(BIN)/python -m speculant_verifier.demo.train
 
-pictures: $(STAMP) ## take the pictures of README.md, docs/explorer.md and docs/terminal.md again, where there is Chromium
+pictures: $(CORE) ## take the pictures of README.md, docs/explorer.md and docs/terminal.md again, where there is Chromium
 	PYTHONPATH=tests $(BIN)/python -m support.explorer_pictures
 	PYTHONPATH=tests $(BIN)/python -m support.terminal_pictures
 
-reference: $(STAMP) ## write the reference of the Python API to build/reference
+reference: $(CORE) ## write the reference of the Python API to build/reference
 	PYTHONPATH=tests $(BIN)/python -m support.reference build/reference
 
-constraints: $(STAMP) ## write what is installed to constraints.txt
+constraints: $(CORE) ## write what is installed to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' | grep -E '^[A-Za-z0-9._-]+==' > constraints.txt
 
 clean: ## remove what the verbs made

@@ -4,17 +4,14 @@ ARG PYTHON_IMAGE=python:3.11-slim
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/speculant
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY shared shared
 COPY drafter_server drafter_server
 COPY verifier_client verifier_client
 RUN /opt/speculant/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[drafter]"
-# Kernels for any processor of this architecture: the machine that builds is not the one that runs.
-ENV NUMBA_CPU_NAME=generic
-COPY deploy/compile_kernels.py ./
-RUN NUMBA_CACHE_DIR=/opt/speculant/kernels /opt/speculant/bin/python compile_kernels.py
-COPY deploy/entrypoint.sh /opt/speculant/bin/speculant-entrypoint
 
 FROM ${PYTHON_IMAGE}
 # A fixed number, so that the verifier's container can be the same user: a Unix socket is for its own user alone.
@@ -24,11 +21,9 @@ RUN groupadd --gid 10001 speculant \
     && install -d -o 10001 -g 10001 /graphs
 COPY --from=build /opt/speculant /opt/speculant
 ENV PATH=/opt/speculant/bin:$PATH \
-    PYTHONDONTWRITEBYTECODE=1 \
-    NUMBA_CPU_NAME=generic \
-    NUMBA_CACHE_DIR=/var/cache/speculant/kernels
+    PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
 WORKDIR /var/lib/speculant
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s CMD ["speculant", "probe", "unix:///run/speculant/drafter.sock"]
-ENTRYPOINT ["speculant-entrypoint"]
+ENTRYPOINT ["speculant"]
 CMD ["drafter", "--listen", "unix:///run/speculant/drafter.sock", "--graph", "/graphs/graph.pkl"]

@@ -20,6 +20,8 @@ RUN apt-get update \
 FROM ${DEVICE} AS build
 ARG PIP_INDEX_OPTIONS=""
 WORKDIR /src
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/speculant
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY shared shared
@@ -28,12 +30,7 @@ COPY verifier_client verifier_client
 # hadolint ignore=SC2086
 RUN /opt/speculant/bin/pip install --no-cache-dir --disable-pip-version-check $PIP_INDEX_OPTIONS -c constraints.txt \
     ".[service,build]"
-# Kernels for any processor of this architecture: the machine that builds is not the one that runs.
-ENV NUMBA_CPU_NAME=generic
-COPY deploy/compile_kernels.py ./
-RUN NUMBA_CACHE_DIR=/opt/speculant/kernels /opt/speculant/bin/python compile_kernels.py \
-    && ln -s /opt/speculant/lib/python3*/site-packages/speculant_verifier/demo/model /opt/speculant/demo-model
-COPY deploy/entrypoint.sh /opt/speculant/bin/speculant-entrypoint
+RUN ln -s /opt/speculant/lib/python3*/site-packages/speculant_verifier/demo/model /opt/speculant/demo-model
 
 # hadolint ignore=DL3006
 FROM ${DEVICE}
@@ -45,8 +42,6 @@ RUN groupadd --gid 10001 speculant \
 COPY --from=build /opt/speculant /opt/speculant
 ENV PATH=/opt/speculant/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
-    NUMBA_CPU_NAME=generic \
-    NUMBA_CACHE_DIR=/var/cache/speculant/kernels \
     XDG_CACHE_HOME=/var/cache/speculant \
     TRITON_CACHE_DIR=/var/cache/speculant/triton \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/speculant/inductor \
@@ -57,5 +52,5 @@ USER 10001:10001
 WORKDIR /var/lib/speculant
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=300s CMD ["speculant", "probe", "unix:///run/verifier/verifier.sock"]
-ENTRYPOINT ["speculant-entrypoint"]
+ENTRYPOINT ["speculant"]
 CMD ["verifier", "--listen", "unix:///run/verifier/verifier.sock", "--http", "0.0.0.0:8000", "--drafter", "unix:///run/speculant/drafter.sock"]

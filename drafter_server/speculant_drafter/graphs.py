@@ -29,7 +29,6 @@ from speculant_graph.errors import (
     TokenizerMismatchError,
     UnknownGraphError,
 )
-from speculant_graph.graph.layout import Int64Array, UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
@@ -57,8 +56,6 @@ class ServedGraph:
     """Longest context."""
     corpus_tokens: int
     """Tokens of its corpus."""
-    trie_arrays: tuple[UInt32Array, Int64Array]
-    """Block and table of its trie, for kernels."""
     num_sessions: int = 0
     """Sessions that draft from it."""
 
@@ -269,7 +266,6 @@ class GraphRegistry:
             tokenizer=replace(tokenizer, name=_public_name(tokenizer.name)),
             max_order=graph.max_order,
             corpus_tokens=graph.metadata.num_tokens,
-            trie_arrays=(graph.trie.words, graph.trie.table),
         )
         self._served[name] = served
         logger.info("graph {} is served from {}, generation {}", name, path, served.generation)
@@ -305,7 +301,6 @@ class GraphRegistry:
 def _read_graph(path: Path) -> tuple[NgramGraph, int]:
     # Verifying reads the whole file, so that no draft waits for a disk later.
     graph = NgramGraph.load(path, verify=True)
-    graph.warm_up()
     try:
         return graph, path.stat().st_size
     except OSError as error:
@@ -315,9 +310,7 @@ def _read_graph(path: Path) -> tuple[NgramGraph, int]:
 def _make_drafter(
     graph: NgramGraph, draft: DraftConfig, store: LearnedStore, old: SessionDrafter | None
 ) -> SessionDrafter:
-    drafter = SessionDrafter(graph, draft, learned=store, calibration=None if old is None else old.calibration)
-    drafter.warm_up()
-    return drafter
+    return SessionDrafter(graph, draft, learned=store, calibration=None if old is None else old.calibration)
 
 
 def _bytes_in(log: LearnedLog, tenant: str) -> int:

@@ -27,7 +27,7 @@ from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallGate
 from speculant_graph.serving.credentials import server_credentials, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
-from speculant_graph.serving.process import in_uninterruptible_thread, serve_until_stopped
+from speculant_graph.serving.process import serve_until_stopped
 
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
@@ -90,7 +90,7 @@ class DrafterServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen, load the graphs, and serve when they are in memory and all kernels are compiled.
+        """Listen, load the graphs, and serve when they are in memory.
 
         Raises:
             ConfigError: an address is malformed or taken, or what was learned can't be read.
@@ -114,7 +114,6 @@ class DrafterServer:
             if self._explorer.is_open:
                 self.explorer_url = f"{'http' if tls is None else 'https'}://{self.metrics_address}/explorer/"
                 warn_of_exposure(self._config, [self.metrics_address])
-        await in_uninterruptible_thread(self._steps.warm_up)
         await self._graphs.load_configured()
         await self._tell_health()
         self._chores = [
@@ -184,8 +183,6 @@ class DrafterServer:
         self._sessions.sweep()
 
     def _session_ended(self, session: Session, reason: SessionEnd) -> None:
-        if not session.graph.num_sessions:
-            self._steps.forget(session.graph)
         span = self._service.spans.pop(session.session_id, None)
         if span is not None:
             span.end(steps=session.num_steps, tokens=session.position, drafted_nodes=session.num_drafted, reason=reason)

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
 from speculant_drafter.sessions import Session, SessionStore, take
-from speculant_drafter.usual_steps import UsualSteps
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.batch import DraftBatch, batch_of
 from speculant_graph.errors import DraftLimitError, DraftRequestError, UnknownGraphError
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.kernels.step import ENTRY_BYTES, FIXED_BYTES, NODE_BYTES, SEQUENCE_BYTES
 from speculant_graph.rpc.messages import BatchAnswer, SequenceStatus, StepBatch
 from speculant_graph.rpc.status import to_status
 from speculant_graph.serving.access import EVERYBODY, Principal
@@ -25,6 +23,8 @@ from speculant_graph.serving.calls import log_failure
 from speculant_graph.types import Draft, Feedback
 
 _OK = SequenceStatus.OK
+FIXED_BYTES, SEQUENCE_BYTES, NODE_BYTES, ENTRY_BYTES = 128, 24, 16, 8
+"""Most bytes of an answer: of any, and for each sequence, node and entry of a distribution."""
 _ENVELOPE_BYTES = 32
 """More than a step on the stream adds to its answer."""
 
@@ -56,7 +56,6 @@ class StepAnswerer:
         self._counts = counts
         self._draft_ids = itertools.count(1)
         self._max_answer_bytes = config.max_message_bytes - _ENVELOPE_BYTES
-        self._usual = UsualSteps(config, draft, sessions, counts, self._max_answer_bytes)
 
     def answer_enveloped(self, payload: bytes, principal: Principal) -> bytes:
         """Return the StreamDraftResponse to a StreamDraftRequest; a step that is refused is part of it.
@@ -65,9 +64,6 @@ class StepAnswerer:
             DraftRequestError: it is no such message.
         """
         draft_id = next(self._draft_ids)
-        usual = self._usual.answer(payload, principal, draft_id, is_enveloped=True)
-        if usual is not None:
-            return usual
         step_id, request = convert.read_stream_step(payload)
         try:
             return convert.encode_stream_answer(step_id, self._answer(request, principal, draft_id))
@@ -82,22 +78,11 @@ class StepAnswerer:
             SpeculantError: the step is refused.
         """
         draft_id = next(self._draft_ids)
-        usual = self._usual.answer(payload, principal, draft_id, is_enveloped=False)
-        if usual is not None:
-            return usual
         try:
             return self._answer(payload, principal, draft_id)
         except Exception as error:
             self._counts.fail_step(to_status(error)[0].name)
             raise
-
-    def warm_up(self) -> None:
-        """Compile or load kernels, so that no step waits for them."""
-        self._usual.warm_up()
-
-    def forget(self, graph: ServedGraph) -> None:
-        """Let go of a graph that no session uses any more."""
-        self._usual.forget(graph)
 
     def _answer(self, payload: bytes, principal: Principal, draft_id: int) -> bytes:
         """Answer any step.
@@ -189,16 +174,13 @@ class StepAnswerer:
         if status is not _OK:
             return status
         drafter = session.graph.drafter
-        session.take_from_kernel()
         if tokens.size:
             # Rows of a draft that is not the latest can't be placed, and those of a step sent again were taken. Without
             # a token none was verified; such rows would only pile up.
-            if feedback is not None and position == session.position:
-                session.is_watched = True
-                if feedback.draft_id == session.offered_id:
-                    drafter.recycle(session.session_id, feedback.nodes, feedback.rows)
+            if feedback is not None and position == session.position and feedback.draft_id == session.offered_id:
+                drafter.recycle(session.session_id, feedback.nodes, feedback.rows)
             drafter.accept(session.session_id, tokens, is_prompt=session.is_in_prompt)
-            session.note_taken(tokens.size)
+            session.position += tokens.size
             if drafter.num_bytes(session.session_id) != session.num_bytes:
                 self._sessions.account(session)
         return status
@@ -239,7 +221,6 @@ class StepAnswerer:
                 if session is not None:
                     session.note_draft(draft_id, length)
                     session.is_in_prompt &= not budgets[place]
-                    session.let_kernel_go_on()
             parts.append((graph, places, drafted))
         if stateless:
             graph = self.graph_for(batch.graph, principal)

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "trie.hpp"
@@ -30,8 +31,38 @@ struct Distributions {
   std::vector<std::uint32_t> tokens;
   std::vector<float> probabilities;
 
+  std::span<const float> probabilities_of(Span q) const {
+    return std::span(probabilities).subspan(q.first, q.size());
+  }
   void resize(std::size_t size) { tokens.resize(size), probabilities.resize(size); }
 };
+
+/// The entry of a distribution at a quantile.
+inline std::size_t draw(std::span<const float> probabilities, double quantile) {
+  double cumulative = 0.0;
+  for (std::size_t entry = 0; entry < probabilities.size(); ++entry) {
+    cumulative += static_cast<double>(probabilities[entry]);
+    if (cumulative > quantile) return entry;
+  }
+  return probabilities.size() - 1;  // rounding may leave the sum below 1: the rest belongs to the last token
+}
+
+/// The same among the entries that are left of it, of which there is one.
+template <class IsLeft>
+std::size_t draw_left(std::span<const float> probabilities, double quantile, IsLeft&& is_left) {
+  double left = 0.0, cumulative = 0.0;
+  for (std::size_t entry = 0; entry < probabilities.size(); ++entry) {
+    if (is_left(entry)) left += static_cast<double>(probabilities[entry]);
+  }
+  std::size_t drawn = 0;
+  for (std::size_t entry = 0; entry < probabilities.size(); ++entry) {
+    if (!is_left(entry)) continue;
+    cumulative += static_cast<double>(probabilities[entry]);
+    drawn = entry;
+    if (cumulative > quantile * left) break;
+  }
+  return drawn;  // rounding may leave the sum too small: the rest belongs to the last one
+}
 
 /// What the probabilities of a range of records are proportional to. Keeps its memory from one context to the next.
 ///

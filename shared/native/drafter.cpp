@@ -8,7 +8,6 @@ namespace speculant {
 DraftBatch draft_from_graph(const Trie& trie, std::vector<GraphDraft> wanted, const DraftSettings& settings,
                             std::size_t max_entries) {
   DraftBatch batch;
-  for (GraphDraft& each : wanted) each.budget = std::clamp(each.budget, 0, kMaxNodes);
   if (settings.strategy == Strategy::kGreedy) {
     for (GraphDraft& each : wanted) {
       each.tokens.resize(static_cast<std::size_t>(each.budget));

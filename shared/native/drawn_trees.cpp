@@ -77,11 +77,13 @@ class TreeDraws {
 
   void add_child(GraphDraft& draft, std::size_t parent_index) {
     const double number = uniform(draft.seed, draft.position, kTreeStream + draft.tokens.size());
-    const std::size_t entry = pick(nodes_[parent_index].q, number);
+    const Distributions::Span q = nodes_[parent_index].q;
+    const auto is_left = [&](std::size_t each) { return shape_.is_independent || !is_drawn_[q.first + each]; };
+    const std::size_t entry = q.first + draw_left(out_.probabilities_of(q), number, is_left);
     const auto token = static_cast<Token>(out_.tokens[entry]);
     draft.tokens.push_back(token);
     draft.parents.push_back(static_cast<std::int32_t>(parent_index));
-    draft.proposals.push_back(nodes_[parent_index].q);
+    draft.proposals.push_back(q);
     Node child;
     {
       Node& parent = nodes_[parent_index];
@@ -96,23 +98,6 @@ class TreeDraws {
     }
     is_drawn_[entry] = true;
     nodes_.push_back(child);
-  }
-
-  /// Draw from what is left of q.
-  std::size_t pick(Distributions::Span q, double quantile) const {
-    const auto is_left = [&](std::size_t entry) { return shape_.is_independent || !is_drawn_[entry]; };
-    double left = 0.0, cumulative = 0.0;
-    for (std::size_t entry = q.first; entry < q.last; ++entry) {
-      if (is_left(entry)) left += static_cast<double>(out_.probabilities[entry]);
-    }
-    std::size_t drawn = q.first;
-    for (std::size_t entry = q.first; entry < q.last; ++entry) {
-      if (!is_left(entry)) continue;
-      cumulative += static_cast<double>(out_.probabilities[entry]);
-      drawn = entry;
-      if (cumulative > quantile * left) break;
-    }
-    return drawn;  // rounding may leave the sum too small: the rest belongs to the last one
   }
 
   const Trie& trie_;

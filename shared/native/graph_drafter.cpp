@@ -22,16 +22,6 @@ std::size_t draw_coupled(const Distributions& all, Distributions::Span q, std::u
   return best;
 }
 
-/// The entry at a quantile.
-std::size_t draw(const Distributions& all, Distributions::Span q, double quantile) {
-  double cumulative = 0.0;
-  for (std::size_t entry = q.first; entry < q.last; ++entry) {
-    cumulative += static_cast<double>(all.probabilities[entry]);
-    if (cumulative > quantile) return entry;
-  }
-  return q.last - 1;  // rounding may leave the sum below 1: the rest belongs to the last token
-}
-
 }  // namespace
 
 std::size_t draft_greedy(const Trie& trie, Context context, const std::optional<Attention>& attention,
@@ -84,7 +74,7 @@ void draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const Distribut
       if (q.size() == 0) continue;
       const std::uint64_t position = draft.position + static_cast<std::uint64_t>(depth);
       const std::size_t entry = is_coupled ? draw_coupled(out, q, draft.seed, position)
-                                           : draw(out, q, uniform(draft.seed, position, kProposalStream));
+                                           : q.first + draw(out.probabilities_of(q), uniform(draft.seed, position, kProposalStream));
       const auto token = static_cast<Token>(out.tokens[entry]);
       draft.tokens.push_back(token);
       draft.parents.push_back(depth);

@@ -20,8 +20,6 @@ LogFormat = Literal["text", "json"]
 _PACKAGES = ("speculant_graph", "speculant_drafter", "speculant_verifier")
 _SHOWN_IN_TEXT = {"worker": "w", "request_id": ""}
 """What of the bound is shown to people, and the letter before it."""
-_WAITS = "speculant_graph.graph.kernel_cache"
-"""Where it is known that kernels have to be compiled."""
 
 
 def silence() -> None:
@@ -30,7 +28,7 @@ def silence() -> None:
         logger.disable(package)
 
 
-def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text", *, waits: bool = False) -> None:
+def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
     """Send the packages' messages to standard error; for programs, never called by the library.
 
     It is standard error as it is when something is said, so that bars drawn there stay below.
@@ -39,20 +37,15 @@ def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text", *, waits:
         level: least severe messages to show.
         log_format: "text", or "json" for one object a line with time (UTC), level, message, logger, what is bound
             (``request_id``, ``method``, ``graph``, ...), and of an exception its type and traceback.
-        waits: show as well, whatever the level, that kernels are being compiled, for which people have to wait.
     """
     logger.remove()
-    levels: dict[str | None, str | int | bool] | None = None
-    if waits and logger.level(level).no > logger.level("INFO").no:
-        levels, level = {"": level, _WAITS: "INFO"}, "INFO"
     # Values of variables are never printed (diagnose=False): they may hold text of users.
     if log_format == "json":
-        logger.add(_write_json, level=level, filter=levels, format="", backtrace=False, diagnose=False)
+        logger.add(_write_json, level=level, format="", backtrace=False, diagnose=False)
     else:
         logger.add(
-            _write_text, level=level, filter=levels, format=_text_format, colorize=_has_colors(), backtrace=False,
-            diagnose=False,
-        )  # fmt: skip
+            _write_text, level=level, format=_text_format, colorize=_has_colors(), backtrace=False, diagnose=False
+        )
     for package in _PACKAGES:
         logger.enable(package)
 

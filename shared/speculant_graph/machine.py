@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _LIBRARIES = (
-    "speculant-graph", "grpcio", "networkx", "numba", "numpy", "protobuf", "psutil", "ray", "tiktoken", "tokenizers",
+    "speculant-graph", "grpcio", "networkx", "numpy", "protobuf", "psutil", "ray", "tiktoken", "tokenizers",
     "torch", "transformers",
 )  # fmt: skip
 

@@ -13,20 +13,26 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.drafter_reference import SlowDrafter
-from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, hash_of
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.proposal_tree import draft_tree
 from speculant_graph.draft.sequence import SequenceProposals
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
-from speculant_graph.draft.sources import LONG_ROW, MAX_DISTINCT, MAX_MATCHES
-from speculant_graph.draft.tree_reference import Tables, slot_of_rows
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import Draft, StrategyName
+from support.drafter_reference import SlowDrafter
 from support.graphs import graph_of
+from support.oracle import OracleGraph
+from support.tree_reference import (
+    LEARNED_CHAINS,
+    LONG_ROW,
+    MAX_DISTINCT,
+    MAX_MATCHES,
+    SESSION_CHAINS,
+    Tables,
+    slot_of_rows,
+)
 
 VOCABULARY_SIZE = 40_000
 SOURCES = ("corpus", "session", "learned", "recycled")
@@ -72,6 +78,15 @@ def joined(texts: Sequence[list[int]]) -> list[int]:
     return [*itertools.chain(*texts)]
 
 
+def hash_of(key: Sequence[int], size: int) -> int:
+    """Return the bucket of some tokens in a chain of so many buckets, as the core does."""
+    value = len(key)
+    for token in reversed(key):
+        value = (value ^ (token + 3)) % 2**64 * 0x1E3779B97F4A7C15 % 2**64
+        value ^= ((value - (value >> 63 << 64)) >> 29) % 2**64
+    return value >> 8 & size - 1
+
+
 def is_crowded(text: Sequence[int], chains: Sequence[int]) -> bool:
     """Return whether a chain that is longer than what is looked at holds places of different tokens.
 
@@ -82,7 +97,7 @@ def is_crowded(text: Sequence[int], chains: Sequence[int]) -> bool:
             buckets = defaultdict(list)
             for end in range(length, len(text) + 1) if len(text) > MAX_MATCHES else ():
                 key = tuple(text[end - length : end])
-                buckets[hash_of(np.array(key), length, length, size)].append(key)
+                buckets[hash_of(key, size)].append(key)
             if any(len(keys) > MAX_MATCHES and len(set(keys)) > 1 for keys in buckets.values()):
                 return True
     return False
@@ -111,7 +126,9 @@ class Pair:
         for drafter in (self.fast, self.slow):
             drafter.accept(number, token_ids)
         assert_same_tables(self.fast.calibration, self.slow.tables)
-        assert self.fast._sequences[number].trust == pytest.approx(self.slow.sequences[number].trust, abs=1e-12)
+        assert self.fast._sequences[number].core.reliability == pytest.approx(
+            self.slow.sequences[number].trust, abs=1e-12
+        )
 
     def draft(self, number: int, strategy: StrategyName, budget: int) -> Draft:
         (draft,) = self.fast.draft([DraftOrder(number, budget, options=DraftOptions(strategy))])
@@ -144,13 +161,13 @@ def pair_of(corpus: list[list[int]] | None, max_order: int, config: DraftConfig,
 
 def assert_same_tables(fast: Calibration, slow: Tables) -> None:
     """Compare both tables; what the slow ones never met must be as at first in the fast ones."""
-    escapes, first = (tables.arrays.escapes.reshape(5, 11, 6, 3, 2) for tables in (fast, Calibration()))
+    escapes, first = (tables.weights.reshape(5, 11, 6, 3, 2) for tables in (fast, Calibration()))
     met = np.zeros(escapes.shape, bool)
     for kind, values in slow.escapes.items():
         assert escapes[kind] == pytest.approx(values, abs=1e-9)
         met[kind] = True
     assert (met | (escapes == first)).all()
-    agreements = fast.arrays.agreements.reshape(20, 2, 4, 4, 16, 8, 3)
+    agreements = fast.bins.reshape(20, 2, 4, 4, 16, 8, 3)
     met = np.zeros(agreements.shape, bool)
     for (half, (session, corpus, learned, other), inside), values in slow.agreements.items():
         row = (half, int(inside), other, learned, corpus, session)
@@ -307,7 +324,7 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
     assert facts(single) == facts(chain)
     assert facts(small) == tuple(fact[: len(small)] for fact in facts(tree))
 
-    source = SequenceProposals(drafter._handles, drafter._sequences[1], branches)
+    source = SequenceProposals(drafter._core, drafter._sequences[1].core)
     searched = draft_tree(source, budget, depth, width, branches)
     assert searched.path_probabilities == pytest.approx(tree.path_probabilities, abs=1e-9)
     # Paths as probable as the last one may have gone either way.

@@ -17,9 +17,9 @@ from speculant_graph.errors import GraphError, GraphFileError, TokenizerMismatch
 from speculant_graph.graph.combine import merge_graphs, prune_graph, update_graph
 from speculant_graph.graph.layout import Trie
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.graph.workspace import only_writer
 from support.graphs import assert_same_arrays, counts_of, graph_of
+from support.oracle import OracleGraph
 
 VOCABULARY_SIZE = 700
 

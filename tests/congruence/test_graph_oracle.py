@@ -17,9 +17,9 @@ from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.graph.ngrams import Match
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import StrategyName
 from support.graphs import assert_same_arrays, counts_of, graph_in_parts, graph_of
+from support.oracle import OracleGraph
 
 VOCABULARY_SIZE = 700  # ten bits: six tokens to a word of a key
 

@@ -15,8 +15,8 @@ from speculant_graph.graph.builder import build_from_token_ids
 from speculant_graph.graph.check import check_graph
 from speculant_graph.graph.combine import merge_graphs, prune_graph
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.oracle import OracleGraph
 from support.graphs import assert_same_arrays, counts_of, fingerprint, graph_in_parts, graph_of
+from support.oracle import OracleGraph
 
 VOCABULARY_SIZES = (1, 2, 3, 4, 7, 8, 15, 700, 1 << 12, (1 << 16) - 1, 1 << 16, 1 << 20, (1 << 21) - 1)
 Corpus = list[list[int]]

@@ -15,8 +15,7 @@ import torch
 from scipy.stats import chi2
 
 from speculant_graph.config import DraftConfig, GenerationConfig
-from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.draft.sampled_tree import TreeShape
+from speculant_graph.draft.generator import DraftGenerator, TreeShape
 from speculant_graph.random_stream import PROPOSAL_STREAM, RULE_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine.drafting import draft_seed

@@ -12,10 +12,10 @@ import pytest
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.draft.proposal_tree import GraphProposals, draft_tree
-from speculant_graph.graph.oracle import OracleGraph
 from support.drafters import ScriptedDrafter
 from support.graphs import graph_of
 from support.lossless import Job, alone, decode, local_drafter
+from support.oracle import OracleGraph
 from support.tiny_models import tiny_gpt_oss
 
 BUDGET, MAX_DEPTH, BATCH, MAX_ENTRIES = 1_024, 16, 64, 4_096

@@ -88,7 +88,7 @@ def probes(container):
 def command_lines():
     """Yield (place, arguments) of every command of ours that a file names."""
     for path in DOCKERFILES:
-        assert only(path, "ENTRYPOINT") == '["speculant-entrypoint"]'
+        assert only(path, "ENTRYPOINT") == '["speculant"]'
         yield path.name, json.loads(only(path, "CMD"))
         yield path.name, json.loads(only(path, "HEALTHCHECK").partition("CMD ")[2])[1:]
     for name in COMPOSE:
@@ -102,7 +102,7 @@ def command_lines():
     for layout in LAYOUTS:
         for name, pod in pods(layout).items():
             for container in containers(pod).values():
-                assert "command" not in container  # the image's entrypoint brings the kernels
+                assert "command" not in container
                 yield f"{layout}: {name}", container["args"]
                 yield from ((f"{layout}: {name}", command[1:]) for command in probes(container))
     for path in UNITS:
@@ -155,13 +155,6 @@ def test_what_is_copied_into_an_image_is_there(path):
 def test_the_drafters_image_has_no_torch():
     [line] = [rest for name, rest in instructions(DEPLOY / "drafter.Dockerfile") if name == "RUN" and "pip" in rest]
     assert line.endswith('".[drafter]"')
-
-
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_kernels_are_compiled_for_the_processor_that_is_named_at_run_time(path):
-    named = [re.search(r"NUMBA_CPU_NAME=(\S+)", rest) for name, rest in instructions(path) if name == "ENV"]
-    assert [match and match[1] for match in named] == ["generic"] * 2
-    assert "/opt/speculant/kernels" in (DEPLOY / "entrypoint.sh").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", COMPOSE)

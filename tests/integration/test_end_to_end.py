@@ -18,7 +18,7 @@ from speculant_graph import (
     SpeculativeDecoder,
     VerifierConfig,
 )
-from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
+from speculant_graph.draft.strategies import FROM_GRAPH
 from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
 from speculant_graph.types import StrategyName
 from speculant_verifier.demo.corpus import standard_library_folder
@@ -62,7 +62,7 @@ def test_drafts_from_a_graph_change_only_the_number_of_steps(
     assert [decoder.generate(prompt, SETTINGS).text for prompt in PROMPTS] == plain
 
 
-@pytest.mark.parametrize("strategy", [name for name in get_args(StrategyName) if name not in CHAIN_STRATEGY_NAMES])
+@pytest.mark.parametrize("strategy", [name for name in get_args(StrategyName) if name not in FROM_GRAPH])
 def test_sequences_draft_from_themselves_without_a_graph(target: TargetModel, plain: list[str], strategy: str) -> None:
     with SpeculativeDecoder(draft_config=DraftConfig(k=6, strategy=strategy), target=target) as decoder:
         results = decoder.generate(PROMPTS * 2, SETTINGS)
@@ -192,7 +192,7 @@ def test_bad_prompts_are_refused_by_name(target: TargetModel, prompt: list, mess
 
 
 def test_bad_settings_are_refused_by_name(target: TargetModel, graph_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="one source of drafts"):
+    with pytest.raises(ConfigError, match="drafts have one source"):
         SpeculativeDecoder(graph_file, target=target, client_config=ClientConfig(address="unix:///x"))
     with pytest.raises(ConfigError, match="model-name"):
         TargetModel.load(VerifierConfig(model_name=str(tmp_path / "nothing")))

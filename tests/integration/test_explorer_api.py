@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from speculant_drafter import explorer
 from speculant_drafter.explorer.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCESSORS, MAX_TOKENS
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import StrategyName
 from support.explorer import API, TEXT, Answer, Asker, Explored, exploring, text_graph, tokenizer_in
+from support.oracle import OracleGraph
 from support.server import connected, step_of
 
 MAX_ORDER = 4

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -138,27 +134,6 @@ def test_a_graph_that_can_not_be_loaded_leaves_nothing_behind(tmp_path: Path) ->
     with pytest.raises(GraphFileError, match=r"missing\.pkl"):
         run_in_loop(start())
     assert not list(tmp_path.glob("*.sock"))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_drafter_that_still_compiles_ends_when_it_is_told(
-    graph_path: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    command = [
-        sys.executable, "-m", "speculant", "drafter", "--graph", str(graph_path),
-        "--listen", f"unix://{tmp_path}/new/drafter.sock",
-    ]  # fmt: skip
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert "compiling what this needs" in process.stderr.readline()
-        process.send_signal(number)
-        # All kernels would take far longer.
-        _, said = process.communicate(timeout=15)
-    assert process.returncode == 0
-    assert "drafter stopping" in said
-    assert "ready" not in said
-    assert not (tmp_path / "new").exists()
 
 
 def test_metrics_and_health_over_http(serve: Serve) -> None:

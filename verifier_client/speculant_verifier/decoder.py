@@ -14,7 +14,7 @@ from typing import Any, Self, overload
 
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
+from speculant_graph.draft.strategies import FROM_GRAPH
 from speculant_graph.errors import ConfigError, GenerationRequestError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, Fingerprint, SessionOptions, TokenId
@@ -76,13 +76,15 @@ class SpeculativeDecoder:
         """
         sidecar = client_config if client_config is not None and client_config.address else None
         if sum(source is not None for source in (graph_path, sidecar, drafter)) > 1:
-            raise ConfigError("give one source of drafts: graph_path, client_config.address or drafter")
+            raise ConfigError(
+                "drafts have one source: give a graph (graph_path, --graph) or a sidecar (client_config, --drafter)"
+            )
         self.draft_config = draft_config or DraftConfig()
         graph = None if graph_path is None else NgramGraph.load(graph_path, verify=True)
         self.verifier_config = verifier_config or VerifierConfig()
         self.target = target or TargetModel.load(self.verifier_config)
         self._owns_drafter = drafter is None
-        drafts = self.draft_config.strategy not in CHAIN_STRATEGY_NAMES or graph is not None or sidecar is not None
+        drafts = self.draft_config.strategy not in FROM_GRAPH or graph is not None or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
         curve = self.costs.curve(1) if self.costs is not None else None

@@ -54,6 +54,7 @@ auto exclusively(Call&& call) {
 void bind_graph(nb::module_& module);
 void bind_sequences(nb::module_& module);
 void bind_drafter(nb::module_& module);
+void bind_draws(nb::module_& module);
 void bind_build(nb::module_& module);
 void bind_verify(nb::module_& module);
 

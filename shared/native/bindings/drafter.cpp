@@ -52,8 +52,8 @@ nb::tuple as_arrays(const DraftBatch& batch) {
 }
 
 #define SPECULANT_BATCH                                                                                    \
-  "tuple[NDArray[numpy.int64], NDArray[numpy.int32], NDArray[numpy.int32], NDArray[numpy.float64], "       \
-  "NDArray[numpy.int64], NDArray[numpy.uint32], NDArray[numpy.float32]]"
+  "tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], "       \
+  "numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]"
 
 void bind_settings(nb::module_& module) {
   nb::class_<DraftSettings>(module, "DraftSettings", "How to draft: strategy and siblings by their numbers on the wire.")
@@ -113,8 +113,8 @@ void bind_drafter(nb::module_& module) {
         return as_arrays(batch);
       },
       "graph"_a, "contexts"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
-      nb::sig("def draft_from_graph(graph: Trie, contexts: Sequence_[tuple[int, int]], budgets: Sequence_[int], "
-              "seeds: Sequence_[int], positions: Sequence_[int], settings: DraftSettings, max_entries: int) -> "
+      nb::sig("def draft_from_graph(graph: Trie, contexts: collections.abc.Sequence[tuple[int, int]], budgets: collections.abc.Sequence[int], "
+              "seeds: collections.abc.Sequence[int], positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) -> "
               SPECULANT_BATCH),
       "Draft by greedy or sampling after contexts (order, record); see :meth:`Drafter.draft`.");
   nb::class_<Drafter>(module, "Drafter", "Drafts from one graph, and from what sequences accept.")
@@ -166,7 +166,7 @@ void bind_drafter(nb::module_& module) {
             return as_arrays(batch);
           },
           "sequences"_a, "budgets"_a, "seeds"_a, "settings"_a, "max_entries"_a,
-          nb::sig("def draft(self, sequences: Sequence_[Sequence], budgets: Sequence_[int], seeds: Sequence_[int], "
+          nb::sig("def draft(self, sequences: collections.abc.Sequence[Sequence], budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
                   "settings: DraftSettings, max_entries: int) -> " SPECULANT_BATCH),
           "Draft for a batch: lengths, tokens, parents, path probabilities, sizes of the q of each node, their tokens\n"
           "and their probabilities. Drafts end where another q may not fit into ``max_entries``.")
@@ -177,6 +177,7 @@ void bind_drafter(nb::module_& module) {
             if (parents.size() != ids.size()) throw RequestError("give one parent per node");
             exclusively([&] {
               sequence.note({tokens_of(self, ids), {parents.data(), parents.data() + parents.size()}, probabilities});
+              sequence.is_calibrated |= sequence.settings.is_calibrated;
             });
           },
           "sequence"_a, "token_ids"_a, "parents"_a, "probabilities"_a,
@@ -184,12 +185,9 @@ void bind_drafter(nb::module_& module) {
       .def(
           "adopt",
           [](Drafter&, Sequence& sequence, const DraftSettings& settings) {
-            exclusively([&] {
-              sequence.settings = settings.sequence;
-              sequence.is_calibrated |= settings.sequence.is_calibrated;
-            });
+            exclusively([&] { sequence.settings = settings.sequence; });
           },
-          "sequence"_a, "settings"_a, "Let a sequence go by settings, as :meth:`draft` does.")
+          "sequence"_a, "settings"_a, "Let a sequence go by settings.")
       .def(
           "propose",
           [](Drafter& self, const Sequence& sequence, const Ids& path, std::size_t limit) {
@@ -199,7 +197,7 @@ void bind_drafter(nb::module_& module) {
             return nb::make_tuple(tokens, probabilities);
           },
           "sequence"_a, "path"_a, "limit"_a,
-          nb::sig("def propose(self, sequence: Sequence, path: NDArray[numpy.int64], limit: int) -> "
+          nb::sig("def propose(self, sequence: Sequence, path: numpy.typing.NDArray[numpy.int64], limit: int) -> "
                   "tuple[list[int], list[float]]"),
           "Return what may follow a path from the end of a sequence and how probable it is, best first.");
 }

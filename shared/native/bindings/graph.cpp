@@ -1,4 +1,5 @@
 // Trie: the look-ups of a graph.
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -6,6 +7,7 @@
 #include <array>
 
 #include "arrays.hpp"
+#include "graph_drafter.hpp"
 #include "graph_view.hpp"
 
 namespace speculant {
@@ -106,7 +108,7 @@ void bind_graph(nb::module_& module) {
             return nb::make_tuple(as_array(std::move(tokens)), as_array(std::move(counts)));
           },
           "length"_a, "low"_a, "high"_a, nb::sig("def read(self, length: int, low: int, high: int) -> "
-          "tuple[NDArray[numpy.uint32], NDArray[numpy.uint32]]"),
+          "tuple[numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.uint32]]"),
           "Return the last tokens and the counts of a range of n-grams of one length.")
       .def(
           "argmax_child",
@@ -132,6 +134,14 @@ void bind_graph(nb::module_& module) {
           "Return (order, record) of the context one token on: of the same order, or the longest that has successors; "
           "(-1, 0) if the token never followed.")
       .def(
+          "draft_greedy",
+          [](const GraphView& self, const Ids& ids, std::size_t k) {
+            std::vector<Token> tokens(k);
+            tokens.resize(draft_greedy(self.trie, self.trie.match(tokens_of(self, ids)), {}, tokens));
+            return tokens;
+          },
+          "token_ids"_a, "k"_a, "Return up to k most frequent successors in a row, of the longest known context.")
+      .def(
           "spell",
           [](const GraphView& self, std::int64_t length, std::int64_t low, std::int64_t high) {
             checked_level(self, length, low, high);
@@ -140,18 +150,13 @@ void bind_graph(nb::module_& module) {
             return as_array(std::move(ngrams));
           },
           "length"_a, "low"_a, "high"_a,
-          nb::sig("def spell(self, length: int, low: int, high: int) -> NDArray[numpy.uint32]"),
+          nb::sig("def spell(self, length: int, low: int, high: int) -> numpy.typing.NDArray[numpy.uint32]"),
           "Return a range of n-grams of one length, one after another: ``length`` tokens each.")
       .def(
           "count_known",
           [](const GraphView& self, const Vector<const std::uint32_t>& ids) {
             nb::gil_scoped_release release;
-            const auto counts = count_known(self.trie, as_span(ids));
-            return std::vector<std::vector<std::int64_t>>{[&] {
-              std::vector<std::vector<std::int64_t>> rows;
-              for (const auto& row : counts) rows.emplace_back(row.begin(), row.end());
-              return rows;
-            }()};
+            return count_known(self.trie, as_span(ids));
           },
           "token_ids"_a, "Return how much of a text is known, five numbers for each order; see ``graph/coverage.py``.");
 }

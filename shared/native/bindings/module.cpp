@@ -9,6 +9,7 @@ NB_MODULE(_core, module) {
   bind_graph(module);
   bind_sequences(module);
   bind_drafter(module);
+  bind_draws(module);
   bind_build(module);
   bind_verify(module);
 }

@@ -21,6 +21,19 @@ std::vector<Token> tokens_of(const Ids& ids) {
   return tokens;
 }
 
+/// All contexts of a history's end, as a sequence would find them.
+MatchedContexts matches_of(const SessionHistory& history) {
+  const Trie no_graph;
+  const SessionHistory nothing_learned(1, {4, 2});
+  const TargetRows no_rows;
+  const Sources sources{no_graph, history, nothing_learned, no_rows, {true, false, true, false, false}};
+  Calibration lenient;  // passes nearly all on, so that shorter contexts are looked for, too
+  for (auto& weight : lenient.weights) weight = {1e12, 1e12};
+  Window window;
+  history.fill(window);
+  return ContextCollector().collect(sources, lenient, window.data() + kMaxMatch, {});
+}
+
 void bind_histories(nb::module_& module) {
   nb::class_<SessionHistory>(module, "SessionHistory", "Tokens in order, the newest ones kept, with hash chains.")
       .def(nb::init<std::int64_t, const std::vector<int>&>(), "max_tokens"_a, "chain_lengths"_a,
@@ -35,8 +48,23 @@ void bind_histories(nb::module_& module) {
           [](const SessionHistory& self, std::int64_t num_tokens) {
             return as_array(exclusively([&] { return self.latest(num_tokens); }));
           },
-          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> NDArray[numpy.int32]"),
+          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> numpy.typing.NDArray[numpy.int32]"),
           "Return the newest tokens that are kept, oldest first, -1 between texts.")
+      .def(
+          "matches",
+          [](const SessionHistory& self) {
+            const MatchedContexts found = exclusively([&] { return matches_of(self); });
+            nb::list contexts;
+            for (const MatchedContext& each : found.contexts) {
+              nb::list successors;
+              for (const auto& [token, count] : found.of(each)) successors.append(nb::make_tuple(token, count));
+              contexts.append(nb::make_tuple(static_cast<int>(each.source), each.length, each.total, successors));
+            }
+            return contexts;
+          },
+          nb::sig("def matches(self) -> list[tuple[int, int, int, list[tuple[int, int]]]]"),
+          "Return what followed earlier positions that end as the history does, and those that do but for the last\n"
+          "token: (source, tokens that match, positions, (successor, how often)), longest first.")
       .def_prop_ro("num_bytes", [](const SessionHistory& self) { return exclusively([&] { return self.num_bytes(); }); });
 }
 
@@ -78,7 +106,7 @@ void bind_rows(nb::module_& module) {
             });
             return nb::make_tuple(as_array(std::move(slots)), as_array(std::move(keys)), as_array(std::move(rows)));
           },
-          nb::sig("def slots(self) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64], NDArray[numpy.int32]]"),
+          nb::sig("def slots(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32]]"),
           "Return what is kept, for :meth:`restore`: slots, their keys, and their rows one after another.")
       .def(
           "restore",
@@ -110,11 +138,11 @@ void bind_calibration(nb::module_& module) {
       .def(nb::init<>(), "Make tables that know nothing yet.")
       .def_prop_ro(
           "weights", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).weights, self); },
-          nb::sig("def weights(self) -> NDArray[numpy.float64]"),
+          nb::sig("def weights(self) -> numpy.typing.NDArray[numpy.float64]"),
           "(visits, passed on) of every kind of context, shape ``[kinds, 2]``; not a copy.")
       .def_prop_ro(
           "bins", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).bins, self); },
-          nb::sig("def bins(self) -> NDArray[numpy.float64]"),
+          nb::sig("def bins(self) -> numpy.typing.NDArray[numpy.float64]"),
           "(visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``; not a copy.")
       .def(
           "copy", [](const Calibration& self) { return exclusively([&] { return std::make_shared<Calibration>(self); }); },
@@ -148,11 +176,11 @@ void bind_sequences(nb::module_& module) {
           [](const Sequence& self, std::int64_t num_tokens) {
             return as_array(exclusively([&] { return self.history.latest(num_tokens); }));
           },
-          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> NDArray[numpy.int32]"),
+          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> numpy.typing.NDArray[numpy.int32]"),
           "Return the newest tokens that are kept, oldest first, -1 for what is none.")
       .def(
           "learnable", [](const Sequence& self) { return as_array(exclusively([&] { return self.learnable(); })); },
-          nb::sig("def learnable(self) -> NDArray[numpy.int32]"),
+          nb::sig("def learnable(self) -> numpy.typing.NDArray[numpy.int32]"),
           "Return what followed the prompt, after the prompt's last tokens.")
       .def_prop_ro(
           "context",

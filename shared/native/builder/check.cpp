@@ -2,7 +2,6 @@
 #include "builder/check.hpp"
 
 #include <algorithm>
-#include <utility>
 
 #include "builder/records.hpp"
 
@@ -16,8 +15,8 @@ bool columns_are_sound(const Trie& trie, std::int64_t length) {
   const std::uint32_t *first = level.record(0), *last = level.record(level.size);
   if (first[kCumulative] != 0 || last[kToken] != 0 || last[level.width - 1] != 0) return false;
   if (has_children && (first[kChild] != 0 || last[kChild] != trie.level(length + 1).size)) return false;
-  for (const std::uint32_t* record = first; record != last; record += level.width) {
-    const std::uint32_t* const next = record + level.width;
+  for (std::int64_t node = 0; node < level.size; ++node) {
+    const std::uint32_t *record = level.record(node), *next = level.record(node + 1);
     const std::uint32_t token = has_children ? record[kToken] & kTokenMask : record[kToken];
     if (token >= static_cast<std::uint32_t>(trie.vocabulary_size())) return false;
     if (record[kCumulative] >= next[kCumulative]) return false;
@@ -48,11 +47,10 @@ bool children_are_sound(const Level& level, const Level& next) {
     const Range children = children_of(level, node);
     if (next.total(children) > level.count(node)) return false;
     std::int64_t best = children.low, most = 0;
-    Token before = -1;
     for (std::int64_t child = children.low; child < children.high; ++child) {
       const std::int64_t count = next.count(child);
       if (count > most) best = child, most = count;
-      if (next.token(child) <= std::exchange(before, next.token(child))) return false;
+      if (child > children.low && next.token(child) <= next.token(child - 1)) return false;
     }
     if (level.record(node)[kToken] >> kTokenBits != std::min(best - children.low, kArgmaxOverflow)) return false;
   }

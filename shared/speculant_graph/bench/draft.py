@@ -37,7 +37,7 @@ class BenchDraftSettings(CommandSettings):
     """Draft again and again for sessions that grow, and time each call, with other work in between and without.
 
     Sessions are pieces of the held-out text: a prompt of 500 to 2,000 tokens, then 1 to 4 accepted tokens a draft.
-    Two trees in plain Python draft from the same graph.
+    Trees in plain Python draft from the same graph.
     """
 
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
@@ -53,7 +53,7 @@ class BenchDraftSettings(CommandSettings):
     learned: Annotated[int, Field(ge=1)] = 200_000
     """Tokens that earlier sequences accepted, for the drafts that gain by them."""
     drafts: Annotated[int, Field(ge=_FEWEST_DRAFTS)] = 2_048
-    """Drafts timed of each kind, at least 64; batches are an eighth, drafts of the slow reference one in 64."""
+    """Drafts timed of each kind, at least 64; batches are an eighth."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the choice of sessions, and of 'sampling'."""
     json_output: bool = False
@@ -116,7 +116,7 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     def pair(of: dict[str, Any], name: str = "") -> str:
         return f"{of[f'{name}p50_us']:.1f} / {of[f'{name}p99_us']:.1f}"
 
-    batch, same, compared = figures["batch"], figures["python_same_drafts"], figures["python_drafts"]
+    batch = figures["batch"]
     return [
         ("graph", f"{figures['tokens']:,} tokens, {figures['nodes']:,} n-grams"),
         ("two figures", "between other work; by itself"),
@@ -135,7 +135,4 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
          f"{figures['batch_p50_us']:,.1f} µs; ×{figures['batch_ratio']:.2f}"),
         ("  plain Python, graph alone; over ours",
          f"{figures['graph_tree_p50_us']:,.1f} µs; ×{figures['graph_tree_ratio']:.1f}"),
-        ("  plain Python, slow reference; over ours",
-         f"{figures['python_tree_p50_us']:,.1f} µs; ×{figures['python_ratio']:,.0f}"),
-        ("  its drafts that were the same as ours", f"{same} of {compared}"),
     ]  # fmt: skip

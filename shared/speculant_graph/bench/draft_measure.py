@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant_graph.bench.draft_plain import GraphTreeDrafter, ReferenceDrafter
+from speculant_graph.bench.draft_plain import GraphTreeDrafter
 from speculant_graph.bench.draft_sessions import (
     Pace,
     SteppedDrafter,
@@ -22,7 +22,6 @@ from speculant_graph.bench.draft_sessions import (
 from speculant_graph.bench.latency import _OtherWork
 from speculant_graph.bench.replay_progress import BenchProgress
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
@@ -32,8 +31,6 @@ from speculant_graph.types import StrategyName
 
 STRATEGIES: tuple[StrategyName, ...] = ("tree", "adaptive", "greedy", "sampling")
 """What is measured by itself."""
-REFERENCE_EVERY = 64
-"""Drafts for one of the slow reference, which takes hundreds of times as long."""
 
 _BATCH_EVERY = 8
 _FEWEST_SESSIONS = 32
@@ -107,7 +104,7 @@ def measure_drafts(plan: DraftPlan, graph: NgramGraph, held: UInt32Array, progre
         held: text that the graph did not count, of at least ``plan.num_held_tokens``; its first tokens are learned.
         progress: told how far it is, between the rounds.
     """
-    progress.begin("preparing the drafters (compiles if new)")
+    progress.begin("preparing the drafters")
     tree = plan.config_of("tree")
     drafters: dict[str, tuple[SteppedDrafter, Pace]] = {
         name: (SessionDrafter(graph, plan.config_of(name)), plan.pace()) for name in STRATEGIES
@@ -116,14 +113,11 @@ def measure_drafts(plan: DraftPlan, graph: NgramGraph, held: UInt32Array, progre
     drafters["learned"] = SessionDrafter(graph, tree, learned=store), plan.pace()
     drafters["batch"] = SessionDrafter(graph, tree), plan.batch_pace
     drafters["graph"] = GraphTreeDrafter(graph, tree), plan.pace()
-    drafters["reference"] = ReferenceDrafter(graph, tree), plan.pace(REFERENCE_EVERY)
-    drafters["twin"] = SessionDrafter(graph, tree, calibration=Calibration()), plan.pace(REFERENCE_EVERY)
     random = np.random.default_rng(plan.seed)
     # Each has sessions of its own: in the same ones, one would leave the next what it needs in the caches.
     sessions = {
         name: cut_sessions(held[plan.learned :], plan.num_sessions, plan.num_portions, random) for name in drafters
     }
-    sessions["twin"] = sessions["reference"]
     turns = {name: Turns(*of, sessions[name]) for name, of in drafters.items()}
     tight = {
         name: Turns(SessionDrafter(graph, plan.config_of(name)), plan.pace(), sessions[name]) for name in STRATEGIES
@@ -155,8 +149,7 @@ def _store(config: DraftConfig, token_ids: UInt32Array) -> LearnedStore:
 
 def _figures(plan: DraftPlan, turns: Mapping[str, Turns], tight: Mapping[StrategyName, Turns]) -> dict[str, Any]:
     tree_us, batch_us = turns["tree"].draft_us(50), turns["batch"].draft_us(50)
-    graph_us, python_us = turns["graph"].draft_us(50), turns["reference"].draft_us(50)
-    compared = list(zip(turns["twin"].drafted, turns["reference"].drafted, strict=True))
+    graph_us = turns["graph"].draft_us(50)
     return {
         "budget": plan.budget,
         "drafts": plan.drafts,
@@ -180,10 +173,6 @@ def _figures(plan: DraftPlan, turns: Mapping[str, Turns], tight: Mapping[Strateg
         "by_strategy": {name: _figures_of(turns[name], tight[name]) for name in STRATEGIES},
         "graph_tree_p50_us": graph_us,
         "graph_tree_ratio": round(graph_us / tree_us, 2),
-        "python_tree_p50_us": python_us,
-        "python_ratio": round(python_us / tree_us, 1),
-        "python_drafts": len(compared),
-        "python_same_drafts": sum(fast == slow for fast, slow in compared),
     }
 
 

@@ -75,10 +75,10 @@ def check_graphless(strategies: Sequence[str]) -> None:
     Raises:
         ConfigError: there is one.
     """
-    from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES
+    from speculant_graph.draft.strategies import FROM_GRAPH
 
     for name in strategies:
-        if name in CHAIN_STRATEGY_NAMES:
+        if name in FROM_GRAPH:
             raise ConfigError(
                 f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
             )

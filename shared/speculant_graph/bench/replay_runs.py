@@ -51,12 +51,8 @@ class ReplayRuns:
         results: list[dict[str, Any]] = []
         total = sum(workload.num_tokens for workload in workloads) * len(strategies) * len(budgets)
         done = 0
-        warm: set[str] = set()
         for workload, strategy, budget in product(workloads, strategies, budgets):
             label = f"{workload.name}, {strategy}, {counted(budget, 'node')}"
-            if strategy not in warm:
-                warm.add(strategy)
-                progress.begin(f"warming up {strategy} (compiles if new)")
 
             def on_tokens(num_tokens: int, label: str = label) -> None:
                 nonlocal done
@@ -76,7 +72,7 @@ class ReplayRuns:
         self, workload: Workload, strategy: str, budget: int, on_tokens: Callable[[int], None]
     ) -> dict[str, Any]:
         options = ReplayOptions(budget, self.is_online, self.cost if self.is_cost_told else None, self.seed)
-        # Kernels are compiled, and pages read, before anything is timed.
+        # Pages are read before anything is timed.
         first = workload.traces[0]
         replay(self._drafter(strategy, budget), [replace(first, output=first.output[:_WARM_UP_TOKENS])], options)
         replayed = replay(self._drafter(strategy, budget), workload.traces, options, on_tokens)

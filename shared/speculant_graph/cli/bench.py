@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     module = BENCHES[name][0]
     from speculant_graph.log import log_to_stderr
 
-    log_to_stderr("WARNING", waits=True)
+    log_to_stderr("WARNING")
     try:
         status: int = importlib.import_module(module).run(arguments[1:])
     except ConfigError as error:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.graph.report import BuildReport
 
-_WORTH_TELLING_S = 0.1
-
 
 class BuildSettings(CommandSettings):
     """Count a corpus into a graph file."""
@@ -58,8 +56,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _duration(report: BuildReport) -> str:
-    once = f" and {report.compile_s:.1f} s to compile kernels, once" if report.compile_s >= _WORTH_TELLING_S else ""
-    return f"{report.total_s:.1f} s{once}"
+    return f"{report.total_s:.1f} s"
 
 
 def _summary(output: Path, graph: NgramGraph, report: BuildReport) -> dict[str, object]:

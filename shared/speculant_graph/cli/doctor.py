@@ -105,14 +105,13 @@ def _check(settings: DoctorSettings, problem: ConfigError | None) -> Iterator[Fi
     from speculant_graph.cli.checks.drafter import check_drafters, check_graphs
     from speculant_graph.cli.checks.files import check_graph, check_settings
     from speculant_graph.cli.checks.libraries import check_libraries
-    from speculant_graph.cli.checks.machine import check_kernels, check_machine
+    from speculant_graph.cli.checks.machine import check_machine
     from speculant_graph.cli.checks.verifier import check_url, check_verifier
 
     identities = Identities()
     api_key = settings.api_key.get_secret_value() if settings.api_key else ""
     yield from check_libraries()
     yield from check_machine()
-    yield from guarded("kernels", "install the package again", check_kernels)
     if problem is not None:
         yield failed("settings", _MEND_SETTINGS, problem)
     else:

@@ -348,7 +348,9 @@ class ClientCore:
                 for sequence, entry in zip(message.sequences, message.entries, strict=True):
                     self._send(round_, replica, Message([sequence], [entry]), options)
                 return
-            reason = DraftRequestError(f"a sequence can't be sent ({type(error).__name__}); give token ids from 0 up")
+            reason = DraftRequestError(
+                f"a sequence can't be sent ({type(error).__name__}); token ids and budgets are numbers from 0 to 2**32 - 1"
+            )
             round_.fail(message.entries[0].place, replica.index, reason)
             return
         self._actions.append(Send(replica.index, replica.stream, payload))

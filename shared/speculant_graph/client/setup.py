@@ -19,7 +19,6 @@ from speculant_graph.errors import DraftLimitError, SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.addresses import split_addresses
 from speculant_graph.rpc.channel import Endpoint
-from speculant_graph.rpc.convert.usual import warm_up
 from speculant_graph.rpc.messages import OpenRequest, StepRequest
 from speculant_graph.rpc.status import from_status
 from speculant_graph.types import Fingerprint
@@ -71,7 +70,6 @@ def make_core(
         learn=config.learn,
         cost=cost,
     )
-    warm_up()
     convert.encode_open_request(opening)  # mistakes show here rather than with the first session, or its steps
     convert.encode_step_request(StepRequest((), options))
     return ClientCore(

@@ -127,6 +127,13 @@ class DraftBatch(Sequence[Draft]):
         )
 
 
+def batch_of_arrays(strategy: StrategyName, budgets: Sequence[int], arrays: tuple[NDArray[Any], ...]) -> DraftBatch:
+    """Return drafts of the core; ``arrays`` are what its ``draft`` returns."""
+    lengths, *rest = arrays
+    num_nodes: list[int] = lengths.tolist()
+    return DraftBatch(strategy, num_nodes, list(map(int.__lt__, num_nodes, budgets)), *rest)
+
+
 def batch_of(drafts: Sequence[Draft]) -> DraftBatch:
     """Return drafts of one strategy as arrays."""
     drafted = [draft for draft in drafts if draft.token_ids]

@@ -7,27 +7,36 @@ too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import numpy as np
-
+from speculant_graph._core import draft_from_graph
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft import chain, chain_batch
-from speculant_graph.draft.batch import DraftBatch
-from speculant_graph.draft.sampled_tree import TreeShape, draw_trees
+from speculant_graph.draft.batch import batch_of_arrays
+from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
+from speculant_graph.draft.strategies import FROM_GRAPH, core_settings
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.layout import Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph
-from speculant_graph.types import CouplingName, Draft, Proposal, StrategyName, TokenId
+from speculant_graph.types import CouplingName, Draft, SiblingsName, StrategyName, TokenId
 
 MAX_SUPPORT = 1 << 27
 """Entries of distributions that take a gigabyte."""
-_FIRST_PARENTS = np.arange(1_024)
-CHAIN_STRATEGY_NAMES: tuple[StrategyName, ...] = ("greedy", "sampling")
-"""What a graph alone can do."""
+_SEEDS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """What is known of a tree before it is drawn."""
+
+    is_independent: bool
+    """Draw every child of a node from all of q, rather than from what older siblings have left."""
+    max_branches: int
+    """Most children of a node."""
+    max_depth: int
+    """Longest path."""
 
 
 class DraftGenerator:
@@ -49,13 +58,10 @@ class DraftGenerator:
         """
         self.graph = graph
         self.config = config or DraftConfig()
-        self._attention = _attention_of(self.config)
         self._tokenizer = tokenizer
         if tokenizer is not None:
             tokenizer.require(graph.metadata.tokenizer)
         self._hf_token: str | None = None
-        graph.warm_up()
-        self._warm_up()
 
     @classmethod
     def from_file(
@@ -140,163 +146,30 @@ class DraftGenerator:
         Raises:
             ConfigError: there is no such strategy, or it needs more than a graph.
         """
-        if strategy not in CHAIN_STRATEGY_NAMES:
+        if strategy not in FROM_GRAPH:
             raise ConfigError(_refusal(strategy))
-        proposals: list[Proposal] = []
-        start = len(context) if position is None else position
-        if strategy == "greedy":
-            token_ids = self._greedy(context, k)
-        elif tree is not None:
-            match = self.graph.match(context)
-            state = (0, 0) if match is None else (match.order, match.node)
-            return self._trees([state], [k], tree, [seed], [start], max_candidates, MAX_SUPPORT, temperature)[0]
-        else:
-            token_ids, proposals = self._sampled(context, k, seed, start, max_candidates, coupling, temperature)
-        return Draft(
-            token_ids=tuple(token_ids),
-            parents=tuple(range(len(token_ids))),
-            proposals=tuple(proposals),
-            strategy=strategy,
-            terminated_early=len(token_ids) < k,
+        config = self.config.model_copy(
+            update={
+                "strategy": strategy,
+                "max_candidates": max_candidates,
+                "coupling": coupling,
+                "temperature": temperature,
+            }
+            | ({} if tree is None else {"max_branches": tree.max_branches, "max_depth": tree.max_depth})
         )
-
-    def draft_batch(
-        self,
-        states: Int64Array,
-        budgets: Sequence[int],
-        strategy: StrategyName,
-        *,
-        seeds: Sequence[int],
-        positions: Sequence[int],
-        max_candidates: int = 0,
-        max_support: int = MAX_SUPPORT,
-        coupling: CouplingName = "none",
-        temperature: float = 1.0,
-        tree: TreeShape | None = None,
-    ) -> DraftBatch:
-        """Draft for several sequences at once what :meth:`draft` would for each.
-
-        Args:
-            states: per sequence (order, record) of the longest context at its end that is known, shape
-                ``[sequences, 2]``.
-            budgets: per sequence, most tokens to draft.
-            strategy: ``greedy`` or ``sampling``.
-            seeds: per sequence, seed of the draws.
-            positions: per sequence, index of the first token drafted.
-            max_candidates: most successors that a distribution keeps; 0 keeps all.
-            max_support: most entries of all distributions together: drafts end where another one may not fit. 0 leaves
-                those of chains out.
-            coupling: how ``sampling`` draws chains.
-            temperature: ``sampling`` draws from the distribution to the power of 1 / temperature, then capped.
-            tree: has ``sampling`` draw trees.
-        """
-        if strategy == "sampling" and tree is not None:
-            return self._trees(
-                states.tolist(), budgets, tree, seeds, positions, max_candidates, max_support, temperature
-            )
-        trie = self.graph.trie
-        wanted = np.array(budgets, np.int64)
-        distributions: tuple[Any, ...] = ()
-        if strategy == "greedy":
-            lengths, token_ids = chain_batch.greedy_batch(trie.words, trie.table, states, wanted, self._attention)
-        else:
-            lengths, token_ids, *distributions = chain_batch.sample_batch(
-                trie.words,
-                trie.table,
-                states,
-                wanted,
-                np.array(seeds, np.uint64).view(np.int64),
-                np.array(positions, np.uint64).view(np.int64),
-                max_candidates,
-                max_support,
-                coupling == "gumbel",
-                temperature,
-                self._attention,
-            )
-        nodes_of = lengths.tolist()
-        parents = _FIRST_PARENTS[: nodes_of[0]] if len(nodes_of) == 1 else _parents(lengths, token_ids.size)
-        return DraftBatch(
-            strategy,
-            nodes_of,
-            (lengths < wanted).tolist(),
-            token_ids,
-            parents,
-            (),
-            *distributions,
-        )
-
-    def _greedy(self, context: Sequence[TokenId], k: int) -> list[TokenId]:
-        if not self._attention.size:
-            return self.graph.draft_greedy(context, k)
-        match = self.graph.match(context)
-        if match is None:
-            return []
-        token_ids = np.empty(max(0, k), np.int64)
-        trie = self.graph.trie
-        num_tokens = chain.draft_attentively(
-            trie.words, trie.table, match.order, match.node, token_ids, self._attention
-        )
-        drafted: list[TokenId] = token_ids[:num_tokens].tolist()
-        return drafted
-
-    def _sampled(
-        self,
-        context: Sequence[TokenId],
-        k: int,
-        seed: int,
-        start: int,
-        max_candidates: int,
-        coupling: CouplingName,
-        temperature: float,
-    ) -> tuple[list[TokenId], list[Proposal]]:
-        match = self.graph.match(context)
-        if match is None:
-            return [], []
-        trie = self.graph.trie
-        token_ids, ends, support, probabilities = chain.sample(
-            trie.words, trie.table, match.order, match.node, max(0, k), _signed(seed), _signed(start), max_candidates,
-            coupling == "gumbel", temperature, self._attention,
-        )  # fmt: skip
-        proposals: list[Proposal] = []
-        begin = 0
-        for end in ends.tolist():
-            proposals.append(Proposal(support[begin:end], probabilities[begin:end]))
-            begin = end
-        return token_ids.tolist(), proposals
-
-    def _trees(
-        self,
-        states: Sequence[tuple[int, int]],
-        budgets: Sequence[int],
-        tree: TreeShape,
-        seeds: Sequence[int],
-        positions: Sequence[int],
-        max_candidates: int,
-        max_support: int,
-        temperature: float,
-    ) -> DraftBatch:
-        return draw_trees(
-            self.graph.trie,
-            states,
+        siblings: SiblingsName = "independent" if tree is not None and tree.is_independent else "without-replacement"
+        options = DEFAULT_OPTIONS if tree is None else DraftOptions(siblings=siblings)
+        budgets = [max(0, k)]
+        arrays = draft_from_graph(
+            self.graph.core,
+            [self.graph.match_state(context)],
             budgets,
-            tree,
-            seeds=[_signed(seed) for seed in seeds],
-            positions=[_signed(position) for position in positions],
-            max_candidates=max_candidates,
-            max_support=max_support,
-            temperature=temperature,
-            attention=self._attention,
+            [seed % _SEEDS],
+            [(len(context) if position is None else position) % _SEEDS],
+            core_settings(config, options),
+            MAX_SUPPORT,
         )
-
-    def _warm_up(self) -> None:
-        """Compile or load the kernels, which the first draft of each kind does otherwise."""
-        trie = self.graph.trie
-        chain.sample(trie.words, trie.table, 0, 0, 0, 0, 0, 0, False, 1.0, self._attention)
-        for strategy in CHAIN_STRATEGY_NAMES:
-            self.draft_batch(np.zeros((1, 2), np.int64), [0], strategy, seeds=[0], positions=[0])
-        self._trees([(0, 0)], [0], TreeShape(False, 1, 1), [0], [0], 0, 0, 1.0)
-        if self._attention.size:
-            chain.draft_attentively(trie.words, trie.table, 0, 0, np.empty(0, np.int64), self._attention)
+        return batch_of_arrays(strategy, budgets, arrays)[0]
 
     def _encoded(self, text: str) -> list[TokenId]:
         if self._tokenizer is None:
@@ -307,30 +180,10 @@ class DraftGenerator:
         return self._tokenizer.encode_prompt(text)
 
 
-def _attention_of(config: DraftConfig) -> chain.Float64Array:
-    """Return what the kernels take: nothing if the longest context decides."""
-    if config.mixing == "longest":
-        return np.empty(0)
-    return np.array(
-        [config.attention_order, config.attention_count, config.attention_entropy, config.attention_temperature]
-    )
-
-
-def _parents(lengths: Int64Array, num_nodes: int) -> Int64Array:
-    """Return the parents of chains of these lengths, one after another."""
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return np.arange(num_nodes, dtype=np.int64) - starts
-
-
 def _refusal(strategy: str) -> str:
     if strategy in get_args(StrategyName):
         return (
             f"strategy {strategy!r} needs what sequences accepted; draft with "
             "speculant_graph.draft.session_drafter.SessionDrafter"
         )
-    return f"no strategy {strategy!r}; choose one of {', '.join(CHAIN_STRATEGY_NAMES)}"
-
-
-def _signed(number: int) -> int:
-    """Return an integer modulo 2**64 as kernels take it."""
-    return (number + 2**63) % 2**64 - 2**63
+    return f"no strategy {strategy!r}; choose one of {', '.join(FROM_GRAPH)}"

@@ -15,10 +15,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 from loguru import logger
 
-from speculant_graph.draft.calibration import Calibration
-from speculant_graph.draft.history import LEARNED_CHAINS, SEPARATOR, History, as_tokens
+from speculant_graph._core import Calibration, LearnedMemory, TargetRows
+from speculant_graph.draft.calibration import load_calibration, save_calibration
 from speculant_graph.draft.learned_log import LearnedLog
-from speculant_graph.draft.recycled import RecycledRows
+from speculant_graph.draft.target_rows import load_rows, save_rows
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import Int64Array
 
@@ -33,17 +33,10 @@ class Memory:
     def __init__(self, tenant: str, max_tokens: int) -> None:
         """Make an empty memory of at most so many tokens."""
         self.tenant = tenant
-        self.history = History(max(1, max_tokens), LEARNED_CHAINS)
-        self.recycled = RecycledRows()
+        self.core = LearnedMemory(max_tokens)
         self.rows_saved_s = -math.inf
         """When its rows were last brought to disk."""
         self.is_forgotten = False
-        self._lock = threading.Lock()
-
-    def add(self, token_ids: Int64Array) -> None:
-        """Add a text; no match will run across its ends."""
-        with self._lock:
-            self.history.append(np.concatenate(([SEPARATOR], token_ids)))
 
 
 class LearnedStore:
@@ -78,7 +71,7 @@ class LearnedStore:
     def num_tokens(self) -> int:
         """Tokens of all tenants that are in memory."""
         with self._lock:
-            return sum(min(len(memory.history), self._max_tokens) for memory in self._in_use.values())
+            return sum(min(len(memory.core), self._max_tokens) for memory in self._in_use.values())
 
     @property
     def is_failing(self) -> bool:
@@ -101,8 +94,8 @@ class LearnedStore:
                 memory = Memory(tenant, self._max_tokens)
                 if self._log is not None and self._max_tokens:
                     for document in self._log.load(tenant):
-                        memory.add(as_tokens(document))
-                    memory.recycled = self._load_rows(tenant)
+                        memory.core.add(np.asarray(document, np.int64))
+                    memory.core.rows = self._load_rows(tenant)
                 self._in_use[tenant] = memory
             self._latest[tenant] = memory
             self._latest.move_to_end(tenant)
@@ -113,7 +106,7 @@ class LearnedStore:
     def add(self, memory: Memory, token_ids: Int64Array) -> None:
         """Learn an accepted text, shape ``[n]``, unless its tenant was forgotten meanwhile."""
         if self._max_tokens and token_ids.size and not memory.is_forgotten:
-            memory.add(token_ids)
+            memory.core.add(token_ids)
 
     def keep(self, memory: Memory, token_ids: Int64Array) -> None:
         """Write what was given to :meth:`add` to the log, if there is one."""
@@ -138,19 +131,19 @@ class LearnedStore:
             if self._log is not None:
                 self._log.forget(tenant)
 
-    def _load_rows(self, tenant: str) -> RecycledRows:
+    def _load_rows(self, tenant: str) -> TargetRows:
         saved = None if self._log is None else self._log.load_state(tenant, kind="rows")
         try:
-            return RecycledRows() if saved is None else RecycledRows.load(saved)
+            return TargetRows() if saved is None else load_rows(saved)
         except ConfigError as error:
             logger.warning("{}", error)
-            return RecycledRows()
+            return TargetRows()
 
     def _save_rows(self, memory: Memory) -> None:
-        if self._log is None or self._log.is_closed or not (self._max_tokens and memory.recycled.is_changed):
+        if self._log is None or self._log.is_closed or not (self._max_tokens and memory.core.rows.is_changed):
             return
         memory.rows_saved_s = time.monotonic()
-        self._log.save_state(memory.tenant, memory.recycled.save(), kind="rows")
+        self._log.save_state(memory.tenant, save_rows(memory.core.rows), kind="rows")
         if memory.is_forgotten:  # meanwhile
             self._log.forget(memory.tenant)
 
@@ -160,7 +153,7 @@ class LearnedStore:
         if saved is None:
             return None
         try:
-            return Calibration.load(saved)
+            return load_calibration(saved)
         except ConfigError as error:
             logger.warning("{}", error)
             return None
@@ -175,7 +168,7 @@ class LearnedStore:
         for memory in memories:
             if memory.rows_saved_s <= latest_s and not memory.is_forgotten:
                 self._save_rows(memory)
-        tables = calibration.save()
+        tables = save_calibration(calibration)
         # Whoever serves calls this every few seconds, in quiet times too.
         if tables != self._saved_tables and self._log.save_state(_CALIBRATION, tables):
             self._saved_tables = tables

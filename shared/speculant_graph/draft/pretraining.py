@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
-from speculant_graph.draft.calibration import Calibration
+from speculant_graph.draft.calibration import save_calibration
 from speculant_graph.draft.sequence import accepted_path
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.graph.builder import describe_tokens
@@ -86,7 +87,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> b
         jobs: threads.
 
     Returns:
-        Tables for :meth:`Calibration.load`, about 20 kilobytes; nothing if the corpus is too small.
+        Tables for ``load_calibration``, about 20 kilobytes; nothing if the corpus is too small.
 
     Raises:
         GraphError: an id is outside the vocabulary.
@@ -115,9 +116,9 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> b
         del counted
         count_tokens(folder / "tokens", folder / "graph", description, folder, memory=memory, jobs=jobs)
         _replay(SessionDrafter(load_graph(folder / "graph"), _CONFIG, calibration=calibration), pieces)
-    for table in calibration.arrays:
+    for table in (calibration.weights, calibration.bins):
         table *= KEPT_VISITS / np.maximum(table[:, :1], KEPT_VISITS)
-    return calibration.save()
+    return save_calibration(calibration)
 
 
 def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:

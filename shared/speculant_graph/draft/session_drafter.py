@@ -6,35 +6,50 @@ at that moment; what is accepted teaches the next one. Knows neither sockets nor
 
 from __future__ import annotations
 
+import dataclasses
 import reprlib
 import threading
-from collections.abc import Iterable, Sequence
-from typing import get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from loguru import logger
 
+from speculant_graph import _core
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.batch import DraftBatch, batch_of
-from speculant_graph.draft.calibration import Calibration
+from speculant_graph.draft.batch import DraftBatch, batch_of, batch_of_arrays
+from speculant_graph.draft.calibration import load_calibration
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.generator import CHAIN_STRATEGY_NAMES, MAX_SUPPORT
-from speculant_graph.draft.history import NOTHING
+from speculant_graph.draft.generator import MAX_SUPPORT
 from speculant_graph.draft.learned import LearnedStore, Memory
-from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
-from speculant_graph.draft.recycled import RecycledRows
-from speculant_graph.draft.sequence import DraftedSequence, graph_arrays
-from speculant_graph.draft.strategies import CALIBRATED, DraftOrder, Strategies
-from speculant_graph.draft.views import Handles
-from speculant_graph.draft.workspace import MAX_NODES, make_workspace
+from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, changed
+from speculant_graph.draft.proposal_tree import draft_beam, draft_tree
+from speculant_graph.draft.sequence import DraftedSequence, SequenceProposals
+from speculant_graph.draft.strategies import CALIBRATED, FROM_CORE, FROM_GRAPH, core_settings
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, StrategyName, TokenId
+from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 
-__all__ = ["DraftOrder", "SessionDrafter"]
+MAX_NODES = 1_024
+"""Most nodes of a draft."""
+_MOST_KEPT = 256
+_SEEDS = 1 << 64
 
-_WARM_UP_ID = -1
+
+@dataclass(frozen=True, slots=True)
+class DraftOrder:
+    """What is wanted for one sequence."""
+
+    session_id: int
+    """The sequence."""
+    node_budget: int
+    """Most nodes; more than 1,024 are never drafted."""
+    seed: int = 0
+    """Seed of ``sampling``: the same seed and position give the same draft."""
+    options: DraftOptions | None = None
+    """How to draft; None: as the rest of the batch."""
 
 
 class SessionDrafter:
@@ -45,7 +60,7 @@ class SessionDrafter:
         graph: NgramGraph | None,
         config: DraftConfig | None = None,
         *,
-        calibration: Calibration | None = None,
+        calibration: _core.Calibration | None = None,
         learned: LearnedStore | None = None,
         vocabulary_size: int | None = None,
     ) -> None:
@@ -54,8 +69,8 @@ class SessionDrafter:
         Args:
             graph: the corpus; None drafts from the sequences alone.
             config: how to draft.
-            calibration: how far evidence is to be trusted; changed by what is accepted. By default what the store
-                keeps, or else what the graph was built with.
+            calibration: how reliable contexts are; changed by what is accepted. By default what the store keeps, or
+                else what the graph was built with.
             learned: what earlier sequences accepted; a store in memory by default.
             vocabulary_size: without a graph, the size of the vocabulary if it is known.
 
@@ -67,15 +82,16 @@ class SessionDrafter:
         strategy, sources = self.config.strategy, self.config.sources
         if strategy in CALIBRATED and not (sources - {"corpus"} if graph is None else sources):
             raise ConfigError(f"strategy {strategy} has nothing to draft from; give a graph, or add the source session")
+        if strategy in FROM_GRAPH:
+            self._require_graph(self.config)
         self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
-        workspace = make_workspace()
-        self._vocabulary_size = vocabulary_size
-        self._handles = Handles(graph_arrays(graph), self.calibration.arrays, workspace)
+        self._vocabulary_size = (vocabulary_size or MAX_VOCABULARY) if graph is None else graph.vocabulary_size
+        self._core = _core.Drafter(None if graph is None else graph.core, self._vocabulary_size, self.calibration)
         self._sequences: dict[int, DraftedSequence] = {}
-        self._strategies = Strategies(graph, self.config, self._handles, workspace.tree)
         self._lock = threading.Lock()
-        self.warm_up([self.config.strategy])
+        # Clients may ask for anything, so nothing is kept for ever.
+        self._settings = lru_cache(_MOST_KEPT)(self._find_settings)
 
     def __len__(self) -> int:
         """Number of open sequences."""
@@ -97,20 +113,20 @@ class SessionDrafter:
         with self._lock:
             if session_id in self._sequences:
                 raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
-            learns = learn and self.config.max_learned_tokens > 0
-            self._sequences[session_id] = self._new_sequence(memory, learns=learns, cost=cost)
+            self._sequences[session_id] = self._new_sequence(memory, learns=learn, cost=cost)
 
     def _new_sequence(self, memory: Memory, *, learns: bool = False, cost: CostCurve | None = None) -> DraftedSequence:
-        costs = np.zeros(0) if cost is None else cost.table(MAX_NODES + 1)
-        return DraftedSequence(
-            self.graph, self.config, memory, learns=learns, costs=costs, vocabulary_size=self._vocabulary_size
-        )
+        costs = [] if cost is None else cost.table(MAX_NODES + 1).tolist()
+        learns &= self.config.max_learned_tokens > 0
+        core = _core.Sequence(memory.core, self.config.max_session_tokens, learns, costs)
+        self._core.adopt(core, self._settings(DEFAULT_OPTIONS)[1])
+        return DraftedSequence(core, self.config, memory, self._vocabulary_size)
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId] | Int64Array, *, is_prompt: bool = False) -> None:
         """Add tokens to a sequence: at first the prompt, then, step by step, what was accepted.
 
-        What follows the prompt teaches how far the sources can be trusted. Ids that are not in the vocabulary equal
-        nothing and are never drafted.
+        What follows the prompt teaches how reliable the sources are. Ids that are not in the vocabulary equal nothing
+        and are never drafted.
 
         Args:
             session_id: the sequence.
@@ -123,8 +139,8 @@ class SessionDrafter:
         with self._lock:
             sequence = self._find(session_id)
             tokens = _as_array(token_ids)
-            learns = sequence.config.strategy in CALIBRATED or sequence.is_calibrated
-            sequence.take(self._handles, tokens, learns=learns, is_prompt=is_prompt)
+            sequence.store(tokens)
+            self._core.accept(sequence.core, tokens, is_prompt)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]] | Int64Array) -> None:
         """Learn the target's most probable tokens at positions of the latest draft, before :meth:`accept`.
@@ -143,7 +159,12 @@ class SessionDrafter:
             sequence = self._find(session_id)
             if len(nodes) != len(rows):
                 raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
-            sequence.recycle(nodes, _as_rows(rows))
+            array = _as_rows(rows)
+            try:
+                self._core.add_rows(sequence.core, np.array(nodes, np.int64), array)
+            except _core.RequestError as error:
+                raise DraftRequestError(str(error)) from None
+            sequence.note_rows(nodes, array)
 
     def draft(self, orders: Sequence[DraftOrder], options: DraftOptions = DEFAULT_OPTIONS) -> list[Draft]:
         """Draft for a batch, in order.
@@ -152,12 +173,21 @@ class SessionDrafter:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
             ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
-        with self._lock:
-            sequences = [self._find(order.session_id) for order in orders]
-            return [
-                self._strategies.draft(sequence, order, options)
-                for sequence, order in zip(sequences, orders, strict=True)
-            ]
+        by_options: dict[DraftOptions, list[int]] = {}
+        for index, order in enumerate(orders):
+            by_options.setdefault(order.options or options, []).append(index)
+        drafts = [EMPTY_DRAFT] * len(orders)
+        for each, indices in by_options.items():
+            wanted = [orders[index] for index in indices]
+            batch = self.draft_batch(
+                [order.session_id for order in wanted],
+                [order.node_budget for order in wanted],
+                [order.seed for order in wanted],
+                each,
+            )
+            for index, draft in zip(indices, batch.drafts(), strict=True):
+                drafts[index] = draft
+        return drafts
 
     def draft_batch(
         self,
@@ -167,7 +197,7 @@ class SessionDrafter:
         options: DraftOptions = DEFAULT_OPTIONS,
         max_support: int = MAX_SUPPORT,
     ) -> DraftBatch:
-        """Draft the same as :meth:`draft`, as arrays; ``greedy`` and ``sampling`` in a fraction of the time.
+        """Draft the same as :meth:`draft`, as arrays.
 
         Args:
             session_ids: the sequences.
@@ -177,28 +207,15 @@ class SessionDrafter:
             max_support: most entries of all distributions together: drafts end where another one may not fit.
 
         Raises:
-            DraftRequestError: a sequence is not open.
+            DraftRequestError: a sequence is not open, or an option is out of its bounds.
             ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
-        config = self._strategies.changed(options)
+        config, _ = self._settings(options)
         with self._lock:
             sequences = [self._find(session_id) for session_id in session_ids]
-            if config.strategy not in CHAIN_STRATEGY_NAMES or self.graph is None:
-                orders = map(DraftOrder, session_ids, budgets, seeds)
-                return batch_of(
-                    [
-                        self._strategies.draft(sequence, order, options)
-                        for sequence, order in zip(sequences, orders, strict=True)
-                    ]
-                )
-            states = np.array([sequence.state for sequence in sequences], np.int64).reshape(-1, 2)
-            positions = [len(sequence.history) for sequence in sequences]
-            batch = self._strategies.from_graph(states, budgets, seeds, positions, options, max_support)
-            noted = batch.without_proposals()  # sequences keep it until something is accepted
-            for place, sequence in enumerate(sequences):
-                sequence.go_by(config)
-                sequence.offer(noted, place)
-            return batch
+            for sequence in sequences:
+                sequence.config = config
+            return self._draft(sequences, budgets, seeds, options, max_support)
 
     def draft_contexts(
         self,
@@ -220,22 +237,71 @@ class SessionDrafter:
             max_support: most entries of all distributions together: drafts end where another one may not fit.
 
         Raises:
+            DraftRequestError: an option is out of its bounds.
             ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
-        config = self._strategies.changed(options)
+        config, settings = self._settings(options)
         with self._lock:
-            if config.strategy in CHAIN_STRATEGY_NAMES and self.graph is not None:
-                matches = [self.graph.match(context.tolist()) for context in contexts]
-                states = [(0, 0) if match is None else (match.order, match.node) for match in matches]
-                ends = np.array(states, np.int64).reshape(-1, 2)
-                return self._strategies.from_graph(ends, budgets, seeds, positions, options, max_support)
+            if config.strategy in FROM_GRAPH and self.graph is not None:
+                arrays = _core.draft_from_graph(
+                    self.graph.core,
+                    [self.graph.core.match(context) for context in contexts],
+                    _within_bounds(budgets),
+                    [seed % _SEEDS for seed in seeds],
+                    [position % _SEEDS for position in positions],
+                    settings,
+                    max_support,
+                )
+                return batch_of_arrays(config.strategy, _within_bounds(budgets), arrays)
             memory = Memory("", 1)
-            drafts = []
-            for context, budget, seed in zip(contexts, budgets, seeds, strict=True):
+            sequences = []
+            for context in contexts:
                 sequence = self._new_sequence(memory)
-                sequence.take(self._handles, context, learns=False)
-                drafts.append(self._strategies.draft(sequence, DraftOrder(0, budget, seed), options))
-            return batch_of(drafts)
+                sequence.config = config
+                self._core.accept(sequence.core, context, True)
+                sequences.append(sequence)
+            return self._draft(sequences, budgets, seeds, options, max_support)
+
+    def _draft(
+        self,
+        sequences: Sequence[DraftedSequence],
+        budgets: Sequence[int],
+        seeds: Sequence[int],
+        options: DraftOptions,
+        max_support: int,
+    ) -> DraftBatch:
+        config, settings = self._settings(options)
+        budgets = _within_bounds(budgets)
+        if config.strategy in FROM_CORE:
+            arrays = self._core.draft(
+                [sequence.core for sequence in sequences], budgets, [seed % _SEEDS for seed in seeds], settings,
+                max_support,
+            )  # fmt: skip
+            batch = batch_of_arrays(config.strategy, budgets, arrays)
+            for index, sequence in enumerate(sequences):
+                if sequence.has_storage:
+                    sequence.note(batch[index])
+            return batch
+        drafts = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            self._core.adopt(sequence.core, settings)
+            draft = self._made_here(sequence, config, budget)
+            if options.min_path_probability > 0.0:
+                draft = _without_improbable(draft, options.min_path_probability)
+            parents = np.array(draft.parents, np.int64)
+            self._core.note(sequence.core, np.array(draft.token_ids, np.int64), parents, draft.path_probabilities)
+            sequence.note(draft)
+            drafts.append(draft)
+        return batch_of(drafts)
+
+    def _made_here(self, sequence: DraftedSequence, config: DraftConfig, budget: int) -> Draft:
+        if budget <= 0:
+            return Draft(strategy=config.strategy)
+        if config.strategy == "nasd":
+            return sequence.draft_from_storage(budget)
+        make = draft_tree if config.strategy == "specexec" else draft_beam
+        source = SequenceProposals(self._core, sequence.core)
+        return make(source, budget, config.max_depth, config.beam_width, config.max_branches)
 
     def agrees(self, session_id: int, position: int, token_ids: Int64Array) -> bool:
         """Return whether a sequence's tokens from ``position`` on are these, as far as both are known.
@@ -249,27 +315,7 @@ class SessionDrafter:
             DraftRequestError: there is no such sequence.
         """
         with self._lock:
-            return self._find(session_id).agrees(position, token_ids)
-
-    def plain_handles(self, session_id: int, known: Handles | None) -> Handles | None:
-        """Return what of a sequence a kernel may change by itself; None if it is not plain.
-
-        A sequence is plain while nothing but ``greedy`` and ``sampling`` was asked for it; see
-        :attr:`~speculant_graph.draft.sequence.DraftedSequence.is_plain`.
-
-        Args:
-            session_id: the sequence.
-            known: what was returned before; returned again if it is still right.
-
-        Raises:
-            DraftRequestError: there is no such sequence.
-        """
-        sequence = self._find(session_id)
-        if self.config.mixing != "longest" or self.config.temperature != 1.0 or not sequence.is_plain:
-            return None
-        if known is not None and known.arrays[0] is sequence.history.arrays[0]:
-            return known
-        return sequence.own_handles()
+            return self._core.agrees(self._find(session_id).core, position, token_ids)
 
     def num_bytes(self, session_id: int) -> int:
         """Return the memory that is a sequence's own.
@@ -283,9 +329,9 @@ class SessionDrafter:
         """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""
         with self._lock:
             sequence = self._sequences.pop(session_id, None)
-            if sequence is None or not sequence.learns:
+            if sequence is None or not sequence.core.learns:
                 return
-            tokens = sequence.learnable()
+            tokens = sequence.core.learnable().astype(np.int64)
             self.learned.add(sequence.memory, tokens)
         self.learned.keep(sequence.memory, tokens)
 
@@ -295,9 +341,7 @@ class SessionDrafter:
         Args:
             is_routine: whether this is done every few seconds, so that what is large may wait for a later time.
         """
-        with self._lock:
-            calibration = self.calibration.copy()
-        self.learned.save(calibration, is_routine=is_routine)
+        self.learned.save(self.calibration.copy(), is_routine=is_routine)
 
     def _find(self, session_id: int) -> DraftedSequence:
         try:
@@ -305,30 +349,47 @@ class SessionDrafter:
         except KeyError:
             raise DraftRequestError(f"session {session_id} is not open; open it first") from None
 
-    def warm_up(self, strategies: Iterable[StrategyName] = get_args(StrategyName)) -> None:
-        """Compile or load the kernels of strategies, so that no sequence waits for them; those configured are ready."""
-        try:
-            RecycledRows().put(np.zeros((1, 2), np.int64), np.zeros((1, 1), np.int64))
-            self.open(_WARM_UP_ID)
-            self.accept(_WARM_UP_ID, [0, 1] * 500)  # more than there is room for at first; a prompt teaches nothing
-            for strategy in strategies:
-                # Of the configured one it is said at once if there is nothing to draft from.
-                if self.graph is not None or strategy not in CHAIN_STRATEGY_NAMES or strategy == self.config.strategy:
-                    self.draft([DraftOrder(_WARM_UP_ID, 2)], DraftOptions(strategy))
-        finally:
-            self.close(_WARM_UP_ID)
+    def _find_settings(self, options: DraftOptions) -> tuple[DraftConfig, _core.DraftSettings]:
+        """Return the settings as options want them."""
+        config = changed(self.config, options)
+        if config.strategy in FROM_GRAPH:
+            self._require_graph(config)
+        return config, core_settings(config, options)
+
+    def _require_graph(self, config: DraftConfig) -> None:
+        if self.graph is None:
+            raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
 
 
-def _calibration_of(graph: NgramGraph | None) -> Calibration:
+def _within_bounds(budgets: Sequence[int]) -> list[int]:
+    return [max(0, min(budget, MAX_NODES)) for budget in budgets]
+
+
+def _without_improbable(draft: Draft, least: float) -> Draft:
+    """Return a draft without the paths that are less probable; a path is never more so than the one it goes on from."""
+    kept = [node for node, probability in enumerate(draft.path_probabilities) if probability >= least]
+    if len(kept) == len(draft.path_probabilities):
+        return draft
+    number = {0: 0} | {node + 1: rank + 1 for rank, node in enumerate(kept)}
+    return dataclasses.replace(
+        draft,
+        token_ids=tuple(draft.token_ids[node] for node in kept),
+        parents=tuple(number[draft.parents[node]] for node in kept),
+        path_probabilities=tuple(draft.path_probabilities[node] for node in kept),
+        terminated_early=True,
+    )
+
+
+def _calibration_of(graph: NgramGraph | None) -> _core.Calibration:
     if graph is None or not graph.metadata.calibration:
-        return Calibration()
+        return _core.Calibration()
     try:
-        return Calibration.load(graph.metadata.calibration)
+        return load_calibration(graph.metadata.calibration)
     except ConfigError:
         logger.warning(
             "the graph's calibration is of another release; build the graph again to have one from the start"
         )
-        return Calibration()
+        return _core.Calibration()
 
 
 def _as_rows(rows: Sequence[Sequence[TokenId]] | Int64Array) -> Int64Array:
@@ -341,8 +402,8 @@ def _as_rows(rows: Sequence[Sequence[TokenId]] | Int64Array) -> Int64Array:
         pass
     arrays = [_as_array(row) for row in rows]
     padded = np.full((len(arrays), max((array.size for array in arrays), default=0)), -1, np.int64)
-    for place, array in enumerate(arrays):
-        padded[place, : array.size] = array
+    for index, array in enumerate(arrays):
+        padded[index, : array.size] = array
     return padded
 
 
@@ -352,9 +413,7 @@ def _as_array(token_ids: Sequence[TokenId] | Int64Array) -> Int64Array:
         if tokens.ndim == 1 and tokens.dtype.kind in "iu":
             return tokens.astype(np.int64, copy=False)
         if tokens.ndim == 1 and all(isinstance(token_id, int) for token_id in token_ids):  # none, or huge ones
-            return np.array(
-                [token_id if 0 <= token_id < MAX_VOCABULARY else NOTHING for token_id in token_ids], np.int64
-            )
+            return np.array([token_id if 0 <= token_id < MAX_VOCABULARY else -1 for token_id in token_ids], np.int64)
     except ValueError:  # lists of several lengths
         pass
     raise DraftRequestError(f"{reprlib.repr(token_ids)} is no list of token ids; give whole numbers")

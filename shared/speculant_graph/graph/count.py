@@ -76,7 +76,6 @@ def count_tokens(
         vocabulary_size = metadata.tokenizer.vocabulary_size
         check_tokens(token_ids, vocabulary_size)
         layout = KeyLayout.of(vocabulary_size, metadata.max_order)
-        warm_up(token_ids, layout, folder)
         jobs, max_keys = fit_into(memory - anonymous_bytes(), token_ids.size, layout, jobs)
         parts = list(plan_partitions(token_ids, vocabulary_size, layout, max_keys))
         count = _count_locally
@@ -114,14 +113,6 @@ def check_tokens(token_ids: UInt32Array, vocabulary_size: int) -> None:
     highest = max(int((part + np.uint32(1)).max()) for part in slices)
     if highest > vocabulary_size:
         raise GraphError(f"token id {highest - 1} is outside a vocabulary of {vocabulary_size}; check the tokenizer")
-
-
-def warm_up(token_ids: UInt32Array, layout: KeyLayout, folder: Path) -> None:
-    """Load or compile the kernels, so that the memory which that takes is known before the rest is given away."""
-    part = Partition((), 1, 1 << layout.bits, 1)
-    records = count_partition(token_ids[:1], part, layout, folder / "warm-up", KeyBuffers(layout, 1))
-    for file in records.files:
-        file.unlink()
 
 
 def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from speculant_graph import _core
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
 
@@ -55,6 +54,5 @@ def measure_coverage(graph: NgramGraph, token_ids: UInt32Array) -> Coverage:
         token_ids: the text, shape ``[num_tokens]``, with
             :data:`~speculant_graph.corpus.stream.DOCUMENT_SEPARATOR` where nothing must be known of what was before.
     """
-    counts = _core.Trie(graph.trie.words, graph.trie.table).count_known(token_ids)
-    orders = tuple(OrderCoverage(order, *row) for order, row in enumerate(counts) if order)
+    orders = tuple(OrderCoverage(order, *row) for order, row in enumerate(graph.core.count_known(token_ids)) if order)
     return Coverage(orders[0].num_positions, orders)

@@ -44,7 +44,7 @@ class GraphMetadata:
     built_at: str
     """ISO 8601 time, UTC."""
     build_seconds: float
-    """How long that took, but for compiling kernels."""
+    """How long that took."""
     corpus_files: tuple[CorpusFile, ...]
     """Files of the corpus in the order they were read; empty if it was made from token ids."""
     library_version: str

@@ -17,7 +17,6 @@ import numpy as np
 from networkx.classes.reportviews import OutEdgeView
 
 from speculant_graph.corpus.tokenize import lazy_decode
-from speculant_graph.graph import lookup
 from speculant_graph.graph.layout import CUMULATIVE, TOKEN, TOKEN_MASK, Int64Array
 from speculant_graph.graph.ngrams import Match, Ngram, NgramGraph
 from speculant_graph.types import TokenId
@@ -304,8 +303,7 @@ class _Row(_Lazy[TokenId, _Attributes]):
         self._nodes, self._context, self._match = nodes, context, match
 
     def __len__(self) -> int:
-        trie = self._nodes.ngrams.trie
-        low, high = lookup.row_of(trie.words, trie.table, self._match.order, self._match.node)
+        low, high = self._nodes.ngrams.core.children(self._match.order, self._match.node)
         return int(high - low)
 
     def __getitem__(self, node: object) -> _Attributes:

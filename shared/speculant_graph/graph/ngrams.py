@@ -1,7 +1,6 @@
 """The read-only n-gram graph and its lookups: the hot path of drafting.
 
-Knows neither text nor strategies. Arrays may be memory-mapped and shared between processes and threads; kernels run
-without the GIL.
+Knows neither text nor strategies. Arrays may be memory-mapped and shared between processes and threads.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from speculant_graph import _core
 from speculant_graph.errors import GraphError
-from speculant_graph.graph import lookup
 from speculant_graph.graph.context_index import ContextIndex
 from speculant_graph.graph.layout import CUMULATIVE, Int64Array, Trie, UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
@@ -86,8 +85,8 @@ class NgramGraph:
         self.metadata = metadata
         self.max_order = trie.max_order
         self.vocabulary_size = trie.vocabulary_size
-        self._words = trie.words
-        self._table = trie.table
+        self.core = _core.Trie(trie.words, trie.table)
+        """The look-ups."""
 
     def __repr__(self) -> str:
         """Name the graph's sizes."""
@@ -123,33 +122,23 @@ class NgramGraph:
 
         save_graph(self, path)
 
-    def warm_up(self) -> None:
-        """Make the kernels of lookups ready, which the first call of each does otherwise.
-
-        They are compiled once per installation, in some seconds, and loaded in a fraction of one afterwards.
-        """
-        words, table = self._words, self._table
-        self.draft_greedy([0], 1)
-        self.match([0])
-        self.count([0])
-        lookup.row_of(words, table, 1, 0)
-        lookup.best_child(words, table, 1, 0)
-        lookup.slide(words, table, 1, 0, -1)
-        lookup.read_row(words, table, 1, 0, np.empty(1, np.uint32), np.empty(1, np.uint32))
-
     def match(self, context: Sequence[TokenId]) -> Match | None:
         """Return the longest end of ``context``, of at most N tokens, that was seen and has successors."""
-        order, node = lookup.find_context(self._words, self._table, self._token_array(context[-self.max_order :]))
+        order, node = self.match_state(context)
         return Match(order, node) if order else None
+
+    def match_state(self, context: Sequence[TokenId]) -> tuple[int, int]:
+        """Return (order, record) of :meth:`match`; (0, 0) if there is none."""
+        return self.core.match(self._token_array(context[-self.max_order :]))
 
     def match_order(self, context: Sequence[TokenId], order: int) -> Match | None:
         """Return the last ``order`` tokens of ``context`` as a match; None if they have no successors."""
         if not 0 < order <= min(self.max_order, len(context)):
             return None
-        node = lookup.find_ngram(self._words, self._table, self._token_array(context[-order:]))
+        node = self.core.find_ngram(self._token_array(context[-order:]))
         if node < 0:
             return None
-        low, high = lookup.row_of(self._words, self._table, order, node)
+        low, high = self.core.children(order, node)
         return Match(order, node) if low < high else None
 
     def slide(self, match: Match, token_id: TokenId) -> Match | None:
@@ -163,7 +152,7 @@ class NgramGraph:
             GraphError: the token never followed it.
         """
         known = token_id if 0 <= token_id < self.vocabulary_size else -1
-        order, node = lookup.slide(self._words, self._table, match.order, match.node, known)
+        order, node = self.core.shift(match.order, match.node, known)
         if order < 0:
             raise GraphError(f"token {token_id} never followed this context; slide along its successors")
         return Match(order, node) if order else None
@@ -173,17 +162,12 @@ class NgramGraph:
         match = context if isinstance(context, Match) else self.match_order(context, len(context))
         if match is None:
             return NO_SUCCESSORS
-        low, high = lookup.row_of(self._words, self._table, match.order, match.node)
-        token_ids, counts = np.empty(high - low, np.uint32), np.empty(high - low, np.uint32)
-        lookup.read_row(self._words, self._table, match.order + 1, low, token_ids, counts)
-        return Successors(token_ids, counts)
+        low, high = self.core.children(match.order, match.node)
+        return Successors(*self.core.read(match.order + 1, low, high))
 
     def most_frequent(self, match: Match) -> TokenId:
         """Return the token that followed a context most often; of equals the lowest id."""
-        child = lookup.best_child(self._words, self._table, match.order, match.node)
-        token_id, count = np.empty(1, np.uint32), np.empty(1, np.uint32)
-        lookup.read_row(self._words, self._table, match.order + 1, child, token_id, count)
-        return int(token_id[0])
+        return self.core.argmax_child(match.order, match.node)
 
     def draft_greedy(self, context: Sequence[TokenId], k: int) -> list[TokenId]:
         """Return up to k most frequent successors in a row, from the longest known end of ``context`` on.
@@ -191,18 +175,14 @@ class NgramGraph:
         The order of the match is kept while the window slides, until the window has no successors; then the longest
         known context goes on.
         """
-        token_ids = np.empty(max(0, k), np.int64)
-        window = self._token_array(context[-self.max_order :])
-        num_tokens = lookup.draft_greedy(self._words, self._table, window, token_ids)
-        drafted: list[TokenId] = token_ids[:num_tokens].tolist()
-        return drafted
+        return self.core.draft_greedy(self._token_array(context[-self.max_order :]), max(0, k))
 
     def probability(self, context: Sequence[TokenId], token_id: TokenId) -> float:
         """Return P(token | exactly this context): its share of all successors' counts; 0 if never seen."""
         match = self.match_order(context, len(context))
         if match is None:
             return 0.0
-        low, high = lookup.row_of(self._words, self._table, match.order, match.node)
+        low, high = self.core.children(match.order, match.node)
         level = self.trie.level(match.order + 1)
         total = int(level[high, CUMULATIVE]) - int(level[low, CUMULATIVE])
         return self.count([*context, token_id]) / max(1, total)
@@ -217,7 +197,7 @@ class NgramGraph:
             raise GraphError(
                 f"n-grams of 1 to {self.max_order + 1} tokens are counted, not {len(ngram)}; ask for those"
             )
-        node = lookup.find_ngram(self._words, self._table, self._token_array(ngram))
+        node = self.core.find_ngram(self._token_array(ngram))
         if node < 0:
             return 0
         level = self.trie.level(len(ngram))
@@ -252,10 +232,7 @@ class NgramGraph:
         """
         size = self.trie.nodes_per_level[self._length(length) - 1]
         start, stop, _ = slice(start, stop).indices(size)
-        ngrams = np.empty((max(0, stop - start), length), np.uint32)
-        if len(ngrams):
-            lookup.spell(self._words, self._table, length, start, ngrams)
-        return ngrams
+        return self.core.spell(length, start, max(start, stop)).reshape(-1, length)
 
     def most_common(self, n: int, length: int = 1) -> list[tuple[Ngram, int]]:
         """Return the n most frequent n-grams of one length with their counts; of equals the lower one first.
@@ -284,7 +261,7 @@ class NgramGraph:
         for start in range(0, self.trie.nodes_per_level[order - 1], _NGRAMS_AT_A_TIME):
             ngrams = self.ngrams(order, start, start + _NGRAMS_AT_A_TIME)
             for node, ngram in enumerate(ngrams.tolist(), start):
-                low, high = lookup.row_of(self._words, self._table, order, node)
+                low, high = self.core.children(order, node)
                 if low < high:
                     yield tuple(ngram), Match(order, node)
 

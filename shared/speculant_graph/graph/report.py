@@ -13,7 +13,6 @@ from typing import Literal
 
 from speculant_graph.corpus.files import SkippedFile
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.compile_clock import compile_time
 from speculant_graph.machine import anonymous_bytes
 
 Phase = Literal["tokenize", "calibrate", "count", "save"]
@@ -38,7 +37,7 @@ def built_at() -> str:
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """Time, memory and what was left out. Compiling kernels, which only the first build does, stands by itself."""
+    """Time, memory and what was left out."""
 
     tokenize_s: float
     """Wall seconds from the start, loading the tokenizer included, to the token stream on disk."""
@@ -49,9 +48,7 @@ class BuildReport:
     save_s: float
     """Wall seconds of checksums, the description and waiting for the disk."""
     total_s: float
-    """All of it, but for compiling."""
-    compile_s: float
-    """Wall seconds of compiling kernels, or of waiting for another process that did; 0 once they are on disk."""
+    """All of it."""
     count_cpu_s: float
     """CPU seconds of counting, all threads and tasks together."""
     peak_anon_bytes: int
@@ -71,20 +68,18 @@ class Stopwatch:
     task_cpu_s: float = 0.0
     """CPU seconds spent elsewhere, by tasks of a cluster."""
     peak_anon_bytes: int = 0
-    _compiled_before_s: float = field(default_factory=lambda: compile_time().wall_s)
     _walls: dict[str, float] = field(default_factory=dict)
     _cpus: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def measuring(self, phase: Phase) -> Iterator[None]:
-        """Add the time of a block, but for compiling, to a phase."""
-        wall, cpu = _without_compiling()
+        """Add the time of a block to a phase."""
+        wall, cpu = time.monotonic(), time.process_time()
         try:
             yield
         finally:
-            wall_now, cpu_now = _without_compiling()
-            self._walls[phase] = self._walls.get(phase, 0.0) + wall_now - wall
-            self._cpus[phase] = self._cpus.get(phase, 0.0) + cpu_now - cpu
+            self._walls[phase] = self._walls.get(phase, 0.0) + time.monotonic() - wall
+            self._cpus[phase] = self._cpus.get(phase, 0.0) + time.process_time() - cpu
 
     @contextmanager
     def watching_memory(self) -> Iterator[None]:
@@ -107,12 +102,8 @@ class Stopwatch:
 
     @property
     def total_s(self) -> float:
-        """Seconds since the beginning, but for compiling."""
-        return time.monotonic() - self.started - self._compile_s
-
-    @property
-    def _compile_s(self) -> float:
-        return compile_time().wall_s - self._compiled_before_s
+        """Seconds since the beginning."""
+        return time.monotonic() - self.started
 
     @property
     def build_seconds(self) -> float:
@@ -127,14 +118,8 @@ class Stopwatch:
             count_s=round(self._walls.get("count", 0.0), 3),
             save_s=round(self._walls.get("save", 0.0), 3),
             total_s=round(self.total_s, 3),
-            compile_s=round(self._compile_s, 3),
             count_cpu_s=round(self._cpus.get("count", 0.0) + self.task_cpu_s, 3),
             peak_anon_bytes=self.peak_anon_bytes,
             encoder=encoder,
             skipped=skipped,
         )
-
-
-def _without_compiling() -> tuple[float, float]:
-    compiled = compile_time()
-    return time.monotonic() - compiled.wall_s, time.process_time() - compiled.cpu_s

@@ -207,12 +207,14 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
         block: the arrays' bytes, in memory.
 
     Raises:
-        GraphFileError: the description is damaged, or does not fit the arrays.
+        GraphFileError: description or arrays are damaged.
     """
     text = description.encode()
     if hashlib.sha256(text).digest() != checksum:
         raise damaged("the pickle", "its description has another checksum")
-    graph, _ = _opened("the pickle", text, memoryview(block).toreadonly())
+    view = memoryview(block).toreadonly()
+    graph, checksums = _opened("the pickle", text, view)
+    _verify("the pickle", view, graph.trie, checksums, None)
     return graph
 
 

@@ -26,9 +26,9 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
 from speculant_graph.graph.builder import build_from_token_ids
 from speculant_graph.graph.count import map_tokens
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.settings import CommandSettings
 from speculant_graph.types import Fingerprint
+from support.oracle import OracleGraph
 
 BUILD_KEYS = {
     "tokens", "tokenize_s", "count_s", "total_s", "tokens_per_cpu_s", "peak_anon_bytes", "file_bytes", "nodes",

@@ -7,12 +7,12 @@ import pytest
 
 from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.reference import draft_chain
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import Feedback, MixingName, SequenceStep, SessionOptions
+from support.chain_reference import draft_chain
 from support.graphs import graph_of
+from support.oracle import OracleGraph
 
 TEXT = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2]
 

@@ -22,9 +22,9 @@ from speculant_graph.graph.builder import build_from_token_ids
 from speculant_graph.graph.export import export_graph, to_networkx
 from speculant_graph.graph.network import NgramDiGraph
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.log import log_to_stderr
 from support.graphs import graph_of
+from support.oracle import OracleGraph
 
 VOCABULARY_SIZE = 50
 

@@ -25,9 +25,9 @@ from speculant_graph.errors import ConfigError, CorpusError, GraphFileError, Tok
 from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
 from speculant_graph.graph.layout import CUMULATIVE, Trie, array_offsets, record_words, trie_of
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import Fingerprint
 from speculant_graph.view.wording import counted
+from support.oracle import OracleGraph
 
 FINGERPRINT = Fingerprint("nowhere/tokenizer", "00" * 32, 200)
 TEXT = "a[i] = b[/j]\n\tthe value of a\x1b[31m\n" * 20 + "the value of b\n" * 5

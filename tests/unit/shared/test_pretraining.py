@@ -13,10 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from speculant_graph._core import Calibration
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
-from speculant_graph.draft.calibration import Calibration
+from speculant_graph.draft.calibration import load_calibration
 from speculant_graph.draft.pretraining import (
     KEPT_VISITS,
     MOST_COUNTED,
@@ -106,7 +107,7 @@ def pretrained_slowly(tokens: UInt32Array) -> Calibration:
             drafter.accept(number, rest[: num_accepted + 1])
             rest = rest[num_accepted + 1 :]
         drafter.close(number)
-    for table in calibration.arrays:
+    for table in (calibration.weights, calibration.bins):
         for row in table:
             if row[0] > KEPT_VISITS:
                 row *= KEPT_VISITS / row[0]
@@ -141,8 +142,9 @@ def test_what_is_counted_and_what_is_held_out_are_disjoint_and_spread_evenly(num
 def test_the_tables_are_those_of_the_slow_way(tmp_path: Path, document: int) -> None:
     tokens = sample_tokens(12_000, document=document)
     tokens[divide(tokens.size).counted[1].start] = DOCUMENT_SEPARATOR if document else 1  # at the edge of a part
-    learned, expected = Calibration.load(pretrained(tmp_path, tokens)), pretrained_slowly(tokens)
-    for table, slow, untaught in zip(learned.arrays, expected.arrays, Calibration().arrays, strict=True):
+    learned, expected = load_calibration(pretrained(tmp_path, tokens)), pretrained_slowly(tokens)
+    for name in ("weights", "bins"):
+        table, slow, untaught = (getattr(each, name) for each in (learned, expected, Calibration()))
         np.testing.assert_array_equal(table, slow)
         assert (table != untaught).any()
         assert table[:, 0].max() == pytest.approx(KEPT_VISITS)
@@ -248,7 +250,7 @@ def test_a_build_calibrates_unless_it_is_told_not_to(
 
     graph, num_bytes = built()
     assert num_bytes == len(graph.metadata.calibration) > 0
-    Calibration.load(graph.metadata.calibration)
+    load_calibration(graph.metadata.calibration)
     assert main(["inspect", str(tmp_path / "graph.pkl"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["calibration_bytes"] == num_bytes
     assert built("--jobs", 2)[0].metadata.calibration == graph.metadata.calibration

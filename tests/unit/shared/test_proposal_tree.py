@@ -24,9 +24,9 @@ from speculant_graph.draft.proposal_tree import (
 )
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.builder import build_from_token_ids
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import Draft
 from support.graphs import fingerprint
+from support.oracle import OracleGraph
 
 Path = tuple[int, ...]
 

@@ -9,8 +9,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.calibration import Calibration
 from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd
@@ -116,7 +116,7 @@ def test_every_strategy(graph: NgramGraph, strategy: StrategyName, configured: S
         if configured == strategy:
             assert values_of(draft) == values_of(draft_of(drafter, 1, 8))
         drafter.accept(1, CORPUS[start : start + 1])
-    learned = not np.array_equal(drafter.calibration.arrays.escapes, Calibration().arrays.escapes)
+    learned = not np.array_equal(drafter.calibration.weights, Calibration().weights)
     assert learned == (strategy in CALIBRATED), "whatever is configured: a session learns as it drafts"
 
 
@@ -254,17 +254,17 @@ def test_misses_cost_trust_and_hits_bring_it_back() -> None:
         drafter.accept(1, text[:9])
         sizes.append(len(draft_of(drafter, 1)))
         drafter.accept(1, [2_000 + miss])
-    missed = sequence.trust
+    missed = sequence.core.reliability
     assert missed < 0.9
     drafter.accept(1, text[:9])
     drafter.accept(500, text[:9])
     assert len(draft_of(drafter, 1)) < len(draft_of(drafter, 500)), "a fresh session drafts more by the same tables"
-    assert drafter._sequences[500].trust == 1.0
+    assert drafter._sequences[500].core.reliability == 1.0
     for _ in range(40):
         drafter.accept(1, text[:20])
         draft = draft_of(drafter, 1)
         drafter.accept(1, text[20 : 21 + len(draft)])
-    assert sequence.trust > missed
+    assert sequence.core.reliability > missed
 
 
 def test_sequences_that_were_hard_are_tried_again() -> None:
@@ -276,16 +276,16 @@ def test_sequences_that_were_hard_are_tried_again() -> None:
         drafter.accept(1, [2_000 + miss])
         drafter.accept(1, text[:9])
         draft_of(drafter, 1)
-    lowest = sequence.trust
+    lowest = sequence.core.reliability
     assert lowest < 0.9
     for miss in range(150):
         drafter.accept(1, [3_000 + miss])
-        lowest = sequence.trust if miss == 0 else lowest
-        assert sequence.trust == lowest, "a step for which nothing was asked says nothing"
+        lowest = sequence.core.reliability if miss == 0 else lowest
+        assert sequence.core.reliability == lowest, "a step for which nothing was asked says nothing"
     for miss in range(150):
         assert not draft_of(drafter, 1)
         drafter.accept(1, [4_000 + miss])
-    assert sequence.trust > 0.99
+    assert sequence.core.reliability > 0.99
 
 
 def test_nothing_accepted_says_nothing_of_a_draft() -> None:
@@ -293,7 +293,7 @@ def test_nothing_accepted_says_nothing_of_a_draft() -> None:
     before = started(drafter, 1, [1, 2, 3] * 9, cost=COST_CURVES["dense"])
     for _ in range(20):
         drafter.accept(1, [])
-    assert drafter._sequences[1].trust == 1.0
+    assert drafter._sequences[1].core.reliability == 1.0
     assert values_of(draft_of(drafter, 1)) == values_of(before)
 
 
@@ -359,16 +359,16 @@ def test_memory_is_bounded() -> None:
     for _ in range(100):
         drafter.accept(1, CORPUS[:26])
     sequence = drafter._sequences[1]
-    assert len(sequence.history) == 2_600
-    assert sequence.history.arrays.tokens.size == 256
+    assert len(sequence) == 2_600
+    assert sequence.core.latest(10**6).size == 256
+    assert sequence.num_bytes < 256 * 28 + 5_000
     assert started(drafter, 2, [*range(1_000, 1_300), 1_000]).token_ids == (), "what is forgotten is not found"
     assert started(drafter, 3, [*range(1_000, 1_255), 1_000]).token_ids[:1] == (1_001,)
     for number in range(10, 20):
         started(drafter, number, [1], learn=True)
         drafter.accept(number, CORPUS[:200])
         drafter.close(number)
-    assert drafter.learned.memory("").history.arrays.tokens.size == 512
-    assert drafter.learned.memory("").history.latest(10**6).size == 300
+    assert drafter.learned.num_tokens == 300
 
 
 def test_budgets_beyond_the_largest() -> None:

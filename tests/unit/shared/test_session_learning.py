@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from loguru import logger
 
-from speculant_graph.draft.calibration import Calibration
+from speculant_graph._core import Calibration
+from speculant_graph.draft.calibration import load_calibration, save_calibration
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
@@ -122,11 +124,11 @@ def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
         drafter.close(1)
         before = started(drafter, 2, [1, 2], tenant="a")
         drafter.save()
-        saved = drafter.calibration.save()
+        saved = save_calibration(drafter.calibration)
     assert before.token_ids[:2] == (3, 4)
     with opened(tmp_path / "learned") as log:
         drafter = drafter_of(learned=LearnedStore(1_000, log))
-        assert drafter.calibration.save() == saved
+        assert save_calibration(drafter.calibration) == saved
         assert values_of(started(drafter, 1, [1, 2], tenant="a")) == values_of(before)
         assert started(drafter, 2, [1, 2], tenant="b").token_ids == ()
         drafter.open(3, tenant="a", learn=True)
@@ -199,7 +201,7 @@ def test_damaged_calibration_is_made_anew(tmp_path: Path) -> None:
     with opened(tmp_path / "learned") as log:
         log.save_state("calibration", b"damaged")
         drafter = drafter_of(learned=LearnedStore(1_000, log))
-        assert np.array_equal(drafter.calibration.arrays.escapes, Calibration().arrays.escapes)
+        assert np.array_equal(drafter.calibration.weights, Calibration().weights)
         assert started(drafter, 1, [1, 2, 1]).token_ids
     assert any("calibration is damaged" in message for message in messages)
 
@@ -209,10 +211,10 @@ def test_damaged_calibration_is_made_anew(tmp_path: Path) -> None:
 )
 def test_damaged_tables(damage: str) -> None:
     calibration = Calibration()
-    agreements = calibration.arrays.agreements
+    agreements = calibration.bins
     agreements[5] = (3.0, 1.0, 2.0)
-    whole = calibration.save()
-    assert np.array_equal(Calibration.load(whole).arrays.agreements, agreements)
+    whole = save_calibration(calibration)
+    assert np.array_equal(load_calibration(whole).bins, agreements)
     rows = {
         "negative": (3.0, 1.0, -1.0),
         "more hits than visits": (3.0, 1.0, 4.0),
@@ -220,11 +222,11 @@ def test_damaged_tables(damage: str) -> None:
         "huge": (1e10, 1e10 + 5, 0.0),
     }
     agreements[5] = rows.get(damage, agreements[5])
-    if damage == "shape":
-        calibration.arrays = calibration.arrays._replace(agreements=agreements[:-1].copy())
-    saved = {"cut": whole[:-9], "empty": b""}.get(damage, calibration.save())
+    buffer = io.BytesIO()
+    np.savez(buffer, format=1, escapes=calibration.weights, agreements=agreements[:-1])
+    saved = {"cut": whole[:-9], "empty": b"", "shape": buffer.getvalue()}.get(damage, save_calibration(calibration))
     with pytest.raises(ConfigError, match="delete it to start anew"):
-        Calibration.load(saved)
+        load_calibration(saved)
 
 
 def test_tables_are_written_only_when_they_changed(tmp_path: Path) -> None:

@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
+import io
 from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, TargetRows
 from speculant_graph.draft.learned import LearnedStore
-from speculant_graph.draft.recycled import NUM_SLOTS, RecycledRows
 from speculant_graph.draft.session_drafter import SessionDrafter
-from speculant_graph.draft.sources import ROW_DEPTH, ROW_WIDTH
+from speculant_graph.draft.target_rows import load_rows, save_rows
 from speculant_graph.errors import ConfigError
 from support.graphs import graph_of
 from support.learned import opened
 from support.sessions import draft_of, drafter_of, started
 
 VOCABULARY_SIZE = 50_000
+NUM_SLOTS = 32_768
 
 
-def rows_of(table: RecycledRows) -> dict[int, list[list[int]]]:
+def rows_of(table: TargetRows) -> dict[int, list[list[int]]]:
     """Return the rows of every context that has some."""
+    _, keys, rows_of_keys = table.slots()
     return {
         int(key): [
             list(takewhile(lambda token: token >= 0, row))
             for row in rows.reshape(ROW_DEPTH, ROW_WIDTH).tolist()
             if row[0] >= 0
         ]
-        for key, rows in zip(table.arrays.keys, table.arrays.rows, strict=True)
-        if key >= 0
+        for key, rows in zip(keys, rows_of_keys.reshape(-1, ROW_DEPTH * ROW_WIDTH), strict=True)
     }
 
 
-def put(table: RecycledRows, before: int, last: int, row: list[int]) -> None:
+def put(table: TargetRows, before: int, last: int, row: list[int]) -> None:
     table.put(np.array([[before, last]], np.int64), np.array([row], np.int64).reshape(1, -1))
 
 
 def test_newest_rows_of_a_context_come_first_and_the_oldest_go() -> None:
-    table = RecycledRows()
+    table = TargetRows()
     for number in range(ROW_DEPTH + 2):
         put(table, 3, 7, [number, 90, 91, 92, 93, 94])
     put(table, 4, 7, [50])
@@ -54,22 +56,23 @@ def test_newest_rows_of_a_context_come_first_and_the_oldest_go() -> None:
 
 
 def test_the_table_does_not_grow() -> None:
-    table = RecycledRows()
+    table = TargetRows()
     contexts = np.random.default_rng(0).integers(0, VOCABULARY_SIZE, (3 * NUM_SLOTS, 2))
     table.put(contexts, contexts[:, :1])
-    assert table.arrays.keys.shape == (NUM_SLOTS,)
+    assert max(table.slots()[0]) < NUM_SLOTS
+    assert table.num_bytes < 3_000_000
     assert len(rows_of(table)) > 0.8 * NUM_SLOTS
 
 
 def test_rows_are_saved_and_loaded() -> None:
-    table = RecycledRows()
+    table = TargetRows()
     assert not table.is_changed
     for token in range(200):
         put(table, token, token + 1, [token + 2, token + 3])
     assert table.is_changed
-    saved = table.save()
+    saved = save_rows(table)
     assert not table.is_changed
-    loaded = RecycledRows.load(saved)
+    loaded = load_rows(saved)
     assert rows_of(loaded) == rows_of(table)
     put(loaded, 5, 6, [1])
     assert rows_of(loaded)[6][:2] == [[1], [7, 8]], "loaded rows are found where new ones go"
@@ -77,18 +80,20 @@ def test_rows_are_saved_and_loaded() -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "format", "token", "shape"])
 def test_damaged_rows_are_refused(damage: str) -> None:
-    table = RecycledRows()
+    table = TargetRows()
     put(table, 1, 2, [1 << 24 if damage == "token" else 3])
-    saved = table.save()
+    saved = save_rows(table)
     if damage == "cut":
         saved = saved[:-40]
     elif damage == "format":
-        saved = RecycledRows().save().replace(b"format", b"formal")
+        saved = save_rows(TargetRows()).replace(b"format", b"formal")
     elif damage == "shape":
-        table.arrays = table.arrays._replace(rows=table.arrays.rows[:, :-1].copy())
-        saved = table.save()
+        slots, keys, rows = table.slots()
+        buffer = io.BytesIO()
+        np.savez(buffer, format=1, slots=slots, keys=keys, rows=rows.reshape(1, -1)[:, :-1])
+        saved = buffer.getvalue()
     with pytest.raises(ConfigError, match="they will be learned again"):
-        RecycledRows.load(saved)
+        load_rows(saved)
 
 
 def test_the_last_two_tokens_tell_more_than_the_last_one() -> None:

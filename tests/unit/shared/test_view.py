@@ -24,12 +24,12 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphFileError, TokenizerMismatchError
 from speculant_graph.graph.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.view.glyphs import visible
 from speculant_graph.view.neighbourhood import Neighbourhood, Step, explore
 from speculant_graph.view.page import render_page
 from speculant_graph.view.picture import draw_picture
 from support.graphs import graph_of
+from support.oracle import OracleGraph
 
 VOCABULARY_SIZE = 50
 

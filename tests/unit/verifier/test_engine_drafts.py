@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from speculant_graph._core import ROW_WIDTH
 from speculant_graph.config import DraftConfig, VerifierConfig
-from speculant_graph.draft.sources import ROW_WIDTH
 from speculant_graph.errors import SpeculantError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine import Engine, Request

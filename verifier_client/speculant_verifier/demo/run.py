@@ -42,7 +42,7 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
     """Run everything and print the comparison; 0 if all texts are identical, else 1."""
     report = DemoReport(arguments)
     quiet_transformers()
-    log_to_stderr("WARNING", waits=True)
+    log_to_stderr("WARNING")
     with ExitStack() as stack:
         temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="speculant-"))
         folder = settings.folder or Path(temporary)

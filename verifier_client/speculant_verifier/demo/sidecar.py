@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from speculant_graph.errors import DrafterUnavailableError
 
 _START_LIMIT_S = 300.0
-_PATIENCE_S = 4.0
 
 
 @contextmanager
@@ -41,11 +40,7 @@ def running_sidecar(graph: Path, address: str) -> Iterator[subprocess.Popen[byte
 
 def _wait_until_ready(process: subprocess.Popen[bytes], address: str) -> None:
     started = time.monotonic()
-    is_told = False
     while time.monotonic() < started + _START_LIMIT_S and process.poll() is None:
-        if not is_told and time.monotonic() > started + _PATIENCE_S:
-            is_told = True
-            sys.stderr.write("the sidecar compiles its kernels, once on this machine, for a minute or two …\n")
         # A channel that failed to connect waits before it tries again; a new one connects at once.
         with grpc.insecure_channel(address) as channel:
             try:

@@ -1,4 +1,4 @@
-"""The machine: processor, memory, the cache of compiled kernels, limits, clock."""
+"""The machine: processor, memory, limits, clock."""
 
 from __future__ import annotations
 
@@ -98,20 +98,3 @@ def _clock() -> Finding:
             "clock", "warn", f"source {source}, slow to read", "boot with clocksource=tsc if the machine can"
         )
     return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M") + (f", source {source}" if source else ""))
-
-
-def check_kernels() -> Iterator[Finding]:
-    """Check that compiled kernels can be kept, and whether they are there."""
-    from speculant_graph.graph.compiled import cache_of_kernels
-
-    folder, num_kept = cache_of_kernels()
-    if folder is None:
-        remedy = "set NUMBA_CACHE_DIR to a folder that this user may write to"
-        yield Finding(
-            "kernels", "warn", "compiled in every process, half a minute each: no folder to keep them", remedy
-        )
-    elif not num_kept:
-        remedy = "nothing to do: every command compiles what it needs, once"
-        yield Finding("kernels", "warn", f"not compiled yet; they will be kept in {folder}", remedy)
-    else:
-        yield Finding("kernels", "ok", f"{num_kept} compiled in {folder}")

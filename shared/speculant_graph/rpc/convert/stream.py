@@ -11,7 +11,6 @@ from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, Dra
 from speculant_graph.rpc import mirror
 from speculant_graph.rpc.convert.answers import decode_step_answer
 from speculant_graph.rpc.convert.requests import encode_step_request
-from speculant_graph.rpc.convert.usual import read_usual_answer
 from speculant_graph.rpc.messages import StepAnswer, StepRequest
 from speculant_graph.rpc.status import from_status, status_number, status_of_number, to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -88,9 +87,6 @@ class StreamAnswer:
             SpeculantError: the step failed, for the reason in the message.
             DraftRequestError: the answer breaks a rule of the wire.
         """
-        usual = read_usual_answer(self._payload, budgets, strategy, vocabulary_size)
-        if usual is not None:
-            return usual
         draft = _draft_of(self._payload)
         return decode_step_answer(draft, budgets=budgets, strategy=strategy, vocabulary_size=vocabulary_size)
 

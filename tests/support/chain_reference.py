@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.sampled_tree import SIBLING_PRICE
-from speculant_graph.graph.oracle import OracleGraph, draw, draw_coupled, normalised, tempered
 from speculant_graph.random_stream import PROPOSAL_STREAM, TREE_STREAM, uniform
 from speculant_graph.types import SiblingsName
+from support.oracle import OracleGraph, draw, draw_coupled, normalised, tempered
 
+SIBLING_PRICE = 2
+"""What a further child of a node costs, where a first one costs 1."""
 Distribution = dict[int, float]
 """Probabilities by ascending token id."""
 

@@ -10,22 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from speculant_graph.draft.calibration import MAX_CANDIDATES, SMALLEST_CANDIDATE
-from speculant_graph.draft.escapes import SMALLEST_SHARE
-from speculant_graph.draft.history import WINDOW
-from speculant_graph.draft.sources import (
-    CORPUS,
-    GAP,
-    LEARNED,
-    MAX_DISTINCT,
-    MAX_MATCHES,
-    MIN_GAP_MATCH,
-    RECYCLED,
-    SESSION,
-    TOP_SUCCESSORS,
-)
-from speculant_graph.graph.oracle import OracleGraph
 from speculant_graph.types import TokenId
+from support.oracle import OracleGraph
 
 Text = list[TokenId | None]
 """Tokens; None is the end of a text or what is no token, and equals nothing."""
@@ -34,6 +20,16 @@ Kind = tuple[int, int, int, int]
 Range = tuple[int, tuple[int, int, int, int], bool]
 """Half octaves of a probability below 1, what supports it, whether the context ends in a drafted token."""
 
+SESSION, CORPUS, GAP, LEARNED, RECYCLED = range(5)
+"""Numbers of the sources."""
+SESSION_CHAINS, LEARNED_CHAINS = (4, 1), (4, 2)
+"""Lengths of the hash chains of a sequence, and of what a tenant's sequences accepted."""
+WINDOW, MAX_MATCHES, MAX_DISTINCT, MIN_GAP_MATCH = 32, 64, 64, 2
+"""Longest match; matches of a chain; different successors of matches; tokens that match before a gap."""
+TOP_SUCCESSORS, LONG_ROW = 16, 64
+"""Successors of a graph's context that are looked at; those of contexts with more than the latter are remembered."""
+MAX_CANDIDATES, SMALLEST_CANDIDATE, SMALLEST_SHARE = 256, 2.0**-10, 0.03
+"""Bounds of a mixture: candidates, their least probability, and what must be left for a shorter context."""
 RECYCLED_SLOTS, RECYCLED_DEPTH, RECYCLED_WIDTH = 32_768, 4, 4
 """Contexts whose rows are kept, rows of each, and tokens of a row."""
 

@@ -11,15 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.calibration import SMALLEST_CANDIDATE
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.escapes import SMALLEST_SHARE
-from speculant_graph.draft.history import LEARNED_CHAINS, SESSION_CHAINS, WINDOW
-from speculant_graph.draft.sources import LEARNED, SESSION
 from speculant_graph.draft.strategies import CALIBRATED
-from speculant_graph.draft.tree_reference import (
+from speculant_graph.graph.layout import MAX_VOCABULARY
+from speculant_graph.types import StrategyName, TokenId
+from support.oracle import OracleGraph
+from support.tree_reference import (
+    LEARNED,
+    LEARNED_CHAINS,
     RECYCLED_DEPTH,
     RECYCLED_WIDTH,
+    SESSION,
+    SESSION_CHAINS,
+    SMALLEST_CANDIDATE,
+    SMALLEST_SHARE,
+    WINDOW,
     Entry,
     Tables,
     Text,
@@ -29,9 +35,6 @@ from speculant_graph.draft.tree_reference import (
     entries_of_text,
     slot_of_rows,
 )
-from speculant_graph.graph.layout import MAX_VOCABULARY
-from speculant_graph.graph.oracle import OracleGraph
-from speculant_graph.types import StrategyName, TokenId
 
 
 @dataclass(slots=True)

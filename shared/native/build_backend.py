@@ -1,0 +1,49 @@
+"""scikit-build-core, and a compiler where the machine has none: pip then installs the package ziglang for the build.
+
+pyproject.toml names this file as the build backend. Everything else is scikit-build-core's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from scikit_build_core import build as _build
+from scikit_build_core.build import *  # noqa: F403 - all other hooks
+
+_COMPILER_PACKAGE = "ziglang>=0.14"
+
+
+def _has_compiler() -> bool:
+    names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
+    return any(shutil.which(name.split()[0]) for name in names if name)
+
+
+def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+    """Return what a build needs here."""
+    return [
+        *_build.get_requires_for_build_wheel(config_settings),
+        *([] if _has_compiler() else [_COMPILER_PACKAGE]),
+    ]
+
+
+get_requires_for_build_editable = get_requires_for_build_wheel
+
+
+def _choose_compiler() -> None:
+    if not _has_compiler():
+        os.environ.setdefault("CMAKE_TOOLCHAIN_FILE", str(Path(__file__).with_name("zig.cmake")))
+
+
+def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+    """Build a wheel with what compiler there is."""
+    _choose_compiler()
+    return _build.build_wheel(wheel_directory, config_settings, metadata_directory)
+
+
+def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+    """Build an editable wheel with what compiler there is."""
+    _choose_compiler()
+    return _build.build_editable(wheel_directory, config_settings, metadata_directory)

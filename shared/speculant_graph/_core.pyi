@@ -1,0 +1,358 @@
+"""
+Look-ups, drafts and what they learn, in C++. Calls work without the GIL.
+"""
+
+from collections.abc import Sequence as _Sequence
+from typing import Annotated
+
+import numpy
+import numpy.typing
+from numpy.typing import NDArray
+
+
+class RequestError(ValueError):
+    pass
+
+class Trie:
+    """The look-ups of a graph, whose arrays are viewed and never copied."""
+
+    def __init__(self, words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], table: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+        """
+        View a block of words; the table is that of ``graph/layout.py``. ValueError where it lies outside.
+        """
+
+    def match(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[int, int]:
+        """
+        Return (order, record) of the longest end that has successors; (0, 0) if none has.
+        """
+
+    def find_ngram(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+        """Return the record of an n-gram of 1 to N+1 tokens on its level, or -1."""
+
+    def children(self, order: int, node: int) -> tuple[int, int]:
+        """
+        Return a context's successors as a range of records of level ``order + 1``.
+        """
+
+    def read(self, length: int, low: int, high: int) -> tuple[numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.uint32]]:
+        """
+        Return the last tokens and the counts of a range of n-grams of one length.
+        """
+
+    def argmax_child(self, order: int, node: int) -> int:
+        """
+        Return the most frequent successor of a context, of equals the lowest id; -1: none.
+        """
+
+    def shift(self, order: int, node: int, token_id: int) -> tuple[int, int]:
+        """
+        Return (order, record) of the context one token on: of the same order, or the longest that has successors; (-1, 0) if the token never followed.
+        """
+
+    def draft_greedy(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: int) -> list[int]:
+        """
+        Return up to k most frequent successors in a row, of the longest known context.
+        """
+
+    def spell(self, length: int, low: int, high: int) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        Return a range of n-grams of one length, one after another: ``length`` tokens each.
+        """
+
+    def count_known(self, token_ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[list[int]]:
+        """
+        Return how much of a text is known, five numbers for each order; see ``graph/coverage.py``.
+        """
+
+class SessionHistory:
+    """Tokens in order, the newest ones kept, with hash chains."""
+
+    def __init__(self, max_tokens: int, chain_lengths: _Sequence[int]) -> None:
+        """Keep at most so many tokens; lengths of the chains, longest first."""
+
+    def __len__(self) -> int: ...
+
+    def append(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Add tokens; what is none matches nothing."""
+
+    def latest(self, num_tokens: int) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        Return the newest tokens that are kept, oldest first, -1 between texts.
+        """
+
+    def matches(self) -> list[tuple[int, int, int, list[tuple[int, int]]]]:
+        """
+        Return what followed earlier positions that end as the history does, and those that do but for the last
+        token: (source, tokens that match, positions, (successor, how often)), longest first.
+        """
+
+    @property
+    def num_bytes(self) -> int: ...
+
+class TargetRows:
+    """The target's own top tokens, by what they follow."""
+
+    def __init__(self) -> None: ...
+
+    def put(self, contexts: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+        """Take the latest rows after pairs of tokens, -1 for none."""
+
+    def slots(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32]]:
+        """
+        Return what is kept, for :meth:`restore`: slots, their keys, and their rows one after another.
+        """
+
+    def restore(self, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Fill slots as :meth:`slots` returned them. IndexError where there is none.
+        """
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether rows came since :meth:`slots`."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+ROW_WIDTH: int = 4
+
+ROW_DEPTH: int = 4
+
+class Calibration:
+    """How reliable each kind of context is; learned while drafting."""
+
+    def __init__(self) -> None:
+        """Make tables that know nothing yet."""
+
+    @property
+    def weights(self) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        (visits, passed on) of every kind of context, shape ``[kinds, 2]``; not a copy.
+        """
+
+    @property
+    def bins(self) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``; not a copy.
+        """
+
+    def copy(self) -> Calibration:
+        """Return tables that change apart from these."""
+
+class LearnedMemory:
+    """What one tenant's sequences accepted."""
+
+    def __init__(self, max_tokens: int) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def add(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Add a text; no match runs across its ends."""
+
+    @property
+    def rows(self) -> TargetRows:
+        """The target's rows that its sequences share."""
+
+    @rows.setter
+    def rows(self, arg: TargetRows, /) -> None: ...
+
+class Sequence:
+    """One sequence that is drafted for."""
+
+    def __init__(self, memory: LearnedMemory, max_tokens: int, learns: bool, costs: _Sequence[float]) -> None:
+        """
+        Begin without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n tokens relative to one, none if it is free.
+        """
+
+    def __len__(self) -> int: ...
+
+    def latest(self, num_tokens: int) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        Return the newest tokens that are kept, oldest first, -1 for what is none.
+        """
+
+    def learnable(self) -> numpy.typing.NDArray[numpy.int32]:
+        """Return what followed the prompt, after the prompt's last tokens."""
+
+    @property
+    def context(self) -> tuple[int, int]:
+        """
+        (order, record) of the longest context at its end that the graph knows.
+        """
+
+    @property
+    def learns(self) -> bool: ...
+
+    @property
+    def reliability(self) -> float:
+        """Of the probabilities that its drafts were given, at most 1."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is its own."""
+
+class DraftSettings:
+    """How to draft: strategy and siblings by their numbers on the wire."""
+
+    def __init__(self, *, strategy: int, sources: _Sequence[bool], is_cost_aware: bool, is_calibrated: bool, max_depth: int, max_branches: int, min_path_probability: float, max_candidates: int, temperature: float, attention: _Sequence[float] | None, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
+        """``sources``: session, corpus, skip-gram, learned, target rows."""
+
+def draft_from_graph(graph: Trie, contexts: _Sequence[tuple[int, int]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]:
+    """
+    Draft by greedy or sampling after contexts (order, record); see :meth:`Drafter.draft`.
+    """
+
+class Drafter:
+    """Drafts from one graph, and from what sequences accept."""
+
+    def __init__(self, graph: Trie | None, vocabulary_size: int, calibration: Calibration) -> None:
+        """
+        Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.
+        """
+
+    def accept(self, sequence: Sequence, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], is_prompt: bool) -> None:
+        """Add tokens to a sequence, and learn from those of no prompt."""
+
+    def add_rows(self, sequence: Sequence, nodes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.
+        """
+
+    def agrees(self, sequence: Sequence, position: int, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
+        """
+        Return whether these are a sequence's tokens from ``position`` on, as far as both are known.
+        """
+
+    def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], settings: DraftSettings, max_entries: int) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]:
+        """
+        Draft for a batch: lengths, tokens, parents, path probabilities, sizes of the q of each node, their tokens
+        and their probabilities. Drafts end where another q may not fit into ``max_entries``.
+        """
+
+    def note(self, sequence: Sequence, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parents: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], probabilities: _Sequence[float]) -> None:
+        """
+        Note a draft that was made elsewhere: what comes next tells how good it was.
+        """
+
+    def adopt(self, sequence: Sequence, settings: DraftSettings) -> None:
+        """Let a sequence go by settings."""
+
+    def propose(self, sequence: Sequence, path: numpy.typing.NDArray[numpy.int64], limit: int) -> tuple[list[int], list[float]]:
+        """
+        Return what may follow a path from the end of a sequence and how probable it is, best first.
+        """
+
+def uniform(seed: int, position: int, stream: int) -> float:
+    """
+    Return the number of ``random_stream.uniform``; all arguments modulo 2**64.
+    """
+
+def gumbel_noise(seed: int, position: int, token_id: int) -> float:
+    """Return the number of ``random_stream.gumbel_noise`` for one token."""
+
+def draw(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], is_left: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
+    """Return the entry at a quantile of what is left of a distribution."""
+
+def find_damage(graph: Trie, unigram_index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> str | None:
+    """
+    Return what no build would have written, or None; in time linear in the graph's size.
+    """
+
+def count_values(token_ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefix: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Add up which values follow a prefix: ``counts[value] += 1``, shape ``[vocabulary_size + 1]``.
+    """
+
+def gather_keys(token_ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefix: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], low: int, high: int, length: int, bits: int, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')]) -> int:
+    """
+    Pack the n-grams of all positions whose next values are ``prefix`` and then one of ``low`` to ``high - 1``.
+    Return their number; ``keys``, shape ``[at least so many, num_words]``, holds them in the order of positions.
+    """
+
+def sort_keys(keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], spare: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], depth: int, low: int, high: int, length: int, bits: int) -> None:
+    """
+    Sort keys in place, which share ``depth`` tokens and go on with values of ``low`` to ``high - 1``.
+    ``spare`` has their shape and is overwritten.
+    """
+
+class Emitter:
+    """Turns sorted keys, given in any portions, into records."""
+
+    def __init__(self, length: int, bits: int, capacity: int) -> None:
+        """Keep at most ``capacity`` records of every level at a time."""
+
+    def emit(self, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, row: int) -> int:
+        """
+        Write the records of keys from ``row`` on until a buffer is full, and return the next row. Keys ascend and
+        are not below those given before, shape ``[num_keys, num_words]``; without weights each counts once.
+        """
+
+    @property
+    def records(self) -> list[NDArray[numpy.uint32]]:
+        """
+        The records of every level that the last call wrote, shape ``[n, 4]``; not copies.
+        """
+
+    @property
+    def num_nodes(self) -> list[int]:
+        """Records so far of every level."""
+
+    @property
+    def totals(self) -> list[int]:
+        """Sums of counts so far of every level."""
+
+class KeyReader:
+    """Walks through a graph and writes the keys of n-grams with own counts."""
+
+    def __init__(self, graph: Trie, bits: int, min_count: int) -> None:
+        """
+        Leave out n-grams with lower counts; their counts stay with the n-gram that they continue.
+        """
+
+    def read(self, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """
+        Write the next keys, ascending, and return their number; 0 when the walk is over.
+        """
+
+def merge_keys(first_keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)], first_weights: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], second_keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)], second_weights: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], first: int, second: int, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int, int]:
+    """
+    Merge two ascending lists of distinct keys from rows ``first`` and ``second`` on until one is exhausted.
+    Equal keys add their weights. Return how many keys were written, and the next rows of both.
+    """
+
+def fill_unigram_index(unigrams: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)], index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Set ``index[token id]`` to the first record of level 1 with this token or a higher one.
+    """
+
+def mark_argmax(level: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu')], next_level: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)], start: int, stop: int) -> int:
+    """
+    Write the offset of the most frequent child, of equals the first, into records ``start`` to ``stop - 1``.
+    Return how many of them have children.
+    """
+
+def link_pairs(unigrams: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)], pairs: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu')], index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, stop: int) -> None:
+    """
+    Link the n-grams of two tokens whose first tokens are records ``start`` to ``stop - 1`` of level 1.
+    """
+
+def link_children(grandparents: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)], parents: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)], level: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu')], start: int, stop: int) -> None:
+    """
+    Link the children of parents ``start`` to ``stop - 1``, which are linked themselves.
+    """
+
+def largest_sum(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], noise_key: int) -> tuple[int, float]:
+    """
+    Return the token with the largest sum of score and noise, and the sum: NaN where a score is NaN or +inf.
+    """
+
+def keep_above_border(scores: NDArray[numpy.float32], probabilities: NDArray[numpy.float32], most_removed: float, kept: NDArray[numpy.float32]) -> tuple[NDArray[numpy.int64], float]:
+    """
+    Copy the scores of tokens that are more probable than those at the border of the nucleus, others become -inf.
+    Return the tokens at the border, which are about equally probable, and the mass of those below it.
+    """
+
+def move_slots(memory: Annotated[NDArray[numpy.int16], dict(shape=(None, None, None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], source: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], target: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """
+    Copy slots of rows of a buffer ``[rows, heads, slots, width]`` to other slots, one after another.
+    """
