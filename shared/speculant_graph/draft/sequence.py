@@ -12,8 +12,7 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learned import Memory
 from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd, learn_verified
 from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode
-from speculant_graph.errors import ConfigError
-from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
+from speculant_graph.graph.layout import Int64Array
 from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 
 _STORED_CONTEXTS = 250_000
@@ -82,16 +81,7 @@ class DraftedSequence:
             self._draft, self._rows = EMPTY_DRAFT, {}
 
     def draft_from_storage(self, budget: int) -> Draft:
-        """Draft a chain from n-grams that this sequence stored (``nasd``).
-
-        Raises:
-            ConfigError: a random token is to stand at an unknown context, and the vocabulary is not known.
-        """
-        if not self.config.stop_if_unknown and self._vocabulary_size == MAX_VOCABULARY:
-            raise ConfigError(
-                "draft.stop_if_unknown = false draws any token of the vocabulary, which is not known here; say how "
-                "large it is, or leave the setting out"
-            )
+        """Draft a chain from n-grams that this sequence stored (``nasd``)."""
         if self._storage is None or self._storage.n != self.config.nasd_order:
             self._storage = NGramCounts(self.config.nasd_order, self._vocabulary_size, max_contexts=_STORED_CONTEXTS)
             self._storing = _store(self._storage, self._valid_end(len(self.core)))

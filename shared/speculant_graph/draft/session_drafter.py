@@ -81,8 +81,6 @@ class SessionDrafter:
         strategy, sources = self.config.strategy, self.config.sources
         if strategy in CALIBRATED and not (sources - {"corpus"} if graph is None else sources):
             raise ConfigError(f"strategy {strategy} has nothing to draft from; give a graph, or add the source session")
-        if strategy in FROM_GRAPH:
-            self._require_graph(self.config)
         self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
         self._vocabulary_size = (vocabulary_size or MAX_VOCABULARY) if graph is None else graph.vocabulary_size
@@ -90,6 +88,7 @@ class SessionDrafter:
         self._sequences: dict[int, DraftedSequence] = {}
         self._lock = threading.Lock()
         self._known_settings: dict[DraftOptions, tuple[DraftConfig, _core.DraftSettings]] = {}
+        self._settings(DEFAULT_OPTIONS)  # at once, if the configured strategy has nothing to draft from
 
     def __len__(self) -> int:
         """Number of open sequences."""
@@ -352,16 +351,20 @@ class SessionDrafter:
         known = self._known_settings.get(options)
         if known is None:
             config = changed(self.config, options)
-            if config.strategy in FROM_GRAPH:
-                self._require_graph(config)
+            self._require_sources(config)
             if len(self._known_settings) == _MOST_KEPT:  # clients may ask for anything
                 self._known_settings.clear()
             known = self._known_settings[options] = config, core_settings(config, options)
         return known
 
-    def _require_graph(self, config: DraftConfig) -> None:
-        if self.graph is None:
+    def _require_sources(self, config: DraftConfig) -> None:
+        if config.strategy in FROM_GRAPH and self.graph is None:
             raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
+        if config.strategy == "nasd" and not config.stop_if_unknown and self._vocabulary_size == MAX_VOCABULARY:
+            raise ConfigError(
+                "draft.stop_if_unknown = false draws any token of the vocabulary, which is not known here; say how "
+                "large it is, or leave the setting out"
+            )
 
 
 def _within_bounds(budgets: Sequence[int]) -> list[int]:
