@@ -1,6 +1,7 @@
 #include "calibration.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace speculant {
@@ -27,8 +28,12 @@ std::size_t length_class(Source source, std::int64_t length) {
   return 6 + class_of(length, {7, 11, 19});
 }
 
-/// Add a context to the set that supports a candidate; of each source the first counts, which is longest.
-std::uint32_t with_support(std::uint32_t support, Source source, std::int64_t length) {
+/// How a context marks the candidates that it supports; of each field the first mark counts, which is the longest's.
+struct Support {
+  std::uint32_t field, value;
+};
+
+Support support_by(Source source, std::int64_t length) {
   std::uint32_t field = 0, value = 0;
   switch (source) {
     case Source::kSession:
@@ -49,13 +54,15 @@ std::uint32_t with_support(std::uint32_t support, Source source, std::int64_t le
       value = (source == Source::kSkipGram ? 1u : length == 1 ? 2u : 3u) << 9;
       break;
   }
-  return support & field ? support : support | value;
+  return {field, value};
 }
 
 /// Probabilities are told apart by half octaves.
 std::size_t bin_of(const Candidate& candidate) {
-  int exponent = 0;
-  const double mantissa = std::frexp(std::max(candidate.probability, 1e-6), &exponent);
+  // As std::frexp takes a normal number apart, which costs a call.
+  const auto bits = std::bit_cast<std::uint64_t>(std::max(candidate.probability, 1e-6));
+  const int exponent = static_cast<int>(bits >> 52) - 1022;
+  const auto mantissa = std::bit_cast<double>((bits & 0x000F'FFFF'FFFF'FFFF) | 0x3FE0'0000'0000'0000);
   const int half = -2 * exponent + (mantissa < 0.7071 ? 1 : 0);
   return static_cast<std::size_t>(std::clamp(half, 0, static_cast<int>(kProbabilities) - 1)) * kSupports +
          candidate.support;
@@ -101,6 +108,7 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
   double left = 1.0;
   for (const MatchedContext& context : found.contexts) {
     const double unit = left * (1.0 - context.backoff) / static_cast<double>(context.total);
+    const auto [field, value] = support_by(context.source, context.length);
     for (const Successor& successor : found.of(context)) {
       std::size_t slot = (static_cast<std::uint64_t>(successor.token) * 0x1E3779B97F4A7C15 >> 40) % index.size();
       while (index[slot] >= 0 && candidates[static_cast<std::size_t>(index[slot])].token != successor.token) {
@@ -109,11 +117,14 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
       if (index[slot] < 0) {
         if (candidates.size() == kMaxCandidates) continue;
         index[slot] = static_cast<std::int16_t>(candidates.size());
-        candidates.push_back({successor.token, 0, 0.0});
+        candidates.push_back({successor.token, 0, 0.0, -1, 0});
       }
       Candidate& candidate = candidates[static_cast<std::size_t>(index[slot])];
       candidate.probability += unit * static_cast<double>(successor.count);
-      candidate.support = with_support(candidate.support, context.source, context.length);
+      if (!(candidate.support & field)) candidate.support |= value;
+      if (successor.child >= 0 && candidate.order == 0) {
+        candidate.child = successor.child, candidate.order = context.length;
+      }
     }
     left *= context.backoff;
     if (left < kSmallestShare) break;
@@ -121,6 +132,7 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
   for (Candidate& candidate : candidates) {
     if (is_inside) candidate.support |= kInside;
     candidate.probability = std::min(candidate.probability, 1.0);  // in a damaged file a context may hold a token twice
+    __builtin_prefetch(&bins[bin_of(candidate)]);  // the table is larger than the nearer caches
   }
 }
 

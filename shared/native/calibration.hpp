@@ -34,6 +34,8 @@ struct Candidate {
   // The contexts that support it: the longest of the sequence, of the corpus, of what was learned, and others.
   std::uint32_t support;
   double probability;
+  // Its record below the longest context of the corpus that holds it, and that context's order; 0 if none does.
+  std::int64_t child, order;
 };
 
 /// A distribution over candidates; keeps its memory from one position to the next.

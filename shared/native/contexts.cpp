@@ -44,7 +44,7 @@ std::size_t most_frequent(const Level& level, Range children, std::span<Successo
     if (kept == top.size() && count <= top[kept - 1].count) continue;
     std::size_t rank = std::min(kept, top.size() - 1);
     for (; rank > 0 && top[rank - 1].count < count; --rank) top[rank] = top[rank - 1];
-    top[rank] = {level.token(child), count};
+    top[rank] = {level.token(child), count, child};
     kept = std::min(kept + 1, top.size());
   }
   return kept;

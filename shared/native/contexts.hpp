@@ -29,6 +29,7 @@ inline constexpr std::size_t kTopSuccessors = 16;
 struct Successor {
   Token token;
   std::int64_t count;
+  std::int64_t child = -1;  // corpus: its record, one level below the context's
 };
 
 /// One context of one source.

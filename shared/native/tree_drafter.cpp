@@ -48,14 +48,20 @@ std::vector<std::int32_t> Draft::accepted_path(std::span<const Token> followed) 
   return path;
 }
 
-/// The most probable candidate that may be drafted; null if there is none.
-Candidate* TreeDrafter::take_best() {
-  Candidate* best = nullptr;
-  double highest = kSmallestCandidate;
-  for (Candidate& candidate : mixture_.candidates) {
-    if (candidate.probability > highest) best = &candidate, highest = candidate.probability;
+/// Rank the candidates that may be drafted: the most probable ones, of equals the one that was found first.
+void TreeDrafter::rank(int most) {
+  best_.clear();
+  for (const Candidate& candidate : mixture_.candidates) {
+    const double probability = candidate.probability;
+    if (!(probability > kSmallestCandidate)) continue;
+    if (std::ssize(best_) == most) {
+      if (probability <= best_.back()->probability) continue;
+      best_.pop_back();
+    }
+    auto slot = best_.end();
+    while (slot != best_.begin() && (*(slot - 1))->probability < probability) --slot;
+    best_.insert(slot, &candidate);
   }
-  return best;
 }
 
 /// Add the most probable successors of a node to what may be drafted.
@@ -69,12 +75,11 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   }
   calibration.interpolate(collector_.collect(sources, calibration, end, node.context), index > 0, mixture_);
   calibration.calibrate(mixture_);
-  for (int branch = 0; branch < max_branches; ++branch) {
-    Candidate* best = take_best();
-    if (best == nullptr) break;
-    const double probability = node.probability * std::min(best->probability, 1.0);
-    best->probability = 0.0;
-    children_.push_back({probability, num_found_++, index, best->token});
+  rank(max_branches);
+  for (const Candidate* candidate : best_) {
+    const std::int64_t record = candidate->order == node.context.order ? candidate->child : -1;
+    children_.push_back({node.probability * std::min(candidate->probability, 1.0), num_found_++, index,
+                         candidate->token, record});
     std::push_heap(children_.begin(), children_.end());
   }
 }
@@ -97,7 +102,12 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
     std::pop_heap(children_.begin(), children_.end());
     children_.pop_back();
     const Node& parent = nodes_[static_cast<std::size_t>(child.parent)];
-    const Context next = sources.has(Source::kCorpus) ? sources.trie.extend(parent.context, child.token) : Context{};
+    Context next;
+    if (child.record >= 0) {
+      next = sources.trie.extend_to(parent.context, child.record);
+    } else if (sources.has(Source::kCorpus)) {
+      next = sources.trie.extend(parent.context, child.token);
+    }
     nodes_.push_back({child.token, child.parent, parent.depth + 1, child.probability, next});
     draft.tokens.push_back(child.token);
     draft.parents.push_back(child.parent);
@@ -124,12 +134,10 @@ void TreeDrafter::propose(const Sources& sources, const Calibration& calibration
   calibration.interpolate(collector_.collect(sources, calibration, &*end, context), !path.empty(), mixture_);
   calibration.calibrate(mixture_);
   tokens.clear(), probabilities.clear();
-  while (tokens.size() < limit) {
-    Candidate* best = take_best();
-    if (best == nullptr) break;
-    tokens.push_back(best->token);
-    probabilities.push_back(std::min(best->probability, 1.0));
-    best->probability = 0.0;
+  rank(static_cast<int>(std::min<std::size_t>(limit, kMaxBranches)));
+  for (const Candidate* candidate : best_) {
+    tokens.push_back(candidate->token);
+    probabilities.push_back(std::min(candidate->probability, 1.0));
   }
 }
 

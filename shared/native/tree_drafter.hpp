@@ -73,15 +73,17 @@ class TreeDrafter {
     std::int32_t index;
     std::int32_t parent;
     Token token;
+    std::int64_t record;  // of the parent's context and the token, -1 if it is not known
     bool operator<(const Child& other) const {
       return probability < other.probability || (probability == other.probability && index > other.index);
     }
   };
   void expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches);
-  Candidate* take_best();
+  void rank(int most);
 
   ContextCollector collector_;
   Mixture mixture_;
+  std::vector<const Candidate*> best_;  // of the mixture, best first
   Window window_;
   std::vector<Node> nodes_;      // the root first
   std::vector<Child> children_;  // a heap

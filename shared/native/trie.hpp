@@ -107,6 +107,12 @@ class Trie {
   /// The longest context with children after one token more.
   Context extend(Context context, Token token) const;
 
+  /// The same where the record of the context and that token is known.
+  Context extend_to(Context context, std::int64_t child) const {
+    if (context.order < max_order_) return back_off({context.order + 1, child});
+    return shift(context, child);
+  }
+
   /// The context of the same order after `child`, or the longest one that has children.
   Context shift(Context context, std::int64_t child) const {
     return back_off({context.order, suffix_link(context.order + 1, child)});

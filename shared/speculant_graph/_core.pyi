@@ -250,7 +250,10 @@ def uniform(seed: int, position: int, stream: int) -> float:
 def gumbel_noise(seed: int, position: int, token_id: int) -> float:
     """Return the number of ``random_stream.gumbel_noise`` for one token."""
 
-def draw(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], is_left: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
+def draw(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
+    """Return the entry of a distribution at a quantile."""
+
+def draw_left(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], is_left: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
     """Return the entry at a quantile of what is left of a distribution."""
 
 def find_damage(graph: Trie, unigram_index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> str | None:

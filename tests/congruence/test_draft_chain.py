@@ -165,9 +165,8 @@ def test_noise_has_the_gumbel_distribution() -> None:
 
 def test_quantiles_beyond_a_rounded_sum_take_the_last_possible_token() -> None:
     probabilities = np.array([0.25, 0.5, 0.25 - 2**-20], np.float32)
-    is_left = np.ones(3, bool)
-    for number, drawn in [(0.0, 0), (0.25 - 2**-40, 0), (0.25, 1), (0.7499, 1), (1 - 2**-53, 2), (1.0, 2)]:
-        assert _core.draw(probabilities, is_left, number) == drawn
+    for number, drawn in [(0.0, 0), (0.25 - 2**-40, 0), (0.25, 1), (0.7499, 1), (0.75, 2), (1 - 2**-53, 2)]:
+        assert _core.draw(probabilities, number) == drawn
 
 
 def skewed_graph() -> tuple[NgramGraph, OracleGraph]:

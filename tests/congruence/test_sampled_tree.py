@@ -204,7 +204,7 @@ def test_quantiles_beyond_a_rounded_sum_take_the_last_token_that_is_left() -> No
         ((), 0.0, 0), ((), 0.24, 0), ((), 0.26, 1), ((), 1 - 2**-53, 2), ((0,), 0.0, 1), ((0,), 0.9, 2),
         ((2,), 0.99, 1), ((0, 2), 0.99, 1), ((1,), 0.49, 0), ((1,), 0.51, 2),
     ]:  # fmt: skip
-        assert _core.draw(q, ~np.isin(np.arange(3), taken), number) == drawn
+        assert _core.draw_left(q, ~np.isin(np.arange(3), taken), number) == drawn
 
 
 def test_a_tree_is_a_function_of_seed_and_position() -> None:

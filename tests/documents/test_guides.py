@@ -64,7 +64,7 @@ def test_the_demos_figures_are_those_of_its_picture():
     [table] = [block for block in all_blocks(read_page("docs/experiments.md")) if "spec./s" in block.first_line]
     assert [line.split() for line in table.body.splitlines()] == [line.split() for line in printed if line]
     [speedup] = re.findall(r"^all .* ×([\d.]+) ", "\n".join(printed), re.MULTILINE)
-    assert f"(the picture's) | ×2.26 (×{speedup}) | `make demo` |" in read_page("README.md")
+    assert f"(the picture's) | ×2.82 (×{speedup}) | `make demo` |" in read_page("README.md")
 
 
 def test_the_settings_for_a_network_are_settings():

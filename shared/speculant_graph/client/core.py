@@ -349,7 +349,7 @@ class ClientCore:
                     self._send(round_, replica, Message([sequence], [entry]), options)
                 return
             reason = DraftRequestError(
-                f"a sequence can't be sent ({type(error).__name__}); token ids and budgets are numbers from 0 to 2**32 - 1"
+                f"a sequence can't be sent ({type(error).__name__}); token ids and budgets are from 0 to 2**32 - 1"
             )
             round_.fail(message.entries[0].place, replica.index, reason)
             return

@@ -129,9 +129,12 @@ class DraftBatch(Sequence[Draft]):
 
 def batch_of_arrays(strategy: StrategyName, budgets: Sequence[int], arrays: tuple[NDArray[Any], ...]) -> DraftBatch:
     """Return drafts of the core; ``arrays`` are what its ``draft`` returns."""
-    lengths, *rest = arrays
-    num_nodes: list[int] = lengths.tolist()
-    return DraftBatch(strategy, num_nodes, list(map(int.__lt__, num_nodes, budgets)), *rest)
+    lengths, token_ids, parents, path_probabilities, counts, candidates, probabilities = arrays
+    nodes: list[int] = lengths.tolist()
+    ended_early = [size < budget for size, budget in zip(nodes, budgets, strict=True)]
+    return DraftBatch(
+        strategy, nodes, ended_early, token_ids, parents, path_probabilities, counts, candidates, probabilities
+    )
 
 
 def batch_of(drafts: Sequence[Draft]) -> DraftBatch:

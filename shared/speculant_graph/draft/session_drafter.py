@@ -11,7 +11,6 @@ import reprlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from loguru import logger
@@ -90,8 +89,7 @@ class SessionDrafter:
         self._core = _core.Drafter(None if graph is None else graph.core, self._vocabulary_size, self.calibration)
         self._sequences: dict[int, DraftedSequence] = {}
         self._lock = threading.Lock()
-        # Clients may ask for anything, so nothing is kept for ever.
-        self._settings = lru_cache(_MOST_KEPT)(self._find_settings)
+        self._known_settings: dict[DraftOptions, tuple[DraftConfig, _core.DraftSettings]] = {}
 
     def __len__(self) -> int:
         """Number of open sequences."""
@@ -349,12 +347,17 @@ class SessionDrafter:
         except KeyError:
             raise DraftRequestError(f"session {session_id} is not open; open it first") from None
 
-    def _find_settings(self, options: DraftOptions) -> tuple[DraftConfig, _core.DraftSettings]:
+    def _settings(self, options: DraftOptions) -> tuple[DraftConfig, _core.DraftSettings]:
         """Return the settings as options want them."""
-        config = changed(self.config, options)
-        if config.strategy in FROM_GRAPH:
-            self._require_graph(config)
-        return config, core_settings(config, options)
+        known = self._known_settings.get(options)
+        if known is None:
+            config = changed(self.config, options)
+            if config.strategy in FROM_GRAPH:
+                self._require_graph(config)
+            if len(self._known_settings) == _MOST_KEPT:  # clients may ask for anything
+                self._known_settings.clear()
+            known = self._known_settings[options] = config, core_settings(config, options)
+        return known
 
     def _require_graph(self, config: DraftConfig) -> None:
         if self.graph is None:

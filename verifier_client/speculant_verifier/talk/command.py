@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.talk.reading import make_reader
     from speculant_verifier.talk.screen import JsonScreen, TextScreen
 
-    log_to_stderr("WARNING", waits=True)
+    log_to_stderr("WARNING")
     notes = make_console(settings.color, stderr=True)
     partner = _remote(settings) if settings.url else _local(settings)
     try:
