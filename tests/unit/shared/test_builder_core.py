@@ -1,0 +1,125 @@
+"""The core's part of a build takes arrays that make no sense: it refuses them or fills them with nonsense, no more."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_graph import _core
+from speculant_graph.graph.check import check_graph
+from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.layout import array_offsets, trie_of
+from support.damage import damaged
+from support.graphs import graph_of
+
+SEEDS = st.integers(0, 2**32 - 1)
+TOKEN_IDS = np.random.default_rng(0).integers(0, 6, 300)
+GRAPH = graph_of([TOKEN_IDS.tolist()], 3, 8)
+
+
+def wrong_numbers(random: np.random.Generator, size: int, dtype: type) -> np.ndarray:
+    """Return numbers of which most are small."""
+    numbers = random.integers(0, 9, size, dtype=dtype)
+    return np.where(random.random(size) < 0.05, np.iinfo(dtype).max - numbers, numbers)
+
+
+@given(seed=SEEDS)
+def test_a_damaged_graph_is_checked_and_read(seed: int) -> None:
+    graph = damaged(GRAPH, np.random.default_rng(seed))
+    with contextlib.suppress(Exception):
+        check_graph(graph.trie, graph.metadata)
+    for min_count in (1, 2):
+        reader = _core.KeyReader(graph.core, 4, min_count)
+        keys, weights = np.empty((50, 1), np.uint64), np.empty(50, np.int64)
+        for _ in range(100):  # or what is damaged may go on for long
+            if not reader.read(keys, weights):
+                break
+
+
+@given(seed=SEEDS)
+def test_damaged_levels_are_finished_or_refused(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    sizes = (5, 9, 12)
+    words = wrong_numbers(random, array_offsets(sizes, 8)[-1], np.uint32)
+    trie = trie_of(words, sizes, 8)
+    levels = [trie.level(length) for length in (1, 2, 3)]
+    for level in levels:
+        if random.random() < 0.8:
+            level[:, 2:3].sort(0)  # children in order lead further
+    _core.fill_unigram_index(levels[0], trie.first)
+    for call in (
+        lambda: _core.link_pairs(levels[0], levels[1], trie.first, 0, 5),
+        lambda: _core.link_children(levels[0], levels[1], levels[2], 0, 9),
+        lambda: _core.mark_argmax(levels[0], levels[1], 0, 5),
+        lambda: _core.mark_argmax(levels[1], levels[2], 2, 9),
+    ):
+        with contextlib.suppress(ValueError):
+            call()
+
+
+@given(seed=SEEDS, size=st.integers(1, 400))
+def test_damaged_keys_are_sorted_emitted_and_merged(seed: int, size: int) -> None:
+    random = np.random.default_rng(seed)
+    layout = KeyLayout.of(int(random.choice([3, 200, 2**21 - 1])), int(random.integers(1, 8)))
+    keys = random.integers(0, 2**64, (size, layout.num_words), np.uint64) >> np.uint64(random.integers(0, 64))
+    depth, low, high = random.integers(0, layout.length), random.integers(0, 4), random.integers(1, 1 << layout.bits)
+    with contextlib.suppress(ValueError):
+        _core.sort_keys(keys, np.empty_like(keys), depth, low, high, layout.length, layout.bits)
+    emitter = _core.Emitter(layout.length, layout.bits, 7)
+    row = 0
+    while row < size:
+        row = emitter.emit(keys, None, row)
+        assert max(len(records) for records in emitter.records) <= 7
+    weights = random.integers(-2, 3, size)
+    merged = np.empty((2 * size, layout.num_words), np.uint64), np.empty(2 * size, np.int64)
+    _core.merge_keys(keys, weights, keys[: size // 2], weights[: size // 2], 0, 0, *merged)
+
+
+@pytest.mark.parametrize("token_id", [7, 2**31, 2**32 - 2])
+def test_tokens_outside_of_the_vocabulary_are_refused(token_id: int) -> None:
+    token_ids = np.array([0, token_id, 0], np.uint32)
+    with pytest.raises(ValueError, match="vocabulary"):
+        _core.count_values(token_ids, np.empty(0, np.uint64), np.zeros(8, np.int64))
+
+
+def move(*indices: list[int]) -> None:
+    _core.move_slots(np.zeros((2, 1, 3, 4), np.int16), *(np.array(each, np.int64) for each in indices))
+
+
+def test_arrays_that_are_too_small_are_refused() -> None:
+    token_ids, nothing = np.zeros(9, np.uint32), np.empty(0, np.uint64)
+    keys, weights = np.zeros((5, 2), np.uint64), np.zeros(5, np.int64)
+    inner, leaf = np.zeros((4, 4), np.uint32), np.zeros((4, 3), np.uint32)
+    emitter, reader = _core.Emitter(6, 18, 10), _core.KeyReader(GRAPH.core, 4, 1)
+    for call in (
+        lambda: _core.gather_keys(token_ids, nothing, 1, 9, 6, 18, keys),
+        lambda: _core.gather_keys(token_ids, nothing, 1, 9, 3, 18, keys),
+        lambda: _core.gather_keys(token_ids, nothing, 1, 9, 0, 18, keys),
+        lambda: _core.gather_keys(token_ids, nothing, 1, 9, 6, 64, keys),
+        lambda: _core.sort_keys(keys, keys[1:], 0, 0, 9, 6, 18),
+        lambda: _core.sort_keys(keys, keys, 6, 0, 9, 6, 18),
+        lambda: _core.sort_keys(keys, keys, 0, 5, 9, 6, 18),
+        lambda: _core.sort_keys(keys, keys, 0, 0, 2**18 + 1, 6, 18),
+        lambda: emitter.emit(keys[:, :1].copy(), None, 0),
+        lambda: emitter.emit(keys, weights[1:], 0),
+        lambda: reader.read(keys, weights),
+        lambda: reader.read(keys[:, :1].copy(), weights[1:]),
+        lambda: _core.merge_keys(keys, weights, keys, weights, 0, 0, keys, weights),
+        lambda: _core.merge_keys(keys, weights[1:], keys, weights, 0, 0, np.zeros((10, 2), np.uint64), weights),
+        lambda: _core.fill_unigram_index(leaf, np.zeros(3, np.uint32)),
+        lambda: _core.mark_argmax(inner, leaf, 0, 4),
+        lambda: _core.mark_argmax(inner, leaf, -1, 2),
+        lambda: _core.link_pairs(inner, leaf, np.zeros(3, np.uint32), 2, 1),
+        lambda: _core.link_children(inner[:0], inner, leaf, 0, 3),
+        lambda: _core.keep_above_border(*np.zeros((2, 5), np.float32), 0.1, np.zeros(4, np.float32)),
+        lambda: move([0], [1], [3]),
+        lambda: move([2], [1], [0]),
+        lambda: move([0], [-1], [0]),
+        lambda: move([0], [1, 1], [0]),
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            call()
