@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 CORE   := $(VENV)/.core
 NATIVE := $(wildcard shared/native/*.* shared/native/*/*.*)
 SANITIZED := .cache/sanitized
-DAMAGED := tests/unit/shared/test_graph_safety.py tests/unit/shared/test_session_damage.py \
+DAMAGED := tests/unit/shared/test_graph_safety.py tests/unit/shared/test_builder_core.py tests/unit/shared/test_session_damage.py \
 	tests/congruence/test_graph_combination.py tests/congruence/test_draft_chain.py tests/congruence/test_sampled_tree.py
 STUB   := shared/speculant_graph/_core.pyi
 PROTO_VENV := .cache/protos

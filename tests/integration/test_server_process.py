@@ -99,7 +99,8 @@ def test_sighup_reads_graph_and_access_file_again(tmp_path: Path) -> None:
 
     graph_file(tmp_path / "graph.pkl", [1, 2, 2] * 8)
     write_access("old")
-    sidecar = launch(tmp_path / "graph.pkl", tmp_path / "drafter.sock", access_file=tmp_path / "access.toml")
+    settings = {"access_file": tmp_path / "access.toml", "draft": {"strategy": "greedy"}}
+    sidecar = launch(tmp_path / "graph.pkl", tmp_path / "drafter.sock", **settings)
     try:
         wait_until_ready(sidecar)
         with (
