@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CORE   := $(VENV)/.core
-NATIVE := $(wildcard shared/native/*.* shared/native/*/*.*)
+NATIVE := $(wildcard $(foreach kind,*.cpp *.hpp CMakeLists.txt,shared/native/$(kind) shared/native/*/$(kind)))
 SANITIZED := .cache/sanitized
 DAMAGED := tests/unit/shared/test_graph_safety.py tests/unit/shared/test_builder_core.py tests/unit/shared/test_session_damage.py \
 	tests/congruence/test_graph_combination.py tests/congruence/test_draft_chain.py tests/congruence/test_sampled_tree.py

@@ -1,0 +1,132 @@
+"""``speculant bench start``: how long the sidecar takes to serve, and the memory it takes, beside a bare gRPC server."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from speculant_graph.settings import CommandSettings, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_BYTECODE = "PYTHONPYCACHEPREFIX"
+_IMPORT_CLIENT = (
+    "import time; start = time.perf_counter(); import speculant_graph.client; print(time.perf_counter() - start)"
+)
+
+
+class BenchStartSettings(CommandSettings):
+    """Start a sidecar again and again, at first as on a machine where it never ran, and ask until it serves.
+
+    The first start finds no bytecode and no caches of ours. Beside it stands the gRPC echo, which loads nothing.
+    """
+
+    graph_path: Path
+    """Graph file (--graph for short) that is served."""
+    starts: Annotated[int, Field(ge=1, le=100)] = 5
+    """Later starts, of which the median is shown."""
+    json_output: bool = False
+    """Print one JSON object as the last line."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure and print."""
+    settings = load_settings(BenchStartSettings, "bench start", arguments)
+    from speculant_graph.bench.report import print_report
+    from speculant_graph.graph.store import load_graph
+
+    load_graph(settings.graph_path)  # what is wrong with the file is said at once
+    with tempfile.TemporaryDirectory(prefix="speculant-start-") as folder:
+        figures = _measured(settings.graph_path.absolute(), settings.starts, Path(folder))
+    print_report("start", _rows(figures), figures, arguments, as_json=settings.json_output)
+    return 0
+
+
+def _measured(graph: Path, starts: int, folder: Path) -> dict[str, Any]:
+    environment = {_BYTECODE: str(folder / "bytecode"), "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder)}
+    with _environment(environment):
+        cold_s, _ = _drafter(graph, folder)
+        later = [_drafter(graph, folder) for _ in range(starts)]
+        echo_s = statistics.median(_echo_s(folder) for _ in range(starts))
+        import_s = statistics.median(_import_client_s() for _ in range(starts))
+    memory = later[-1][1]
+    return {
+        "cold_s": round(cold_s, 3),
+        "warm_s": round(statistics.median(seconds for seconds, _ in later), 3),
+        "echo_s": round(echo_s, 3),
+        "rss_bytes": memory["rss"],
+        "own_bytes": memory["rss"] - memory["graph"],
+        "graph_bytes": graph.stat().st_size,
+        "import_client_s": round(import_s, 3),
+        "starts": starts,
+    }
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _drafter(graph: Path, folder: Path) -> tuple[float, dict[str, int]]:
+    """Start a sidecar; return the seconds until it served, and its resident memory and that of the graph's file."""
+    import psutil
+
+    from speculant_graph.bench.processes import await_health, running_module
+
+    address = f"unix://{folder}/drafter.sock"
+    arguments = ["--listen", address, "--server.graph", str(graph), "--log-level", "WARNING"]
+    start = time.perf_counter()
+    with running_module("speculant_drafter", arguments) as process:
+        seconds = await_health(process, address, interval_s=0.005) - start
+        maps = psutil.Process(process.pid).memory_maps(grouped=False)
+        resolved = str(graph.resolve())
+        return seconds, {
+            "rss": sum(region.rss for region in maps),
+            "graph": sum(region.rss for region in maps if region.path == resolved),
+        }
+
+
+def _echo_s(folder: Path) -> float:
+    from speculant_graph.bench.processes import running_module
+
+    start = time.perf_counter()
+    with running_module("speculant_graph.bench.rpc_echo", ["grpc", f"unix://{folder}/echo.sock"]) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        return time.perf_counter() - start
+
+
+def _import_client_s() -> float:
+    return float(json.loads(subprocess.check_output([sys.executable, "-c", _IMPORT_CLIENT], text=True)))
+
+
+def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("first start, no bytecode and no caches", f"{figures['cold_s']:.2f} s"),
+        (f"later starts, median of {figures['starts']}", f"{figures['warm_s']:.2f} s"),
+        ("a bare gRPC server, the same", f"{figures['echo_s']:.2f} s"),
+        ("resident memory beside the graph's file", f"{figures['own_bytes'] / 1e6:.0f} MB"),
+        ("graph", f"{figures['graph_bytes'] / 1e6:.0f} MB"),
+        ("import speculant_graph.client", f"{figures['import_client_s']:.2f} s"),
+    ]
