@@ -102,9 +102,10 @@ std::size_t Calibration::kind_of(const MatchedContext& context) {
 }
 
 void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixture& mixture) const {
-  auto& [candidates, index] = mixture;
+  auto& [candidates, index, used] = mixture;
   candidates.clear();
-  index.fill(-1);
+  for (std::size_t slot : used) index[slot] = -1;
+  used.clear();
   double left = 1.0;
   for (const MatchedContext& context : found.contexts) {
     const double unit = left * (1.0 - context.backoff) / static_cast<double>(context.total);
@@ -117,6 +118,7 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
       if (index[slot] < 0) {
         if (candidates.size() == kMaxCandidates) continue;
         index[slot] = static_cast<std::int16_t>(candidates.size());
+        used.push_back(slot);
         candidates.push_back({successor.token, 0, 0.0, -1, 0});
       }
       Candidate& candidate = candidates[static_cast<std::size_t>(index[slot])];

@@ -40,8 +40,10 @@ struct Candidate {
 
 /// A distribution over candidates; keeps its memory from one position to the next.
 struct Mixture {
+  Mixture() { index.fill(-1); }
   std::vector<Candidate> candidates;
   std::array<std::int16_t, 512> index;  // hash table from tokens to candidates, -1 for none
+  std::vector<std::size_t> used;        // slots of it that are not -1
 };
 
 class Calibration {
