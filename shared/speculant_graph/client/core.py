@@ -232,18 +232,18 @@ class ClientCore:
         if stream != replica.stream:
             return
         try:
-            answer = convert.read_stream_answer(payload)
+            step_id = convert.read_answer_step_id(payload)
         except SpeculantError as error:
             self._drop_stream(replica, error)
             return
-        sent = replica.unanswered.pop(answer.step_id, None)
+        sent = replica.unanswered.pop(step_id, None)
         if sent is None:  # not asked, or answered twice
             return
         round_ = sent.round
         self.counts.late_answers += round_.is_over
         try:
-            decoded = answer.decode(
-                budgets=sent.budgets, strategy=self._strategy, vocabulary_size=replica.vocabulary_size
+            decoded = convert.decode_stream_answer(
+                payload, budgets=sent.budgets, strategy=self._strategy, vocabulary_size=replica.vocabulary_size
             )
         except SpeculantError as error:
             if isinstance(error, DraftLimitError):
@@ -339,7 +339,7 @@ class ClientCore:
     def _send(self, round_: Round, replica: Replica, message: Message, options: StepOptions) -> None:
         budgets = [sequence.node_budget or 0 for sequence in message.sequences]
         step_id = replica.note_sent(SentStep(round_, message.entries, budgets))
-        request = StepRequest(tuple(message.sequences), options)
+        request = StepRequest(message.sequences, options)
         try:
             payload = convert.encode_stream_step(step_id, request)
         except Exception as error:  # whatever a caller calls a token
