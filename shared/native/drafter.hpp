@@ -54,12 +54,16 @@ struct DraftBatch {
   std::vector<Draft> drafts;
   std::vector<std::uint8_t> ended_early;  // per draft, whether it has fewer nodes than it could have
   std::vector<std::vector<Distributions::Span>> proposals;  // per draft, of every node where its strategy has q
-  Distributions distributions;
+  std::vector<Distributions> distributions;                 // of consecutive drafts
+  std::size_t drafts_apiece = 1;                            // how many
+
+  const Distributions& distributions_of(std::size_t index) const { return distributions[index / drafts_apiece]; }
 };
 
-/// Draft by `greedy` or `sampling`. `max_entries`: most entries of all distributions together; see draw_chains.
+/// Draft by `greedy` or `sampling`, on threads if there are enough sequences. `max_entries`: most entries of all
+/// distributions together; see draw_chains.
 DraftBatch draft_from_graph(const Trie& trie, std::vector<GraphDraft> wanted, const DraftSettings& settings,
-                            std::size_t max_entries);
+                            std::size_t max_entries, int num_threads = 1);
 
 /// What a drafter needs of those who know more than the core: settings, and drafts that are not made here.
 class DraftHost {
@@ -76,13 +80,17 @@ class DraftHost {
 class Drafter {
  public:
   /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: of one sequence that are looked back on.
+  /// Drafts of a batch are made on `num_threads` threads, and are the same on any number.
   Drafter(Trie trie, Token vocabulary_size, std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens,
-          std::unique_ptr<DraftHost> host)
+          int num_threads, std::unique_ptr<DraftHost> host)
       : trie(std::move(trie)),
         vocabulary_size(vocabulary_size),
         calibration(std::move(calibration)),
         max_session_tokens_(max_session_tokens),
-        host_(std::move(host)) {}
+        num_threads_(std::max(num_threads, 1)),
+        host_(std::move(host)) {
+    trees_.push_back(std::make_unique<TreeDrafter>());
+  }
 
   /// A token, or kNoToken for what is not in the vocabulary.
   Token token_of(std::int64_t id) const {
@@ -93,7 +101,7 @@ class Drafter {
   std::shared_ptr<Sequence> open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs);
 
   void accept(Sequence& sequence, std::span<const Token> tokens, bool is_prompt) {
-    sequence.accept(trees_, trie, *calibration, tokens, is_prompt);
+    sequence.accept(*trees_.front(), trie, *calibration, tokens, is_prompt);
   }
 
   /// What a StrategyOptions asks for; looked up once for each.
@@ -109,7 +117,7 @@ class Drafter {
   /// What may follow a path from the end of a sequence, best first.
   void propose(const Sequence& sequence, std::span<const Token> path, std::size_t limit, std::vector<Token>& tokens,
                std::vector<double>& probabilities) {
-    trees_.propose(sequence.sources(trie), *calibration, sequence.context, path, limit, tokens, probabilities);
+    trees_.front()->propose(sequence.sources(trie), *calibration, sequence.context, path, limit, tokens, probabilities);
   }
 
   const Trie trie;
@@ -117,10 +125,13 @@ class Drafter {
   const std::shared_ptr<Calibration> calibration;
 
  private:
+  void draft_trees(std::span<const DraftRequest> requests, const DraftSettings& settings, DraftBatch& batch);
+
   const std::int64_t max_session_tokens_;
+  const int num_threads_;
   const std::unique_ptr<DraftHost> host_;
   std::unordered_map<std::string, std::shared_ptr<const DraftSettings>> settings_;
-  TreeDrafter trees_;
+  std::vector<std::unique_ptr<TreeDrafter>> trees_;  // one per thread, made when it is needed
 };
 
 }  // namespace speculant

@@ -1,7 +1,7 @@
 // The open sessions of a server: where they stand, and which must go when there are too many.
 //
-// Only accepted tokens are sent, so a session never rolls back: it has a position, and what comes must go on from there.
-// Knows no clock: time is passed in, and never goes back.
+// Only accepted tokens are sent, so a session never rolls back: it has a position, and what comes must go on from
+// there. Knows no clock: time is passed in, and never goes back.
 #pragma once
 
 #include <cstdint>

@@ -242,8 +242,8 @@ void StepAnswerer::draft_all(Step& step, StepHost& host) {
       group->indices.push_back(index);
     }
   }
-  // Drafts are cut before an answer is too large: one that is refused, or not, by the tokens that were drawn would leave
-  // the verifier with tokens that are no draws from q.
+  // Drafts are cut before an answer is too large: one that is refused, or not, by the tokens that were drawn would
+  // leave the verifier with tokens that are no draws from q.
   const std::size_t fixed_bytes = kEnvelopeBytes + kFixedBytes + kSequenceBytes * step.size() +
                                   kNodeBytes * static_cast<std::size_t>(sum(step.request.node_budgets));
   std::size_t max_entries = 1;
@@ -282,7 +282,7 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
     part.draft = std::move(batch.drafts[rank]);
     part.ended_early = batch.ended_early[rank] != 0;
     part.proposals = std::move(batch.proposals[rank]);
-    part.distributions = &batch.distributions;
+    if (!part.proposals.empty()) part.distributions = &batch.distributions_of(rank);
     part.generation = graph.generation;
     for (const auto& span : part.proposals) max_entries -= std::min(max_entries - 1, span.size());
     step.num_empty += part.draft.size() == 0 && request.node_budgets[indices[rank]] > 0;

@@ -51,8 +51,8 @@ class StepAnswerer {
   StepAnswerer(StepLimits limits, std::shared_ptr<SessionTable> sessions)
       : limits_(limits), sessions_(std::move(sessions)) {}
 
-  /// The answer to a DraftRequest, or to a StreamDraftRequest. Throws if the step is refused: tokens of sequences before
-  /// the one that is to blame were taken, which does no harm, as they are recognised when they come again.
+  /// The answer to a DraftRequest, or to a StreamDraftRequest. Throws if the step is refused: tokens of sequences
+  /// before the one that is to blame were taken, which does no harm, as they are recognised when they come again.
   wire::Written answer(std::string_view payload, bool is_enveloped, const Tenants& tenants, std::uint64_t draft_id,
                        std::int64_t now_ns, StepHost& host, StepCounts& counts);
 

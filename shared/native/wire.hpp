@@ -1,4 +1,5 @@
-// The messages of a step (`protos/…/drafter.proto`), read and written as structs of arrays without protobuf's library.
+// The messages of a step (`protos/…/drafter.proto`), read and written as structs of arrays, without protobuf's
+// library.
 //
 // Reads whatever protobuf's own parser would: packed arrays in one run or several, elements that were not packed,
 // fields that came twice, unknown ones; refuses what it would refuse. Arrays of fixed width are, on the wire, the

@@ -72,7 +72,13 @@ class Proposals(Sequence[Proposal]):
     __slots__ = ("_bounds", "_probabilities", "_token_ids")
 
     def __init__(self, bounds: Sequence[int], token_ids: NDArray[Any], probabilities: NDArray[Any]) -> None:
-        """Take the distributions of all nodes; that of node j lies from ``bounds[j]`` to ``bounds[j + 1]``."""
+        """Take the distributions of all nodes.
+
+        Args:
+            bounds: that of node j lies from ``bounds[j]`` to ``bounds[j + 1]``.
+            token_ids: of the distributions, one after another.
+            probabilities: the same.
+        """
         self._bounds = bounds
         self._token_ids = token_ids
         self._probabilities = probabilities

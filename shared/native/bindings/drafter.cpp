@@ -38,7 +38,7 @@ nb::tuple as_arrays(const DraftBatch& batch) {
     parents.insert(parents.end(), draft.parents.begin(), draft.parents.end());
     probabilities.insert(probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
     for (const auto& [first, last] : batch.proposals[index]) {
-      const auto& all = batch.distributions;
+      const auto& all = batch.distributions_of(index);
       counts.push_back(static_cast<std::int64_t>(last - first));
       candidates.insert(candidates.end(), all.tokens.begin() + static_cast<std::ptrdiff_t>(first),
                         all.tokens.begin() + static_cast<std::ptrdiff_t>(last));
@@ -46,14 +46,16 @@ nb::tuple as_arrays(const DraftBatch& batch) {
                     all.probabilities.begin() + static_cast<std::ptrdiff_t>(last));
     }
   }
-  return nb::make_tuple(as_array(std::move(lengths)), as_array(batch.ended_early), as_array(std::move(tokens)), as_array(std::move(parents)),
-                        as_array(std::move(probabilities)), as_array(std::move(counts)),
+  return nb::make_tuple(as_array(std::move(lengths)), as_array(batch.ended_early), as_array(std::move(tokens)),
+                        as_array(std::move(parents)), as_array(std::move(probabilities)), as_array(std::move(counts)),
                         as_array(std::move(candidates)), as_array(std::move(shares)));
 }
 
 #define SPECULANT_BATCH                                                                                    \
-  "tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], "         \
-  "numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]"
+  "tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8], "                           \
+  "numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], "                                 \
+  "numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], "                               \
+  "numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]"
 
 /// Settings and drafts of Python.
 struct PythonHost : DraftHost {
@@ -113,8 +115,7 @@ void bind_settings(nb::module_& module) {
           "max_branches"_a, "min_path_probability"_a, "max_candidates"_a, "temperature"_a, "attention"_a.none(),
           "is_coupled"_a, "siblings"_a, "omits_proposals"_a, "beam_width"_a, "nasd_order"_a, "filler_top_k"_a,
           "stops_if_unknown"_a,
-          "``sources``: session, corpus, skip-gram, learned, target rows. The last four are for drafts that are made in\n"
-          "Python.")
+          "``sources``: session, corpus, skip-gram, learned, target rows. The last four are for drafts made in Python.")
       .def_prop_ro("strategy", [](const DraftSettings& self) { return static_cast<int>(self.strategy); })
       .def_ro("max_depth", &DraftSettings::max_depth)
       .def_ro("max_branches", &DraftSettings::max_branches)
@@ -151,25 +152,28 @@ void bind_drafter(nb::module_& module) {
         return as_arrays(batch);
       },
       "graph"_a, "contexts"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
-      nb::sig("def draft_from_graph(graph: Trie, contexts: collections.abc.Sequence[tuple[int, int]], budgets: collections.abc.Sequence[int], "
-              "seeds: collections.abc.Sequence[int], positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) -> "
+      nb::sig("def draft_from_graph(graph: Trie, contexts: collections.abc.Sequence[tuple[int, int]], "
+              "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
+              "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) -> "
               SPECULANT_BATCH),
       "Draft by greedy or sampling after contexts (order, record); see :meth:`Drafter.draft`.");
   nb::class_<Drafter>(module, "Drafter", "Drafts from one graph, and from what sequences accept.")
       .def(
           "__init__",
           [](Drafter* self, const GraphView* graph, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
-             std::int64_t max_session_tokens, nb::object settings_of, nb::object make_draft) {
+             std::int64_t max_session_tokens, int num_threads, nb::object settings_of, nb::object make_draft) {
             new (self) Drafter(graph == nullptr ? Trie() : graph->trie, vocabulary_size, std::move(calibration),
-                               max_session_tokens,
+                               max_session_tokens, num_threads,
                                std::make_unique<PythonHost>(std::move(settings_of), std::move(make_draft)));
           },
-          "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "settings_of"_a,
+          "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a,
+          "settings_of"_a,
           "make_draft"_a, nb::keep_alive<1, 2>(),
           "Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.\n\n"
-          "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for. ``make_draft`` makes the drafts\n"
-          "that are not the core's own: called with this drafter, a sequence, settings and a budget, it returns a\n"
-          "``Draft``.")
+          "``num_threads``: that draft for a batch; drafts are the same on any number.\n"
+          "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for. ``make_draft`` makes the\n"
+          "drafts that are not the core's own: called with this drafter, a sequence, settings and a budget, it returns\n"
+          "a ``Draft``.")
       .def(
           "open",
           [](Drafter& self, std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs) {
@@ -220,10 +224,11 @@ void bind_drafter(nb::module_& module) {
             return as_arrays(batch);
           },
           "sequences"_a, "budgets"_a, "seeds"_a, "settings"_a, "max_entries"_a,
-          nb::sig("def draft(self, sequences: collections.abc.Sequence[Sequence], budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
+          nb::sig("def draft(self, sequences: collections.abc.Sequence[Sequence], "
+                  "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
                   "settings: DraftSettings, max_entries: int) -> " SPECULANT_BATCH),
-          "Draft for a batch: lengths, whether drafts ended early, tokens, parents, path probabilities, sizes of the q of each node, their tokens\n"
-          "and their probabilities. Drafts end where another q may not fit into ``max_entries``.")
+          "Draft for a batch: lengths, whether drafts ended early, tokens, parents, path probabilities, sizes of the q\n"
+          "of each node, their tokens and their probabilities. Drafts end where another q may not fit into ``max_entries``.")
       .def(
           "draft_after",
           [](Drafter& self, const std::vector<Ids>& contexts, const std::vector<int>& budgets,
@@ -245,11 +250,12 @@ void bind_drafter(nb::module_& module) {
             return as_arrays(batch);
           },
           "contexts"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
-          nb::sig("def draft_after(self, contexts: collections.abc.Sequence[numpy.typing.NDArray[numpy.int64]], budgets: collections.abc.Sequence[int], "
-                  "seeds: collections.abc.Sequence[int], positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) -> "
+          nb::sig("def draft_after(self, contexts: collections.abc.Sequence[numpy.typing.NDArray[numpy.int64]], "
+                  "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
+                  "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) -> "
                   SPECULANT_BATCH),
-          "Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are those\n"
-          "of the first tokens drafted.")
+          "Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are\n"
+          "those of the first tokens drafted.")
       .def(
           "propose",
           [](Drafter& self, const Sequence& sequence, const Ids& path, std::size_t limit) {

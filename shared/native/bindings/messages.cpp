@@ -257,11 +257,11 @@ void bind_messages(nb::module_& module) {
         return as_bytes(written.view());
       },
       "graph"_a, "options"_a, "sequences"_a, "step_id"_a.none(),
-      nb::sig("def write_request(graph: bytes, options: bytes, sequences: collections.abc.Sequence[tuple], "
-              "step_id: int | None) -> bytes"),
+      nb::sig("def write_request(graph: bytes, options: bytes, "
+              "sequences: collections.abc.Sequence[tuple[object, ...]], step_id: int | None) -> bytes"),
       "Return a DraftRequest, or, with a step id, the StreamDraftRequest round it. ``graph``: its name in UTF-8;\n"
-      "``options``: a StrategyOptions; ``sequences``: each a ``SequenceRequest``. Arrays that hold nothing but defaults\n"
-      "stay empty.");
+      "``options``: a StrategyOptions; ``sequences``: each a ``SequenceRequest``. Arrays that hold nothing but\n"
+      "defaults stay empty.");
   module.def(
       "read_step_id",
       [](const nb::bytes& payload) {
@@ -278,11 +278,12 @@ void bind_messages(nb::module_& module) {
   module.def(
       "read_answer", &read_answer, "payload"_a, "is_enveloped"_a, "budgets"_a, "vocabulary_size"_a, "strategy"_a,
       nb::sig("def read_answer(payload: bytes, is_enveloped: bool, budgets: collections.abc.Sequence[int], "
-              "vocabulary_size: int, strategy: str) -> tuple | bytes"),
+              "vocabulary_size: int, strategy: str) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...], "
+              "list[speculant_graph.types.Draft], tuple[int, ...]] | bytes"),
       "Return what a DraftResponse, or a StreamDraftResponse, holds: generation, draft id, nanoseconds in the server,\n"
       "and per sequence status, next position, draft and generation. Of a step that failed, its StepError.\n\n"
-      "``budgets``: per sequence, most nodes asked for. An answer that breaks a rule of the wire is refused, so that a\n"
-      "draft can be verified safely.");
+      "``budgets``: per sequence, most nodes asked for. An answer that breaks a rule of the wire is refused, so that\n"
+      "a draft can be verified safely.");
 }
 
 }  // namespace speculant

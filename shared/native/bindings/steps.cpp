@@ -53,7 +53,7 @@ void bind_table(nb::module_& module) {
             new (self) SessionTable({max_sessions, max_bytes, idle_timeout_ns, busy_ns});
           },
           nb::kw_only(), "max_sessions"_a, "max_bytes"_a, "idle_timeout_ns"_a, "busy_ns"_a,
-          "Make an empty table of so many sessions and bytes at most. Beyond that, the session that was not used for\\n"
+          "Make an empty table of so many sessions and bytes at most. Beyond that, the session that was not used for\n"
           "longest is dropped, unless it was used within ``busy_ns``.")
       .def("__len__", [](const SessionTable& self) { return exclusively([&] { return self.size(); }); })
       .def_prop_ro("num_bytes", [](const SessionTable& self) { return exclusively([&] { return self.num_bytes(); }); },
@@ -70,8 +70,8 @@ void bind_table(nb::module_& module) {
           },
           "session_id"_a, "drafter"_a, "generation"_a, "tenant"_a, "memory"_a, "learns"_a, "costs"_a,
           "idle_timeout_ns"_a.none(), "now_ns"_a,
-          "Open a session on a generation of a graph; its number must not be in use. DraftLimitError: there is no room,\\n"
-          "and nobody is idle.")
+          "Open a session on a generation of a graph; its number must not be in use. DraftLimitError: there is no\n"
+          "room, and nobody is idle.")
       .def(
           "position",
           [](const SessionTable& self, std::uint64_t id) {
@@ -89,7 +89,8 @@ void bind_table(nb::module_& module) {
               return session && self.use(*session, now_ns);
             });
           },
-          "session_id"_a, "now_ns"_a, "Note that a session is used; False if there is none, or it was idle for too long.")
+          "session_id"_a, "now_ns"_a,
+          "Note that a session is used; False if there is none, or it was idle for too long.")
       .def(
           "end",
           [](SessionTable& self, std::uint64_t id) {
@@ -112,8 +113,10 @@ void bind_table(nb::module_& module) {
             for (const EndedSession& each : ended) sessions.append(as_tuple(each));
             return sessions;
           },
-          nb::sig("def take_ended(self) -> list[tuple[int, str, int, int, int, numpy.typing.NDArray[numpy.int32]]]"),
-          "Return the sessions that ended since the last call: number, why, steps, tokens, nodes drafted, and what\\n"
+          nb::sig("def take_ended(self) -> list[tuple[int, "
+                  "typing.Literal['closed', 'idle', 'limit', 'memory', 'diverged'], int, int, int, "
+                  "numpy.typing.NDArray[numpy.int32]]]"),
+          "Return the sessions that ended since the last call: number, why, steps, tokens, nodes drafted, and what\n"
           "their memories have learned.");
 }
 
@@ -131,7 +134,8 @@ void bind_steps(nb::module_& module) {
                                     std::move(sessions));
           },
           "sessions"_a, nb::kw_only(), "max_sequences"_a, "max_tokens"_a, "max_nodes"_a, "max_step_nodes"_a,
-          "max_message_bytes"_a, "budget"_a, "Answer steps within limits; ``budget`` is what requests leave to the server.")
+          "max_message_bytes"_a, "budget"_a,
+          "Answer steps within limits; ``budget`` is what requests leave to the server.")
       .def(
           "answer",
           [](StepAnswerer& self, const nb::bytes& payload, bool is_enveloped, const Tenants& tenants,
@@ -145,13 +149,13 @@ void bind_steps(nb::module_& module) {
                                   counts.num_nodes, counts.num_empty, counts.elapsed_ns);
           },
           "payload"_a, "is_enveloped"_a, "tenants"_a.none(), "draft_id"_a, "now_ns"_a, "host"_a, "principal"_a.none(),
-          nb::sig("def answer(self, payload: bytes, is_enveloped: bool, tenants: collections.abc.Sequence[str] | None, draft_id: int, "
-                  "now_ns: int, host: object, principal: object) -> tuple[bytes, int, int, int, int]"),
-          "Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are empty\\n"
-          "though some nodes were asked for, and nanoseconds.\\n\\n"
-          "``tenants``: whose sessions may be used; None: everybody's. ``host`` knows the rest: ``check_options(bytes)``\\n"
-          "refuses what is not served, ``graph_for(name, principal)`` finds the graph of sequences without a session,\\n"
-          "``default_generation()`` names the generation where no graph answers.");
+          nb::sig("def answer(self, payload: bytes, is_enveloped: bool, tenants: collections.abc.Sequence[str] | None, "
+                  "draft_id: int, now_ns: int, host: object, principal: object) -> tuple[bytes, int, int, int, int]"),
+          "Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are\n"
+          "empty though some nodes were asked for, and nanoseconds.\n\n"
+          "``tenants``: whose sessions may be used; None: everybody's. ``host`` knows the rest:\n"
+          "``check_options(bytes)`` refuses what is not served, ``graph_for(name, principal)`` finds the graph of\n"
+          "sequences without a session, ``default_generation()`` names the generation where no graph answers.");
 }
 
 }  // namespace speculant

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from speculant_graph.client.actions import Action, DropStream, Report, Send
 from speculant_graph.client.book import ENDED, SessionBook
@@ -20,7 +21,6 @@ from speculant_graph.client.packing import Message, Wishes, pack, with_wishes
 from speculant_graph.client.replica import Replica, is_refusal
 from speculant_graph.client.rounds import Entry, Round, SentStep
 from speculant_graph.client.sessions import Opening, Session, new_wire_id
-from speculant_graph.config import ClientConfig
 from speculant_graph.errors import (
     DrafterUnavailableError,
     DraftLimitError,
@@ -38,14 +38,10 @@ from speculant_graph.rpc.messages import (
     StepOptions,
     StepRequest,
 )
-from speculant_graph.types import (
-    Draft,
-    DrafterState,
-    DrafterStatistics,
-    SequenceStep,
-    SessionOptions,
-    StrategyName,
-)
+from speculant_graph.types import Draft, DrafterState, DrafterStatistics, SequenceStep, SessionOptions, StrategyName
+
+if TYPE_CHECKING:
+    from speculant_graph.config import ClientConfig
 
 _MAX_EXCHANGES_PER_STEP = 2
 _LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_sessions")

@@ -119,8 +119,8 @@ def require_vocabulary(vocabulary_size: int, *, stops_if_unknown: bool) -> None:
 
 def _draft_from_storage(drafter: Drafter, sequence: Sequence, settings: DraftSettings, budget: int) -> Draft:
     require_vocabulary(drafter.vocabulary_size, stops_if_unknown=settings.stops_if_unknown)
-    storage: NgramStorage | None = sequence.storage
-    if storage is None or storage.is_void or storage.order != settings.nasd_order:
+    storage = sequence.storage
+    if not isinstance(storage, NgramStorage) or storage.is_void or storage.order != settings.nasd_order:
         storage = NgramStorage(sequence, settings.nasd_order, drafter.vocabulary_size)
         sequence.storage = storage
     return storage.draft(sequence, budget, stops_if_unknown=settings.stops_if_unknown)

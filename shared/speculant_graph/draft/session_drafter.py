@@ -28,6 +28,7 @@ from speculant_graph.draft.strategies import CALIBRATED, FROM_GRAPH, STRATEGIES,
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.machine import num_cores
 from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 
 MAX_NODES = 1_024
@@ -108,6 +109,7 @@ class SessionDrafter:
             vocabulary_size,
             self.calibration,
             self.config.max_session_tokens,
+            self.config.threads or num_cores(),
             partial(_settings_of_message, read_options, self.config, graph is not None),
             make_draft,
         )

@@ -8,10 +8,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, Fingerprint, TokenId
+
+if TYPE_CHECKING:
+    from speculant_graph.draft.cost import CostCurve
 
 StepOptions = DraftOptions
 """How to draft."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -111,6 +113,55 @@ def test_distributions_are_limited(drafter: SessionDrafter) -> None:
             assert one.token_ids == other.token_ids[: len(one)]
     without = drafter.draft_contexts(*arguments, DraftOptions("sampling", omit_proposals=True), max_support=20)
     assert without.token_ids.tolist() == whole.token_ids.tolist()
+
+
+@pytest.mark.parametrize("threads", [2, 3, 16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        DraftOptions("tree"),
+        DraftOptions("adaptive"),
+        DraftOptions("greedy"),
+        DraftOptions("greedy", mixing="attention"),
+        DraftOptions("sampling"),
+        DraftOptions("sampling", omit_proposals=True),
+        DraftOptions("sampling", siblings="without-replacement"),
+        DraftOptions("sampling", siblings="independent", mixing="attention"),
+    ],
+    ids=repr,
+)
+def test_drafts_of_threads_are_those_of_one(graph: NgramGraph, options: DraftOptions, threads: int) -> None:
+    alone, together = drafter_of(graph, threads=1), drafter_of(graph, threads=threads)
+    count = 41
+    for drafter in (alone, together):
+        for number in range(count):
+            drafter.open(number)
+            drafter.accept(number, CORPUS[number : 2 * number + 1])
+    arguments = list(range(count)), [number % 60 + 40 for number in range(count)], list(range(count)), options
+    whole = alone.draft_batch(*arguments)
+    needed = whole.candidate_token_ids.size
+    assert len(whole.token_ids) > 2_048 or options.strategy != "greedy", "a batch that is worth it"
+    # With less room drafts end earlier, and it depends on others where.
+    for max_support in (1 << 20, needed + 20, needed, needed // 2, 1):
+        expected = [values_of(draft) for draft in alone.draft_batch(*arguments, max_support=max_support).drafts()]
+        for _ in range(3):
+            drafts = together.draft_batch(*arguments, max_support=max_support).drafts()
+            assert [values_of(draft) for draft in drafts] == expected
+
+
+def test_a_process_that_was_forked_drafts_on_threads_of_its_own(graph: NgramGraph) -> None:
+    drafter = drafter_of(graph, threads=2)
+    for number in range(32):
+        drafter.open(number)
+        drafter.accept(number, CORPUS[number : 2 * number + 9])
+    arguments = list(range(32)), [32] * 32, [0] * 32
+    expected = drafter.draft_batch(*arguments).token_ids.tolist()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if drafter.draft_batch(*arguments).token_ids.tolist() == expected else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_rows_of_a_draft_out_of_a_batch_are_learned(graph: NgramGraph) -> None:
