@@ -30,6 +30,7 @@ from speculant_graph.errors import (
     UnknownGraphError,
 )
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.rpc import convert
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
 
@@ -310,7 +311,13 @@ def _read_graph(path: Path) -> tuple[NgramGraph, int]:
 def _make_drafter(
     graph: NgramGraph, draft: DraftConfig, store: LearnedStore, old: SessionDrafter | None
 ) -> SessionDrafter:
-    return SessionDrafter(graph, draft, learned=store, calibration=None if old is None else old.calibration)
+    return SessionDrafter(
+        graph,
+        draft,
+        learned=store,
+        calibration=None if old is None else old.calibration,
+        read_options=convert.decode_options,
+    )
 
 
 def _bytes_in(log: LearnedLog, tenant: str) -> int:

@@ -12,13 +12,13 @@ from loguru import logger
 
 from speculant_drafter import admin, service
 from speculant_drafter.admin import DrafterAdminService
-from speculant_drafter.counts import GraphState, ServerCounts, ServerState, SessionEnd
+from speculant_drafter.counts import GraphState, ServerCounts, ServerState
 from speculant_drafter.explorer.door import tls_context
 from speculant_drafter.explorer.explorer import Explorer
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.metrics_endpoint import MetricsEndpoint
 from speculant_drafter.service import DrafterService
-from speculant_drafter.sessions import Session, SessionStore
+from speculant_drafter.sessions import EndedSession, SessionStore
 from speculant_drafter.steps import StepAnswerer
 from speculant_drafter.tracing import open_tracer
 from speculant_graph.config import DraftConfig, ServerConfig
@@ -182,10 +182,15 @@ class DrafterServer:
     async def _sweep(self) -> None:
         self._sessions.sweep()
 
-    def _session_ended(self, session: Session, reason: SessionEnd) -> None:
+    def _session_ended(self, session: EndedSession) -> None:
         span = self._service.spans.pop(session.session_id, None)
         if span is not None:
-            span.end(steps=session.num_steps, tokens=session.position, drafted_nodes=session.num_drafted, reason=reason)
+            span.end(
+                steps=session.num_steps,
+                tokens=session.num_tokens,
+                drafted_nodes=session.num_drafted,
+                reason=session.reason,
+            )
 
     def _state(self) -> ServerState:
         num_sessions = self._sessions.num_by_graph()

@@ -139,11 +139,13 @@ class DrafterService:
         )
         del memory
         if session is not before:
-            self.spans[session.session_id] = self._tracer.begin_session(
+            self.spans[asked.session_id] = self._tracer.begin_session(
                 call.context.invocation_metadata(), session.graph.name
             )
         graph = session.graph
-        answer = OpenAnswer(graph.generation, graph.tokenizer, graph.max_order, session.position)
+        answer = OpenAnswer(
+            graph.generation, graph.tokenizer, graph.max_order, self._sessions.position(asked.session_id)
+        )
         return convert.encode_open_answer(answer).SerializeToString()
 
     async def close_session(self, payload: bytes, call: Call) -> bytes:
@@ -152,7 +154,7 @@ class DrafterService:
         tenant = call.principal.require_tenant(asked.tenant)
         session = self._sessions.look_at(asked.session_id)
         if session is not None and session.tenant == tenant:
-            self._sessions.end(session)
+            self._sessions.end(asked.session_id)
         return pb.CloseSessionResponse().SerializeToString()
 
 

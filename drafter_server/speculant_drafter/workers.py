@@ -23,6 +23,7 @@ from speculant_drafter.worker_config import worker_configs
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.log import LogFormat
+from speculant_graph.machine import num_cores
 
 WorkerTarget = Callable[[str, str, str, LogFormat, int], int]
 """What a worker runs: (ServerConfig as JSON, DraftConfig as JSON, log level, log format, index) -> exit status.
@@ -60,6 +61,8 @@ def supervise(
         ConfigError: two would have the same address, or one could not start because of its settings.
         SpeculantError: one could not start.
     """
+    if config.workers > 1:
+        draft = draft.model_copy(update={"threads": draft.threads or max(1, num_cores() // config.workers)})
     workers = [
         _Worker(index, start, (own.model_dump_json(), draft.model_dump_json(), log_level, log_format, index))
         for index, own in enumerate(worker_configs(config))

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "calibration.hpp"
@@ -13,7 +15,7 @@
 
 namespace speculant {
 
-/// Numbers of the wire. The last three are made elsewhere.
+/// Numbers of the wire. The drafts of the last three are not made in the core.
 enum class Strategy : int { kGreedy = 1, kSampling, kAdaptive, kTree, kNasd, kSpecexec, kBeam };
 
 /// Numbers of the wire.
@@ -29,12 +31,20 @@ struct DraftSettings {
   bool is_coupled = false;
   Siblings siblings = Siblings::kNone;
   bool omits_proposals = false;
+  // What the strategies that are not the core's own go by.
+  int beam_width = 1, storage_order = 2;
+  bool stops_if_unknown = true;
+
+  bool is_from_graph() const { return strategy == Strategy::kGreedy || strategy == Strategy::kSampling; }
+  bool is_of_core() const { return strategy <= Strategy::kTree; }
 };
+
+class Drafter;
 
 /// What is wanted for one sequence.
 struct DraftRequest {
   Sequence* sequence;
-  int budget;  // most nodes; more than kMaxNodes are never drafted
+  int budget;  // most nodes; more than kMaxNodes are never drafted, nor fewer than none
   std::uint64_t seed;
   std::uint64_t position;  // of the first token drafted
 };
@@ -42,37 +52,72 @@ struct DraftRequest {
 /// Drafts of a batch, one after another.
 struct DraftBatch {
   std::vector<Draft> drafts;
+  std::vector<std::uint8_t> ended_early;  // per draft, whether it has fewer nodes than it could have
   std::vector<std::vector<Distributions::Span>> proposals;  // per draft, of every node where its strategy has q
-  Distributions distributions;
+  std::vector<Distributions> distributions;                 // of consecutive drafts
+  std::size_t drafts_apiece = 1;                            // how many
+
+  const Distributions& distributions_of(std::size_t index) const { return distributions[index / drafts_apiece]; }
 };
 
-/// Draft by `greedy` or `sampling`. `max_entries`: most entries of all distributions together; see draw_chains.
+/// Draft by `greedy` or `sampling`, on threads if there are enough sequences. `max_entries`: most entries of all
+/// distributions together; see draw_chains.
 DraftBatch draft_from_graph(const Trie& trie, std::vector<GraphDraft> wanted, const DraftSettings& settings,
-                            std::size_t max_entries);
+                            std::size_t max_entries, int num_threads = 1);
+
+/// What a drafter needs of those who know more than the core: settings, and drafts that are not made here.
+class DraftHost {
+ public:
+  virtual ~DraftHost() = default;
+  /// The settings that a StrategyOptions asks for.
+  virtual DraftSettings settings_of(const std::string& options) = 0;
+  /// Draft for a sequence; say whether the draft ended early.
+  virtual bool draft(Drafter& drafter, Sequence& sequence, const DraftSettings& settings, int budget,
+                     Draft& draft) = 0;
+};
 
 /// Drafts from one graph, and from what sequences accept. Calls must not overlap.
 class Drafter {
  public:
-  /// `vocabulary_size`: ids below it are tokens.
-  Drafter(Trie trie, Token vocabulary_size, std::shared_ptr<Calibration> calibration)
-      : trie(std::move(trie)), vocabulary_size(vocabulary_size), calibration(std::move(calibration)) {}
+  /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: of one sequence that are looked back on.
+  /// Drafts of a batch are made on `num_threads` threads, and are the same on any number.
+  Drafter(Trie trie, Token vocabulary_size, std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens,
+          int num_threads, std::unique_ptr<DraftHost> host)
+      : trie(std::move(trie)),
+        vocabulary_size(vocabulary_size),
+        calibration(std::move(calibration)),
+        max_session_tokens_(max_session_tokens),
+        num_threads_(std::max(num_threads, 1)),
+        host_(std::move(host)) {
+    trees_.push_back(std::make_unique<TreeDrafter>());
+  }
 
   /// A token, or kNoToken for what is not in the vocabulary.
   Token token_of(std::int64_t id) const {
     return 0 <= id && id < vocabulary_size ? static_cast<Token>(id) : kNoToken;
   }
 
+  /// Begin a sequence without tokens, which goes by the settings of a request that chooses nothing.
+  std::shared_ptr<Sequence> open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs);
+
   void accept(Sequence& sequence, std::span<const Token> tokens, bool is_prompt) {
-    sequence.accept(trees_, trie, *calibration, tokens, is_prompt);
+    sequence.accept(*trees_.front(), trie, *calibration, tokens, is_prompt);
   }
+
+  /// What a StrategyOptions asks for; looked up once for each.
+  std::shared_ptr<const DraftSettings> settings_of(const std::string& options);
 
   /// Draft for a batch; drafts are noted in their sequences. `max_entries`: see draft_from_graph.
   DraftBatch draft(std::span<const DraftRequest> requests, const DraftSettings& settings, std::size_t max_entries);
 
+  /// Draft for sequences that nobody opened, of which these are the last tokens; nothing is remembered.
+  DraftBatch draft_after(std::span<const std::vector<Token>> contexts, std::vector<DraftRequest> requests,
+                         const DraftSettings& settings, std::size_t max_entries);
+
   /// What may follow a path from the end of a sequence, best first.
   void propose(const Sequence& sequence, std::span<const Token> path, std::size_t limit, std::vector<Token>& tokens,
                std::vector<double>& probabilities) {
-    trees_.propose(sequence.sources(trie), *calibration, sequence.context, path, limit, tokens, probabilities);
+    trees_.front()->propose(sequence.sources(trie), *calibration, sequence.context, path, limit, tokens, probabilities);
   }
 
   const Trie trie;
@@ -80,7 +125,13 @@ class Drafter {
   const std::shared_ptr<Calibration> calibration;
 
  private:
-  TreeDrafter trees_;
+  void draft_trees(std::span<const DraftRequest> requests, const DraftSettings& settings, DraftBatch& batch);
+
+  const std::int64_t max_session_tokens_;
+  const int num_threads_;
+  const std::unique_ptr<DraftHost> host_;
+  std::unordered_map<std::string, std::shared_ptr<const DraftSettings>> settings_;
+  std::vector<std::unique_ptr<TreeDrafter>> trees_;  // one per thread, made when it is needed
 };
 
 }  // namespace speculant

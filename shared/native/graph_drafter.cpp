@@ -46,9 +46,10 @@ std::size_t draft_greedy(const Trie& trie, Context context, const std::optional<
   return size;
 }
 
-void draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options, bool is_coupled,
-                 std::size_t max_entries, Distributions& out) {
+std::size_t draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options,
+                        bool is_coupled, std::size_t max_entries, Distributions& out) {
   Masses masses;
+  std::size_t needed = 0;
   int deepest = 0;
   const std::size_t start = out.tokens.size();
   for (const GraphDraft& draft : drafts) {
@@ -69,6 +70,7 @@ void draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const Distribut
       if (!goes_on(draft)) continue;
       masses.read(trie, draft.context, options);
       const std::size_t kept = out.tokens.size();
+      needed = std::max(needed, kept - start + masses.max_entries(options));
       if (max_entries > 0 && kept - start + masses.max_entries(options) > max_entries) continue;
       const Distributions::Span q = masses.append_to(out, options);
       if (q.size() == 0) continue;
@@ -89,6 +91,7 @@ void draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const Distribut
     }
     if (!is_going) break;
   }
+  return needed;
 }
 
 }  // namespace speculant

@@ -22,7 +22,8 @@ Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_token
       rows_(this->memory->rows) {}
 
 std::int64_t Sequence::num_bytes() const {
-  return kObjectBytes + history.num_bytes() + (rows_ == memory->rows ? 0 : rows_->num_bytes());
+  return kObjectBytes + history.num_bytes() + (rows_ == memory->rows ? 0 : rows_->num_bytes()) +
+         (storage ? storage->num_bytes() : 0);
 }
 
 Sources Sequence::sources(const Trie& trie) const {
@@ -36,6 +37,7 @@ void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Tok
   if (std::any_of(nodes.begin(), nodes.end(), [=](std::int64_t node) { return node < 0 || node > num_nodes; })) {
     throw RequestError("the latest draft has nodes 0 to " + std::to_string(num_nodes) + "; send rows of those");
   }
+  if (storage) storage->add_rows(*this, nodes, tokens, width);
   if (size() == 0) return;
   const std::vector<Token> end = history.latest(2);
   const Token last = end.back(), before = end.size() == 2 ? end.front() : kNoToken;
@@ -64,6 +66,7 @@ void Sequence::compare(std::span<const Token> accepted) {
 void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, std::span<const Token> tokens,
                       bool is_prompt) {
   if (tokens.empty()) return;
+  if (storage) storage->accept(*this, tokens);
   is_prompt |= size() == 0;
   if (is_prompt) num_prompt_tokens_ = size() + std::ssize(tokens);
   if (!costs().empty() && has_draft) compare(tokens);
@@ -93,6 +96,13 @@ bool Sequence::agrees(std::int64_t position, std::span<const Token> tokens) cons
 std::vector<Token> Sequence::learnable() const {
   const std::int64_t num_accepted = size() - num_prompt_tokens_;
   return num_accepted > 0 ? history.latest(num_accepted + kMaxMatch) : std::vector<Token>{};
+}
+
+std::vector<Token> Sequence::finish() {
+  if (!learns || memory->is_forgotten) return {};
+  std::vector<Token> tokens = learnable();
+  if (!tokens.empty()) memory->add(tokens);
+  return tokens;
 }
 
 }  // namespace speculant

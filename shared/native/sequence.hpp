@@ -2,9 +2,9 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -26,6 +26,22 @@ struct LearnedMemory {
 
   SessionHistory history;
   std::shared_ptr<TargetRows> rows = std::make_shared<TargetRows>();
+  std::atomic<bool> is_forgotten = false;  // nothing is added any more
+};
+
+class Sequence;
+
+/// What a strategy that is not the core's own keeps of a sequence.
+struct SequenceStorage {
+  virtual ~SequenceStorage() = default;
+  /// Forget rows of the draft before: there is another.
+  virtual void forget_rows() = 0;
+  /// Take the target's rows, as Sequence::add_rows does.
+  virtual void add_rows(const Sequence& sequence, std::span<const std::int64_t> nodes, std::span<const Token> tokens,
+                        std::size_t width) = 0;
+  /// Take tokens before the sequence does: its latest draft is still there.
+  virtual void accept(const Sequence& sequence, std::span<const Token> tokens) = 0;
+  virtual std::int64_t num_bytes() const = 0;
 };
 
 /// The settings that a sequence goes by: those of the latest draft that was asked for.
@@ -33,6 +49,7 @@ struct SequenceSettings {
   std::array<bool, kNumSources> sources = {true, true, true, true, true};
   bool is_cost_aware = true;
   bool is_calibrated = true;  // the strategy's path probabilities are
+  int num_fillers = 1;        // of the target's top tokens, how many a storage learns at every position
 };
 
 /// One sequence that is drafted for.
@@ -52,7 +69,10 @@ class Sequence {
   /// What is drafted from.
   Sources sources(const Trie& trie) const;
   /// Note a draft: what comes next tells how good it was.
-  void note(Draft latest) { draft = std::move(latest), has_draft = true; }
+  void note(Draft latest) {
+    draft = std::move(latest), has_draft = true;
+    if (storage) storage->forget_rows();
+  }
   /// Take the target's most probable tokens after nodes of the latest draft: best first, negative for none. Node 0 is
   /// the end of the sequence, j + 1 node j. They are learned with the tokens that are accepted next.
   void add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
@@ -65,6 +85,8 @@ class Sequence {
   /// What followed the prompt, or the newest of it, after the last few tokens of the prompt itself: those make the
   /// first tokens of an answer known to a later sequence whose prompt ends alike.
   std::vector<Token> learnable() const;
+  /// End: what may be learned is added to the memory, and returned.
+  std::vector<Token> finish();
 
   std::shared_ptr<LearnedMemory> memory;
   SessionHistory history;
@@ -75,6 +97,7 @@ class Sequence {
   double reliability = 1.0;    // of the probabilities that its drafts were given
   Draft draft = {};            // since the latest tokens came
   bool has_draft = false;
+  std::unique_ptr<SequenceStorage> storage = {};
 
  private:
   struct Row {

@@ -7,8 +7,9 @@
 #include <cassert>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <vector>
+
+#include "errors.hpp"
 
 namespace speculant {
 
@@ -16,11 +17,6 @@ using Token = std::int32_t;
 
 /// Token ids are below it; 21 bits of a record hold one.
 inline constexpr Token kMaxVocabulary = (1 << 21) - 1;
-
-/// A caller's mistake; Python raises DraftRequestError.
-struct RequestError : std::invalid_argument {
-  using std::invalid_argument::invalid_argument;
-};
 
 /// The last tokens of a sequence that the graph knows: how many, and their record on that level. Order 0: none.
 struct Context {

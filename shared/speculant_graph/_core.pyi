@@ -1,17 +1,17 @@
 """
-Look-ups, drafts and what they learn, in C++. Calls work without the GIL.
+Look-ups, drafts and what they learn, and the steps of the wire, in C++. Calls work without the GIL, and raise
+the errors of ``speculant_graph.errors``: a caller's mistake is a DraftRequestError.
 """
 
 from collections.abc import Sequence as _Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy
 import numpy.typing
 from numpy.typing import NDArray
 
+import speculant_graph.types
 
-class RequestError(ValueError):
-    pass
 
 class Trie:
     """The look-ups of a graph, whose arrays are viewed and never copied."""
@@ -156,13 +156,15 @@ class LearnedMemory:
     @rows.setter
     def rows(self, arg: TargetRows, /) -> None: ...
 
-class Sequence:
-    """One sequence that is drafted for."""
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether nothing is added any more by sequences that end."""
 
-    def __init__(self, memory: LearnedMemory, max_tokens: int, learns: bool, costs: _Sequence[float]) -> None:
-        """
-        Begin without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n tokens relative to one, none if it is free.
-        """
+    @is_forgotten.setter
+    def is_forgotten(self, arg: bool, /) -> None: ...
+
+class Sequence:
+    """One sequence that is drafted for; :meth:`Drafter.open` begins one."""
 
     def __len__(self) -> int: ...
 
@@ -171,8 +173,21 @@ class Sequence:
         Return the newest tokens that are kept, oldest first, -1 for what is none.
         """
 
-    def learnable(self) -> numpy.typing.NDArray[numpy.int32]:
-        """Return what followed the prompt, after the prompt's last tokens."""
+    def finish(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        End: add what followed the prompt, after the prompt's last tokens, to the memory if later sequences may
+        learn from it, and return it.
+        """
+
+    @property
+    def storage(self) -> object:
+        """
+        What a strategy in Python keeps of it: told of rows and tokens by ``forget_rows``, ``add_rows`` and
+        ``accept``, asked for ``num_bytes``.
+        """
+
+    @storage.setter
+    def storage(self, arg: object, /) -> None: ...
 
     @property
     def context(self) -> tuple[int, int]:
@@ -194,10 +209,30 @@ class Sequence:
 class DraftSettings:
     """How to draft: strategy and siblings by their numbers on the wire."""
 
-    def __init__(self, *, strategy: int, sources: _Sequence[bool], is_cost_aware: bool, is_calibrated: bool, max_depth: int, max_branches: int, min_path_probability: float, max_candidates: int, temperature: float, attention: _Sequence[float] | None, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
-        """``sources``: session, corpus, skip-gram, learned, target rows."""
+    def __init__(self, *, strategy: int, sources: _Sequence[bool], is_cost_aware: bool, is_calibrated: bool, max_depth: int, max_branches: int, min_path_probability: float, max_candidates: int, temperature: float, attention: _Sequence[float] | None, is_coupled: bool, siblings: int, omits_proposals: bool, beam_width: int, nasd_order: int, filler_top_k: int, stops_if_unknown: bool) -> None:
+        """
+        ``sources``: session, corpus, skip-gram, learned, target rows. The last four are for drafts made in Python.
+        """
 
-def draft_from_graph(graph: Trie, contexts: _Sequence[tuple[int, int]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]:
+    @property
+    def strategy(self) -> int: ...
+
+    @property
+    def max_depth(self) -> int: ...
+
+    @property
+    def max_branches(self) -> int: ...
+
+    @property
+    def beam_width(self) -> int: ...
+
+    @property
+    def nasd_order(self) -> int: ...
+
+    @property
+    def stops_if_unknown(self) -> bool: ...
+
+def draft_from_graph(graph: Trie, contexts: _Sequence[tuple[int, int]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]:
     """
     Draft by greedy or sampling after contexts (order, record); see :meth:`Drafter.draft`.
     """
@@ -205,10 +240,24 @@ def draft_from_graph(graph: Trie, contexts: _Sequence[tuple[int, int]], budgets:
 class Drafter:
     """Drafts from one graph, and from what sequences accept."""
 
-    def __init__(self, graph: Trie | None, vocabulary_size: int, calibration: Calibration) -> None:
+    def __init__(self, graph: Trie | None, vocabulary_size: int, calibration: Calibration, max_session_tokens: int, num_threads: int, settings_of: object, make_draft: object) -> None:
         """
         Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.
+
+        ``num_threads``: that draft for a batch; drafts are the same on any number.
+        ``settings_of`` returns the settings that a StrategyOptions (bytes) asks for. ``make_draft`` makes the
+        drafts that are not the core's own: called with this drafter, a sequence, settings and a budget, it returns
+        a ``Draft``.
         """
+
+    def open(self, memory: LearnedMemory, learns: bool, costs: _Sequence[float]) -> Sequence:
+        """
+        Begin a sequence without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n
+        tokens relative to one, none if it is free.
+        """
+
+    @property
+    def vocabulary_size(self) -> int: ...
 
     def accept(self, sequence: Sequence, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], is_prompt: bool) -> None:
         """Add tokens to a sequence, and learn from those of no prompt."""
@@ -223,19 +272,17 @@ class Drafter:
         Return whether these are a sequence's tokens from ``position`` on, as far as both are known.
         """
 
-    def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], settings: DraftSettings, max_entries: int) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]:
+    def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], settings: DraftSettings, max_entries: int) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]:
         """
-        Draft for a batch: lengths, tokens, parents, path probabilities, sizes of the q of each node, their tokens
-        and their probabilities. Drafts end where another q may not fit into ``max_entries``.
-        """
-
-    def note(self, sequence: Sequence, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parents: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], probabilities: _Sequence[float]) -> None:
-        """
-        Note a draft that was made elsewhere: what comes next tells how good it was.
+        Draft for a batch: lengths, whether drafts ended early, tokens, parents, path probabilities, sizes of the q
+        of each node, their tokens and their probabilities. Drafts end where another q may not fit into ``max_entries``.
         """
 
-    def adopt(self, sequence: Sequence, settings: DraftSettings) -> None:
-        """Let a sequence go by settings."""
+    def draft_after(self, contexts: _Sequence[numpy.typing.NDArray[numpy.int64]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]:
+        """
+        Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are
+        those of the first tokens drafted.
+        """
 
     def propose(self, sequence: Sequence, path: numpy.typing.NDArray[numpy.int64], limit: int) -> tuple[list[int], list[float]]:
         """
@@ -358,4 +405,96 @@ def keep_above_border(scores: NDArray[numpy.float32], probabilities: NDArray[num
 def move_slots(memory: Annotated[NDArray[numpy.int16], dict(shape=(None, None, None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], source: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], target: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """
     Copy slots of rows of a buffer ``[rows, heads, slots, width]`` to other slots, one after another.
+    """
+
+class SessionTable:
+    """The open sessions of a server. Times are nanoseconds."""
+
+    def __init__(self, *, max_sessions: int, max_bytes: int, idle_timeout_ns: int, busy_ns: int) -> None:
+        """
+        Make an empty table of so many sessions and bytes at most. Beyond that, the session that was not used for
+        longest is dropped, unless it was used within ``busy_ns``.
+        """
+
+    def __len__(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all sessions."""
+
+    def open(self, session_id: int, drafter: Drafter, generation: int, tenant: str, memory: LearnedMemory, learns: bool, costs: _Sequence[float], idle_timeout_ns: int | None, now_ns: int) -> None:
+        """
+        Open a session on a generation of a graph; its number must not be in use. DraftLimitError: there is no
+        room, and nobody is idle.
+        """
+
+    def position(self, session_id: int) -> int | None:
+        """
+        Return the tokens that a session has taken, without using it; None if it is not open.
+        """
+
+    def use(self, session_id: int, now_ns: int) -> bool:
+        """
+        Note that a session is used; False if there is none, or it was idle for too long.
+        """
+
+    def end(self, session_id: int) -> None:
+        """End a session, if it is open."""
+
+    def end_all(self) -> None:
+        """End all sessions."""
+
+    def sweep(self, now_ns: int) -> None:
+        """End the sessions that are idle for too long."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether :meth:`take_ended` would return any."""
+
+    def take_ended(self) -> list[tuple[int, Literal['closed', 'idle', 'limit', 'memory', 'diverged'], int, int, int, numpy.typing.NDArray[numpy.int32]]]:
+        """
+        Return the sessions that ended since the last call: number, why, steps, tokens, nodes drafted, and what
+        their memories have learned.
+        """
+
+class StepAnswerer:
+    """Answers steps from sessions and graphs."""
+
+    def __init__(self, sessions: SessionTable, *, max_sequences: int, max_tokens: int, max_nodes: int, max_step_nodes: int, max_message_bytes: int, budget: int) -> None:
+        """
+        Answer steps within limits; ``budget`` is what requests leave to the server.
+        """
+
+    def answer(self, payload: bytes, is_enveloped: bool, tenants: _Sequence[str] | None, draft_id: int, now_ns: int, host: object, principal: object) -> tuple[bytes, int, int, int, int]:
+        """
+        Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are
+        empty though some nodes were asked for, and nanoseconds.
+
+        ``tenants``: whose sessions may be used; None: everybody's. ``host`` knows the rest:
+        ``check_options(bytes)`` refuses what is not served, ``graph_for(name, principal)`` finds the graph of
+        sequences without a session, ``default_generation()`` names the generation where no graph answers.
+        """
+
+def write_request(graph: bytes, options: bytes, sequences: _Sequence[tuple[object, ...]], step_id: int | None) -> bytes:
+    """
+    Return a DraftRequest, or, with a step id, the StreamDraftRequest round it. ``graph``: its name in UTF-8;
+    ``options``: a StrategyOptions; ``sequences``: each a ``SequenceRequest``. Arrays that hold nothing but
+    defaults stay empty.
+    """
+
+def read_step_id(payload: bytes) -> int:
+    """Return the step id of a StreamDraftRequest."""
+
+def read_answer_step_id(payload: bytes) -> int:
+    """
+    Return the step id of a StreamDraftResponse. DrafterUnavailableError: it is none.
+    """
+
+def read_answer(payload: bytes, is_enveloped: bool, budgets: _Sequence[int], vocabulary_size: int, strategy: str) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...], list[speculant_graph.types.Draft], tuple[int, ...]] | bytes:
+    """
+    Return what a DraftResponse, or a StreamDraftResponse, holds: generation, draft id, nanoseconds in the server,
+    and per sequence status, next position, draft and generation. Of a step that failed, its StepError.
+
+    ``budgets``: per sequence, most nodes asked for. An answer that breaks a rule of the wire is refused, so that
+    a draft can be verified safely.
     """

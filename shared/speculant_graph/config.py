@@ -141,9 +141,7 @@ class DraftConfig(Config):
     """Attention: weight of the entropy of the context's successors."""
     attention_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     """Attention: scores are divided by it before the softmax; small values approach 'longest'."""
-    sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(
-        ("corpus", "session", "learned", "recycled")
-    )
+    sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
     """What 'adaptive', 'tree', 'specexec' and 'beam' draft from: 'corpus', 'session' (the sequence itself),
     'learned' (what earlier sequences accepted), 'recycled' (the target's own top tokens). The others draft from the
     corpus alone, 'nasd' from what it stored."""
@@ -162,6 +160,8 @@ class DraftConfig(Config):
     """'nasd': how many of the target's top tokens are learned at every verified position; 1 learns what was emitted."""
     stop_if_unknown: bool = True
     """'nasd': end the draft at an unknown context; otherwise a random token stands there."""
+    threads: Annotated[int, Field(ge=0, le=256)] = 0
+    """Threads that draft for a large batch; 0: one per core that the process may use. The drafts are always the same."""
     max_session_tokens: Annotated[int, Field(ge=256)] = 131_072
     """Tokens of one sequence that drafts look back on; of longer ones the oldest are forgotten."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000

@@ -31,6 +31,11 @@ def describe_machine() -> dict[str, object]:
     return description | {"libraries": libraries}
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def anonymous_bytes() -> int:
     """Return the bytes of this process that no file backs; where that is unknown, the most it ever had resident."""
     return _status_bytes("RssAnon")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,6 +66,40 @@ class Proposal:
     """Shape ``[s]``, sums to 1 up to float32 rounding; exactly the numbers that were drawn from."""
 
 
+class Proposals(Sequence[Proposal]):
+    """Distributions of the nodes of one draft, made when they are looked at: most verifiers never do."""
+
+    __slots__ = ("_bounds", "_probabilities", "_token_ids")
+
+    def __init__(self, bounds: Sequence[int], token_ids: NDArray[Any], probabilities: NDArray[Any]) -> None:
+        """Take the distributions of all nodes.
+
+        Args:
+            bounds: that of node j lies from ``bounds[j]`` to ``bounds[j + 1]``.
+            token_ids: of the distributions, one after another.
+            probabilities: the same.
+        """
+        self._bounds = bounds
+        self._token_ids = token_ids
+        self._probabilities = probabilities
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Proposal: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Proposal]: ...
+    def __getitem__(self, index: int | slice) -> Proposal | Sequence[Proposal]:
+        if isinstance(index, slice):
+            return [self[rank] for rank in range(*index.indices(len(self)))]
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(f"no node {index} in a draft of {size}")
+        start, end = self._bounds[index % size], self._bounds[index % size + 1]
+        return Proposal(self._token_ids[start:end], self._probabilities[start:end])
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Proposed tokens: a tree of nodes, of which a chain is the simplest case."""
@@ -109,6 +143,43 @@ class Feedback:
     """Per row the node it follows: 0 = the root, j+1 = node j of the draft, accepted or not."""
     rows: NDArray[np.int64]
     """Per row the target's most probable next tokens, best first, shape ``[nodes, width]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """How to draft, as one request may choose it.
+
+    Fields that are settings, too, have their meaning and bounds, see :class:`~speculant_graph.config.DraftConfig`; None
+    leaves them to the drafter's.
+    """
+
+    strategy: StrategyName | None = None
+    max_candidates: int | None = None
+    omit_proposals: bool = False
+    """Leave the distributions q out."""
+    max_depth: int | None = None
+    max_branches: int | None = None
+    beam_width: int | None = None
+    min_path_probability: float = 0.0
+    """Paths less probable than this are not drafted, where the strategy has probabilities."""
+    mixing: MixingName | None = None
+    coupling: CouplingName | None = None
+    siblings: SiblingsName = "none"
+    """Whether ``sampling`` draws trees. Without the distributions q, which rules for trees need, it never does."""
+    temperature: float | None = None
+    sources: frozenset[SourceName] | None = None
+    cost_aware: bool | None = None
+    attention_order: float | None = None
+    attention_count: float | None = None
+    attention_entropy: float | None = None
+    attention_temperature: float | None = None
+    nasd_order: int | None = None
+    filler_top_k: int | None = None
+    stop_if_unknown: bool | None = None
+
+
+DEFAULT_OPTIONS = DraftOptions()
+"""All left to the configuration."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,7 +324,7 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
     assert facts(single) == facts(chain)
     assert facts(small) == tuple(fact[: len(small)] for fact in facts(tree))
 
-    source = SequenceProposals(drafter._core, drafter._sequences[1].core)
+    source = SequenceProposals(drafter.core, drafter._find(1))
     searched = draft_tree(source, budget, depth, width, branches)
     assert searched.path_probabilities == pytest.approx(tree.path_probabilities, abs=1e-9)
     # Paths as probable as the last one may have gone either way.

@@ -123,7 +123,7 @@ def as_the_sidecar(wishes: dict[str, Any]) -> DraftConfig:
 
 
 def test_every_setting_is_a_wish_or_the_sidecars() -> None:
-    servers = {"max_session_tokens", "max_learned_tokens", "max_tenants"}
+    servers = {"threads", "max_session_tokens", "max_learned_tokens", "max_tenants"}
     assert {*WISHES, "k"} | servers == set(DraftConfig.model_fields)
     assert set(WISHES) == {"strategy", *WORKLOADS} == {"strategy", *EVERYTHING}
 

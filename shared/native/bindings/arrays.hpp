@@ -42,12 +42,14 @@ nb::ndarray<nb::numpy, Number, nb::ndim<2>> as_table(std::vector<Struct>& rows, 
   return {reinterpret_cast<Number*>(rows.data()), {rows.size(), sizeof(Struct) / sizeof(Number)}, owner};
 }
 
-/// Work without the GIL, one call at a time: sequences, memories and calibrations are shared in many ways.
+/// Work without the GIL, one call at a time: sequences, memories and calibrations are shared in many ways. Python that
+/// is called meanwhile may come back.
+inline std::recursive_mutex core_mutex;
+
 template <class Call>
 auto exclusively(Call&& call) {
-  static std::mutex mutex;
   nb::gil_scoped_release release;
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(core_mutex);
   return call();
 }
 
@@ -57,5 +59,7 @@ void bind_drafter(nb::module_& module);
 void bind_draws(nb::module_& module);
 void bind_build(nb::module_& module);
 void bind_verify(nb::module_& module);
+void bind_steps(nb::module_& module);
+void bind_messages(nb::module_& module);
 
 }  // namespace speculant

@@ -38,7 +38,7 @@ nb::tuple as_arrays(const DraftBatch& batch) {
     parents.insert(parents.end(), draft.parents.begin(), draft.parents.end());
     probabilities.insert(probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
     for (const auto& [first, last] : batch.proposals[index]) {
-      const auto& all = batch.distributions;
+      const auto& all = batch.distributions_of(index);
       counts.push_back(static_cast<std::int64_t>(last - first));
       candidates.insert(candidates.end(), all.tokens.begin() + static_cast<std::ptrdiff_t>(first),
                         all.tokens.begin() + static_cast<std::ptrdiff_t>(last));
@@ -46,14 +46,43 @@ nb::tuple as_arrays(const DraftBatch& batch) {
                     all.probabilities.begin() + static_cast<std::ptrdiff_t>(last));
     }
   }
-  return nb::make_tuple(as_array(std::move(lengths)), as_array(std::move(tokens)), as_array(std::move(parents)),
-                        as_array(std::move(probabilities)), as_array(std::move(counts)),
+  return nb::make_tuple(as_array(std::move(lengths)), as_array(batch.ended_early), as_array(std::move(tokens)),
+                        as_array(std::move(parents)), as_array(std::move(probabilities)), as_array(std::move(counts)),
                         as_array(std::move(candidates)), as_array(std::move(shares)));
 }
 
 #define SPECULANT_BATCH                                                                                    \
-  "tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], "       \
-  "numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]"
+  "tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8], "                           \
+  "numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], "                                 \
+  "numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], "                               \
+  "numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]"
+
+/// Settings and drafts of Python.
+struct PythonHost : DraftHost {
+  PythonHost(nb::object settings_of, nb::object make_draft)
+      : settings_of_(std::move(settings_of)), make_draft_(std::move(make_draft)) {}
+  PythonHost(const PythonHost&) = delete;
+  ~PythonHost() override {
+    nb::gil_scoped_acquire acquire;
+    settings_of_.reset(), make_draft_.reset();
+  }
+  DraftSettings settings_of(const std::string& options) override {
+    nb::gil_scoped_acquire acquire;
+    return nb::cast<DraftSettings>(settings_of_(nb::bytes(options.data(), options.size())));
+  }
+  bool draft(Drafter& drafter, Sequence& sequence, const DraftSettings& settings, int budget, Draft& draft) override {
+    nb::gil_scoped_acquire acquire;
+    const nb::object made = make_draft_(nb::cast(&drafter, nb::rv_policy::reference),
+                                        nb::cast(&sequence, nb::rv_policy::reference), settings, budget);
+    draft.tokens = nb::cast<std::vector<Token>>(made.attr("token_ids"));
+    draft.parents = nb::cast<std::vector<std::int32_t>>(made.attr("parents"));
+    draft.probabilities = nb::cast<std::vector<double>>(made.attr("path_probabilities"));
+    return nb::cast<bool>(made.attr("terminated_early"));
+  }
+
+ private:
+  nb::object settings_of_, make_draft_;
+};
 
 void bind_settings(nb::module_& module) {
   nb::class_<DraftSettings>(module, "DraftSettings", "How to draft: strategy and siblings by their numbers on the wire.")
@@ -63,26 +92,36 @@ void bind_settings(nb::module_& module) {
              bool is_calibrated, int max_depth, int max_branches, double min_path_probability,
              std::int64_t max_candidates, double temperature,
              const std::optional<std::array<double, 4>>& attention, bool is_coupled, int siblings,
-             bool omits_proposals) {
+             bool omits_proposals, int beam_width, int nasd_order, int filler_top_k, bool stops_if_unknown) {
             if (strategy < 1 || strategy > 7 || siblings < 0 || siblings > 2) {
               throw RequestError("no such strategy, or no such siblings");
             }
             std::optional<Attention> weights;
             if (attention) weights = {(*attention)[0], (*attention)[1], (*attention)[2], (*attention)[3]};
             new (self) DraftSettings{static_cast<Strategy>(strategy),
-                                     {sources, is_cost_aware, is_calibrated},
+                                     {sources, is_cost_aware, is_calibrated, filler_top_k},
                                      max_depth,
                                      max_branches,
                                      min_path_probability,
                                      {max_candidates, temperature, weights},
                                      is_coupled,
                                      static_cast<Siblings>(siblings),
-                                     omits_proposals};
+                                     omits_proposals,
+                                     beam_width,
+                                     nasd_order,
+                                     stops_if_unknown};
           },
           nb::kw_only(), "strategy"_a, "sources"_a, "is_cost_aware"_a, "is_calibrated"_a, "max_depth"_a,
           "max_branches"_a, "min_path_probability"_a, "max_candidates"_a, "temperature"_a, "attention"_a.none(),
-          "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
-          "``sources``: session, corpus, skip-gram, learned, target rows.");
+          "is_coupled"_a, "siblings"_a, "omits_proposals"_a, "beam_width"_a, "nasd_order"_a, "filler_top_k"_a,
+          "stops_if_unknown"_a,
+          "``sources``: session, corpus, skip-gram, learned, target rows. The last four are for drafts made in Python.")
+      .def_prop_ro("strategy", [](const DraftSettings& self) { return static_cast<int>(self.strategy); })
+      .def_ro("max_depth", &DraftSettings::max_depth)
+      .def_ro("max_branches", &DraftSettings::max_branches)
+      .def_ro("beam_width", &DraftSettings::beam_width)
+      .def_ro("nasd_order", &DraftSettings::storage_order)
+      .def_ro("stops_if_unknown", &DraftSettings::stops_if_unknown);
 }
 
 }  // namespace
@@ -113,18 +152,37 @@ void bind_drafter(nb::module_& module) {
         return as_arrays(batch);
       },
       "graph"_a, "contexts"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
-      nb::sig("def draft_from_graph(graph: Trie, contexts: collections.abc.Sequence[tuple[int, int]], budgets: collections.abc.Sequence[int], "
-              "seeds: collections.abc.Sequence[int], positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) -> "
+      nb::sig("def draft_from_graph(graph: Trie, contexts: collections.abc.Sequence[tuple[int, int]], "
+              "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
+              "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) -> "
               SPECULANT_BATCH),
       "Draft by greedy or sampling after contexts (order, record); see :meth:`Drafter.draft`.");
   nb::class_<Drafter>(module, "Drafter", "Drafts from one graph, and from what sequences accept.")
       .def(
           "__init__",
-          [](Drafter* self, const GraphView* graph, Token vocabulary_size, std::shared_ptr<Calibration> calibration) {
-            new (self) Drafter(graph == nullptr ? Trie() : graph->trie, vocabulary_size, std::move(calibration));
+          [](Drafter* self, const GraphView* graph, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
+             std::int64_t max_session_tokens, int num_threads, nb::object settings_of, nb::object make_draft) {
+            new (self) Drafter(graph == nullptr ? Trie() : graph->trie, vocabulary_size, std::move(calibration),
+                               max_session_tokens, num_threads,
+                               std::make_unique<PythonHost>(std::move(settings_of), std::move(make_draft)));
           },
-          "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, nb::keep_alive<1, 2>(),
-          "Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.")
+          "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a,
+          "settings_of"_a,
+          "make_draft"_a, nb::keep_alive<1, 2>(),
+          "Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.\n\n"
+          "``num_threads``: that draft for a batch; drafts are the same on any number.\n"
+          "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for. ``make_draft`` makes the\n"
+          "drafts that are not the core's own: called with this drafter, a sequence, settings and a budget, it returns\n"
+          "a ``Draft``.")
+      .def(
+          "open",
+          [](Drafter& self, std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs) {
+            return exclusively([&] { return self.open(std::move(memory), learns, std::move(costs)); });
+          },
+          "memory"_a, "learns"_a, "costs"_a,
+          "Begin a sequence without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n\n"
+          "tokens relative to one, none if it is free.")
+      .def_ro("vocabulary_size", &Drafter::vocabulary_size)
       .def(
           "accept",
           [](Drafter& self, Sequence& sequence, const Ids& ids, bool is_prompt) {
@@ -166,28 +224,38 @@ void bind_drafter(nb::module_& module) {
             return as_arrays(batch);
           },
           "sequences"_a, "budgets"_a, "seeds"_a, "settings"_a, "max_entries"_a,
-          nb::sig("def draft(self, sequences: collections.abc.Sequence[Sequence], budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
+          nb::sig("def draft(self, sequences: collections.abc.Sequence[Sequence], "
+                  "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
                   "settings: DraftSettings, max_entries: int) -> " SPECULANT_BATCH),
-          "Draft for a batch: lengths, tokens, parents, path probabilities, sizes of the q of each node, their tokens\n"
-          "and their probabilities. Drafts end where another q may not fit into ``max_entries``.")
+          "Draft for a batch: lengths, whether drafts ended early, tokens, parents, path probabilities, sizes of the q\n"
+          "of each node, their tokens and their probabilities. Drafts end where another q may not fit into ``max_entries``.")
       .def(
-          "note",
-          [](Drafter& self, Sequence& sequence, const Ids& ids, const Ids& parents,
-             const std::vector<double>& probabilities) {
-            if (parents.size() != ids.size()) throw RequestError("give one parent per node");
-            exclusively([&] {
-              sequence.note({tokens_of(self, ids), {parents.data(), parents.data() + parents.size()}, probabilities});
-              sequence.is_calibrated |= sequence.settings.is_calibrated;
+          "draft_after",
+          [](Drafter& self, const std::vector<Ids>& contexts, const std::vector<int>& budgets,
+             const std::vector<std::uint64_t>& seeds, const std::vector<std::uint64_t>& positions,
+             const DraftSettings& settings, std::size_t max_entries) {
+            const std::size_t count = contexts.size();
+            if (budgets.size() != count || seeds.size() != count || positions.size() != count) {
+              throw RequestError("give a budget, a seed and a position for each sequence");
+            }
+            const DraftBatch batch = exclusively([&] {
+              std::vector<std::vector<Token>> tokens;
+              std::vector<DraftRequest> requests;
+              for (std::size_t index = 0; index < count; ++index) {
+                tokens.push_back(tokens_of(self, contexts[index]));
+                requests.push_back({nullptr, budgets[index], seeds[index], positions[index]});
+              }
+              return self.draft_after(tokens, std::move(requests), settings, max_entries);
             });
+            return as_arrays(batch);
           },
-          "sequence"_a, "token_ids"_a, "parents"_a, "probabilities"_a,
-          "Note a draft that was made elsewhere: what comes next tells how good it was.")
-      .def(
-          "adopt",
-          [](Drafter&, Sequence& sequence, const DraftSettings& settings) {
-            exclusively([&] { sequence.settings = settings.sequence; });
-          },
-          "sequence"_a, "settings"_a, "Let a sequence go by settings.")
+          "contexts"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
+          nb::sig("def draft_after(self, contexts: collections.abc.Sequence[numpy.typing.NDArray[numpy.int64]], "
+                  "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
+                  "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) -> "
+                  SPECULANT_BATCH),
+          "Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are\n"
+          "those of the first tokens drafted.")
       .def(
           "propose",
           [](Drafter& self, const Sequence& sequence, const Ids& path, std::size_t limit) {

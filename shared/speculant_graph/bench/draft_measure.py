@@ -143,7 +143,7 @@ def measure_drafts(plan: DraftPlan, graph: NgramGraph, held: UInt32Array, progre
 def _store(config: DraftConfig, token_ids: UInt32Array) -> LearnedStore:
     store = LearnedStore(config.max_learned_tokens)
     for start in range(0, token_ids.size, _LEARNED_PIECE):
-        store.add(store.memory(""), token_ids[start : start + _LEARNED_PIECE].astype(np.int64))
+        store.memory("").core.add(token_ids[start : start + _LEARNED_PIECE].astype(np.int64))
     return store
 
 

@@ -212,8 +212,8 @@ async def _streaming(plan: Plan, config: ClientConfig) -> AsyncIterator[Contende
     step_ids = itertools.count(1)
 
     def read(payload: bytes) -> None:
-        answer = convert.read_stream_answer(payload).decode(
-            budgets=budgets, strategy=plan.draft.strategy, vocabulary_size=plan.vocabulary_size
+        answer = convert.decode_stream_answer(
+            payload, budgets=budgets, strategy=plan.draft.strategy, vocabulary_size=plan.vocabulary_size
         )
         if len(answer.sequences) != plan.batch:
             raise SpeculantError("an answer has too few sequences; run it again")

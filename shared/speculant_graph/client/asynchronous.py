@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import grpc.aio
@@ -24,8 +24,6 @@ from speculant_graph.client.setup import (
     error_of,
     make_core,
 )
-from speculant_graph.config import ClientConfig, DraftConfig
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import DrafterUnavailableError, SpeculantError, TokenizerMismatchError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import OpenAnswer
@@ -40,6 +38,10 @@ from speculant_graph.types import (
     SequenceStep,
     SessionOptions,
 )
+
+if TYPE_CHECKING:
+    from speculant_graph.config import ClientConfig, DraftConfig
+    from speculant_graph.draft.cost import CostCurve
 
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 from loguru import logger
@@ -30,8 +30,6 @@ from speculant_graph.client.setup import (
     error_of,
     make_core,
 )
-from speculant_graph.config import ClientConfig, DraftConfig
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import DrafterUnavailableError, SpeculantError, TokenizerMismatchError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import OpenAnswer
@@ -46,6 +44,10 @@ from speculant_graph.types import (
     SequenceStep,
     SessionOptions,
 )
+
+if TYPE_CHECKING:
+    from speculant_graph.config import ClientConfig, DraftConfig
+    from speculant_graph.draft.cost import CostCurve
 
 _JOIN_TIMEOUT_S = 1.0
 _FORKED = "this client was made before the process forked; make one in every process"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from speculant_graph.client.actions import Action, DropStream, Report, Send
 from speculant_graph.client.book import ENDED, SessionBook
@@ -20,7 +21,6 @@ from speculant_graph.client.packing import Message, Wishes, pack, with_wishes
 from speculant_graph.client.replica import Replica, is_refusal
 from speculant_graph.client.rounds import Entry, Round, SentStep
 from speculant_graph.client.sessions import Opening, Session, new_wire_id
-from speculant_graph.config import ClientConfig
 from speculant_graph.errors import (
     DrafterUnavailableError,
     DraftLimitError,
@@ -38,14 +38,10 @@ from speculant_graph.rpc.messages import (
     StepOptions,
     StepRequest,
 )
-from speculant_graph.types import (
-    Draft,
-    DrafterState,
-    DrafterStatistics,
-    SequenceStep,
-    SessionOptions,
-    StrategyName,
-)
+from speculant_graph.types import Draft, DrafterState, DrafterStatistics, SequenceStep, SessionOptions, StrategyName
+
+if TYPE_CHECKING:
+    from speculant_graph.config import ClientConfig
 
 _MAX_EXCHANGES_PER_STEP = 2
 _LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_sessions")
@@ -232,18 +228,18 @@ class ClientCore:
         if stream != replica.stream:
             return
         try:
-            answer = convert.read_stream_answer(payload)
+            step_id = convert.read_answer_step_id(payload)
         except SpeculantError as error:
             self._drop_stream(replica, error)
             return
-        sent = replica.unanswered.pop(answer.step_id, None)
+        sent = replica.unanswered.pop(step_id, None)
         if sent is None:  # not asked, or answered twice
             return
         round_ = sent.round
         self.counts.late_answers += round_.is_over
         try:
-            decoded = answer.decode(
-                budgets=sent.budgets, strategy=self._strategy, vocabulary_size=replica.vocabulary_size
+            decoded = convert.decode_stream_answer(
+                payload, budgets=sent.budgets, strategy=self._strategy, vocabulary_size=replica.vocabulary_size
             )
         except SpeculantError as error:
             if isinstance(error, DraftLimitError):
@@ -339,7 +335,7 @@ class ClientCore:
     def _send(self, round_: Round, replica: Replica, message: Message, options: StepOptions) -> None:
         budgets = [sequence.node_budget or 0 for sequence in message.sequences]
         step_id = replica.note_sent(SentStep(round_, message.entries, budgets))
-        request = StepRequest(tuple(message.sequences), options)
+        request = StepRequest(message.sequences, options)
         try:
             payload = convert.encode_stream_step(step_id, request)
         except Exception as error:  # whatever a caller calls a token

@@ -1,4 +1,4 @@
-"""Drafters without a sidecar: one in this process, or none."""
+"""A drafter without a sidecar, in this process."""
 
 from __future__ import annotations
 
@@ -160,30 +160,3 @@ class LocalDrafter:
         for session_id in list(self._taken):
             self.finish(session_id)
         self._drafter.save()
-
-
-class NullDrafter:
-    """Never drafts: plain decoding."""
-
-    @property
-    def state(self) -> DrafterState:
-        """Always ``off``."""
-        return "off"
-
-    @property
-    def statistics(self) -> DrafterStatistics:
-        """All zero."""
-        return DrafterStatistics()
-
-    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
-        """Do nothing."""
-
-    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Return an empty draft for every sequence."""
-        return [EMPTY_DRAFT] * len(steps)
-
-    def finish(self, session_id: int) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""

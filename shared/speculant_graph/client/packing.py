@@ -62,7 +62,7 @@ def pack(batch: Sequence[tuple[int, SequenceStep, Session]], options: StepOption
         feedback = session.fitting_feedback(step.feedback)
         while end - start > MAX_TOKENS_PER_MESSAGE:
             stop = start + MAX_TOKENS_PER_MESSAGE
-            chunk = SequenceRequest(tuple(step.token_ids[start:stop]), session.wire_id, start, 0, feedback=feedback)
+            chunk = SequenceRequest(step.token_ids[start:stop], session.wire_id, start, 0, feedback=feedback)
             yield Message([chunk], [Entry(-1, session, session.epoch, start, stop)])
             start, feedback = stop, None
         num_tokens += end - start
@@ -78,9 +78,7 @@ def pack(batch: Sequence[tuple[int, SequenceStep, Session]], options: StepOption
             message = Message()
             num_tokens, num_bytes = end - start, step.node_budget * node_bytes
         message.sequences.append(
-            SequenceRequest(
-                tuple(step.token_ids[start:]), session.wire_id, start, step.node_budget, step.seed, feedback
-            )
+            SequenceRequest(step.token_ids[start:], session.wire_id, start, step.node_budget, step.seed, feedback)
         )
         message.entries.append(Entry(index, session, session.epoch, start, end))
     if message.entries:

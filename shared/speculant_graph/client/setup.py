@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -12,9 +12,6 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from speculant_graph.client.core import ClientCore
-from speculant_graph.config import ClientConfig, DraftConfig
-from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.options import options_of
 from speculant_graph.errors import DraftLimitError, SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.addresses import split_addresses
@@ -22,6 +19,10 @@ from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.messages import OpenRequest, StepRequest
 from speculant_graph.rpc.status import from_status
 from speculant_graph.types import Fingerprint
+
+if TYPE_CHECKING:
+    from speculant_graph.config import ClientConfig, DraftConfig
+    from speculant_graph.draft.cost import CostCurve
 
 STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
 """Called without serializers: its bytes are made and read by our own codec."""
@@ -60,6 +61,8 @@ def make_core(
         ConfigError: an address is malformed, or a setting is the sidecar's own.
         SpeculantError: the tokenizer's digest is none.
     """
+    from speculant_graph.draft.options import options_of  # whoever has settings has loaded what makes them
+
     # What nobody has set is left to the sidecar, but for the strategy, which drafts name.
     options = replace(options_of(draft), strategy=draft.strategy, omit_proposals=not wants_proposals)
     opening = OpenRequest(

@@ -10,40 +10,12 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from speculant_graph.types import Draft, Proposal, StrategyName
+from speculant_graph.types import Draft, Proposals, StrategyName
 
 Numbers = Sequence[int] | NDArray[Any]
 """Whole numbers in whatever they came."""
 
 _NONE = np.zeros(0, np.float32)
-
-
-class Proposals(Sequence[Proposal]):
-    """Distributions of the nodes of one draft, made when they are looked at: most verifiers never do."""
-
-    __slots__ = ("_bounds", "_probabilities", "_token_ids")
-
-    def __init__(self, bounds: Sequence[int], token_ids: NDArray[Any], probabilities: NDArray[Any]) -> None:
-        """Take the distributions of all nodes; that of node j lies from ``bounds[j]`` to ``bounds[j + 1]``."""
-        self._bounds = bounds
-        self._token_ids = token_ids
-        self._probabilities = probabilities
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> Proposal: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Proposal]: ...
-    def __getitem__(self, index: int | slice) -> Proposal | Sequence[Proposal]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        size = len(self)
-        if not -size <= index < size:
-            raise IndexError(f"no node {index} in a draft of {size}")
-        start, end = self._bounds[index % size], self._bounds[index % size + 1]
-        return Proposal(self._token_ids[start:end], self._probabilities[start:end])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,13 +99,19 @@ class DraftBatch(Sequence[Draft]):
         )
 
 
-def batch_of_arrays(strategy: StrategyName, budgets: Sequence[int], arrays: tuple[NDArray[Any], ...]) -> DraftBatch:
+def batch_of_arrays(strategy: StrategyName, arrays: tuple[NDArray[Any], ...]) -> DraftBatch:
     """Return drafts of the core; ``arrays`` are what its ``draft`` returns."""
-    lengths, token_ids, parents, path_probabilities, counts, candidates, probabilities = arrays
-    nodes: list[int] = lengths.tolist()
-    ended_early = [size < budget for size, budget in zip(nodes, budgets, strict=True)]
+    lengths, ended_early, token_ids, parents, path_probabilities, counts, candidates, probabilities = arrays
     return DraftBatch(
-        strategy, nodes, ended_early, token_ids, parents, path_probabilities, counts, candidates, probabilities
+        strategy,
+        lengths.tolist(),
+        ended_early.tolist(),
+        token_ids,
+        parents,
+        path_probabilities,
+        counts,
+        candidates,
+        probabilities,
     )
 
 

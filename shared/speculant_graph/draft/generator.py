@@ -159,17 +159,16 @@ class DraftGenerator:
         )
         siblings: SiblingsName = "independent" if tree is not None and tree.is_independent else "without-replacement"
         options = DEFAULT_OPTIONS if tree is None else DraftOptions(siblings=siblings)
-        budgets = [max(0, k)]
         arrays = draft_from_graph(
             self.graph.core,
             [self.graph.match_state(context)],
-            budgets,
+            [max(0, k)],
             [seed % _SEEDS],
             [(len(context) if position is None else position) % _SEEDS],
             core_settings(config, options),
             MAX_SUPPORT,
         )
-        return batch_of_arrays(strategy, budgets, arrays)[0]
+        return batch_of_arrays(strategy, arrays)[0]
 
     def _encoded(self, text: str) -> list[TokenId]:
         if self._tokenizer is None:

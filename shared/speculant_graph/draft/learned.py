@@ -14,13 +14,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 from loguru import logger
+from numpy.typing import NDArray
 
 from speculant_graph._core import Calibration, LearnedMemory, TargetRows
 from speculant_graph.draft.calibration import load_calibration, save_calibration
 from speculant_graph.draft.learned_log import LearnedLog
 from speculant_graph.draft.target_rows import load_rows, save_rows
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.layout import Int64Array
 
 _CALIBRATION = "calibration"
 _ROWS_INTERVAL_S = 30.0
@@ -36,7 +36,6 @@ class Memory:
         self.core = LearnedMemory(max_tokens)
         self.rows_saved_s = -math.inf
         """When its rows were last brought to disk."""
-        self.is_forgotten = False
 
 
 class LearnedStore:
@@ -103,20 +102,15 @@ class LearnedStore:
                 self._latest.popitem(last=False)
             return memory
 
-    def add(self, memory: Memory, token_ids: Int64Array) -> None:
-        """Learn an accepted text, shape ``[n]``, unless its tenant was forgotten meanwhile."""
-        if self._max_tokens and token_ids.size and not memory.is_forgotten:
-            memory.core.add(token_ids)
-
-    def keep(self, memory: Memory, token_ids: Int64Array) -> None:
-        """Write what was given to :meth:`add` to the log, if there is one."""
-        if self._log is None or not self._max_tokens or memory.is_forgotten:
+    def keep(self, memory: Memory, token_ids: NDArray[np.int32]) -> None:
+        """Write what a memory has learned to the log, if there is one."""
+        if self._log is None or not token_ids.size or memory.core.is_forgotten:
             return
         if self._log.is_closed:
             logger.warning("a sequence ended after the log was closed, and is not kept; close sequences first")
             return
         for document in np.split(token_ids, np.flatnonzero(token_ids < 0)):  # what is no token parts documents
-            self._log.append(memory.tenant, document[document >= 0])
+            self._log.append(memory.tenant, document[document >= 0].astype(np.int64))
 
     def forget(self, tenant: str) -> None:
         """Forget everything of a tenant, on disk too.
@@ -127,7 +121,7 @@ class LearnedStore:
             memory = self._in_use.pop(tenant, None)
             self._latest.pop(tenant, None)
             if memory is not None:
-                memory.is_forgotten = True
+                memory.core.is_forgotten = True
             if self._log is not None:
                 self._log.forget(tenant)
 
@@ -144,7 +138,7 @@ class LearnedStore:
             return
         memory.rows_saved_s = time.monotonic()
         self._log.save_state(memory.tenant, save_rows(memory.core.rows), kind="rows")
-        if memory.is_forgotten:  # meanwhile
+        if memory.core.is_forgotten:  # meanwhile
             self._log.forget(memory.tenant)
 
     def load_calibration(self) -> Calibration | None:
@@ -166,7 +160,7 @@ class LearnedStore:
             memories = list(self._in_use.values())
         latest_s = time.monotonic() - (_ROWS_INTERVAL_S if is_routine else 0.0)
         for memory in memories:
-            if memory.rows_saved_s <= latest_s and not memory.is_forgotten:
+            if memory.rows_saved_s <= latest_s and not memory.core.is_forgotten:
                 self._save_rows(memory)
         tables = save_calibration(calibration)
         # Whoever serves calls this every few seconds, in quiet times too.

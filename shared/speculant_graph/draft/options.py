@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from pydantic import ValidationError
 
 from speculant_graph.complaints import plainly
 from speculant_graph.config import DraftConfig
 from speculant_graph.errors import ConfigError, DraftRequestError
-from speculant_graph.types import CouplingName, MixingName, SiblingsName, SourceName, StrategyName
+from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions
 
+__all__ = ["DEFAULT_OPTIONS", "WISHES", "DraftOptions", "changed", "options_of"]
 
-@dataclass(frozen=True, slots=True)
-class DraftOptions:
-    """How to draft. Fields that are settings, too, have their meaning and bounds; None leaves them to the drafter's."""
-
-    strategy: StrategyName | None = None
-    max_candidates: int | None = None
-    omit_proposals: bool = False
-    """Leave the distributions q out."""
-    max_depth: int | None = None
-    max_branches: int | None = None
-    beam_width: int | None = None
-    min_path_probability: float = 0.0
-    """Paths less probable than this are not drafted, where the strategy has probabilities."""
-    mixing: MixingName | None = None
-    coupling: CouplingName | None = None
-    siblings: SiblingsName = "none"
-    """Whether ``sampling`` draws trees. Without the distributions q, which rules for trees need, it never does."""
-    temperature: float | None = None
-    sources: frozenset[SourceName] | None = None
-    cost_aware: bool | None = None
-    attention_order: float | None = None
-    attention_count: float | None = None
-    attention_entropy: float | None = None
-    attention_temperature: float | None = None
-    nasd_order: int | None = None
-    filler_top_k: int | None = None
-    stop_if_unknown: bool | None = None
-
-
-DEFAULT_OPTIONS = DraftOptions()
-"""All left to the configuration."""
 WISHES = tuple(each.name for each in fields(DraftOptions) if each.name in DraftConfig.model_fields)
 """Settings that a request may choose."""
 

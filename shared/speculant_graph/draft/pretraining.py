@@ -8,6 +8,7 @@ sort. The graph that is built afterwards counts all of the corpus, the held-out 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,6 @@ from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.calibration import save_calibration
-from speculant_graph.draft.sequence import accepted_path
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.graph.builder import describe_tokens
 from speculant_graph.graph.container import writing
@@ -26,6 +26,7 @@ from speculant_graph.graph.count import count_tokens, map_tokens
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.store import load_graph
+from speculant_graph.types import Draft, TokenId
 
 SMALLEST_CORPUS = 5_000
 """Smaller corpora, in tokens, teach nothing that would last."""
@@ -132,7 +133,7 @@ def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
         drafter.accept(0, tokens[:position])
         while position < len(tokens):
             (draft,) = drafter.draft([DraftOrder(0, _NODES)])
-            stop = position + len(accepted_path(draft, tokens[position : position + _NODES])) + 1
+            stop = position + len(_accepted_path(draft, tokens[position : position + _NODES])) + 1
             drafter.accept(0, tokens[position:stop])
             position = stop
         drafter.close(0)
@@ -152,3 +153,15 @@ def _documents(piece: UInt32Array) -> list[UInt32Array]:
     """Return the documents in a piece of a stream, without the separators."""
     borders = [-1, *np.flatnonzero(piece == DOCUMENT_SEPARATOR).tolist(), piece.size]
     return [piece[before + 1 : border] for before, border in pairwise(borders)]
+
+
+def _accepted_path(draft: Draft, token_ids: Sequence[TokenId]) -> list[int]:
+    """Return the nodes of a draft, numbered from 1, along which it agrees with the tokens that followed."""
+    path: list[int] = []
+    last = 0
+    for node, (parent, token_id) in enumerate(zip(draft.parents, draft.token_ids, strict=True), start=1):
+        # Children come after their parents, so one look at every node is enough.
+        if parent == last and len(path) < len(token_ids) and token_id == token_ids[len(path)]:
+            path.append(node)
+            last = node
+    return path

@@ -1,19 +1,18 @@
-"""One sequence that is drafted for, and what ``nasd`` stores of it."""
+"""Drafts that are not the core's own, and what ``nasd`` stores of a sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from speculant_graph import _core
-from speculant_graph.config import DraftConfig
-from speculant_graph.draft.learned import Memory
+from speculant_graph._core import Drafter, DraftSettings, Sequence
 from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd, learn_verified
-from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode
-from speculant_graph.graph.layout import Int64Array
-from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
+from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode, draft_beam, draft_tree
+from speculant_graph.draft.strategies import STRATEGIES
+from speculant_graph.errors import ConfigError
+from speculant_graph.graph.layout import MAX_VOCABULARY
+from speculant_graph.types import Draft, TokenId
 
 _STORED_CONTEXTS = 250_000
 """Most contexts that ``nasd`` keeps for a sequence; the longest unseen are forgotten first. At order 4 ordinary text
@@ -24,92 +23,115 @@ _BYTES_OF_A_CONTEXT = 512
 """About what the storage of ``nasd`` takes for each."""
 
 
-class DraftedSequence:
-    """A sequence of the core, and its storage if ``nasd`` drafts for it; not safe to share between threads."""
+class NgramStorage:
+    """What ``nasd`` stores of a sequence; the core tells it of rows and tokens. Not safe to share between threads."""
 
-    def __init__(self, core: _core.Sequence, config: DraftConfig, memory: Memory, vocabulary_size: int) -> None:
-        """Begin.
+    def __init__(self, sequence: Sequence, order: int, vocabulary_size: int) -> None:
+        """Begin with a sequence as it is.
 
         Args:
-            core: the sequence, without tokens.
-            config: how to draft, until another draft goes by other settings.
-            memory: its tenant's.
+            sequence: the sequence.
+            order: tokens of the longest n-gram.
             vocabulary_size: ids below it are tokens.
         """
-        self.core = core
-        self.config = config
-        """How to draft."""
-        self.memory = memory
-        """What its tenant's sequences accepted."""
-        self._vocabulary_size = vocabulary_size
-        self._draft = EMPTY_DRAFT  # by nasd, since the latest tokens came
-        self._rows: dict[int, list[TokenId]] = {}  # of the target, after its nodes
-        self._storage: NGramCounts | None = None
-        self._storing: Iterator[None] = iter(())
-
-    def __len__(self) -> int:
-        """Number of tokens."""
-        return len(self.core)
+        self.order = order
+        """Tokens of the longest n-gram."""
+        self.is_void = False
+        """Whether it has to be made again, as tokens came that it could not store."""
+        self._counts = NGramCounts(order, vocabulary_size, max_contexts=_STORED_CONTEXTS)
+        self._storing = _store(self._counts, _valid_end(sequence, len(sequence)))
+        self._rows: dict[int, list[TokenId]] = {}  # of the target, after nodes of the latest draft
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is this sequence's own."""
-        return self.core.num_bytes + (_BYTES_OF_A_CONTEXT * len(self._storage) if self._storage is not None else 0)
+        """Memory that it takes."""
+        return 0 if self.is_void else _BYTES_OF_A_CONTEXT * len(self._counts)
 
-    @property
-    def has_storage(self) -> bool:
-        """Whether ``nasd`` has drafted for it, so that it must know of all drafts."""
-        return self._storage is not None
+    def forget_rows(self) -> None:
+        """Forget what was told of the draft before."""
+        self._rows = {}
 
-    def note(self, draft: Draft) -> None:
-        """Note the latest draft, whatever made it."""
-        self._draft, self._rows = draft, {}
-
-    def note_rows(self, nodes: Sequence[int], rows: Int64Array) -> None:
-        """Note the target's top tokens after nodes of the latest draft; those of its vocabulary count."""
-        if self._storage is None:
-            return
-        for node, row in zip(nodes, rows[:, : self.config.filler_top_k].tolist(), strict=True):
-            foreign = (rank for rank, token_id in enumerate(row) if not 0 <= token_id < self._vocabulary_size)
+    def add_rows(self, rows: list[tuple[int, list[TokenId]]]) -> None:
+        """Take the target's top tokens after nodes of the latest draft, negative for none; those before one count."""
+        for node, row in rows:
+            foreign = (rank for rank, token_id in enumerate(row) if token_id < 0)
             self._rows[node] = row[: next(foreign, len(row))]
 
-    def store(self, emitted: Int64Array) -> None:
-        """Let the storage learn from accepted tokens, before the sequence takes them."""
-        if self._storage is not None and emitted.size:
-            path = accepted_path(self._draft, emitted.tolist())
-            self._store_emitted(self._storage, emitted.tolist(), path)
-            self._draft, self._rows = EMPTY_DRAFT, {}
+    def accept(self, sequence: Sequence, emitted: list[TokenId], path: list[int], filler_top_k: int) -> None:
+        """Learn from accepted tokens, before the sequence takes them.
 
-    def draft_from_storage(self, budget: int) -> Draft:
-        """Draft a chain from n-grams that this sequence stored (``nasd``)."""
-        if self._storage is None or self._storage.n != self.config.nasd_order:
-            self._storage = NGramCounts(self.config.nasd_order, self._vocabulary_size, max_contexts=_STORED_CONTEXTS)
-            self._storing = _store(self._storage, self._valid_end(len(self.core)))
-        next(self._storing, None)
-        return draft_nasd(
-            self._storage,
-            self._valid_end(self.config.nasd_order),
-            budget,
-            stop_if_unknown=self.config.stop_if_unknown,
-            position=len(self.core),
-        )
-
-    def _store_emitted(self, storage: NGramCounts, emitted: list[TokenId], path: list[int]) -> None:
-        is_foreign = not 0 <= min(emitted) <= max(emitted) < self._vocabulary_size
-        if is_foreign or len(emitted) > _STORED_AT_ONCE // self.config.nasd_order:
-            self._storage = None  # made again, step by step, from what follows the foreign tokens
+        Args:
+            sequence: the sequence.
+            emitted: the tokens, negative for what is none.
+            path: the nodes of its latest draft along which they agree.
+            filler_top_k: how many of the target's top tokens are learned at every position.
+        """
+        self.is_void |= min(emitted) < 0 or len(emitted) > _STORED_AT_ONCE // self.order
+        if self.is_void:  # made again, step by step, from what follows the foreign tokens
             return
-        before = self._valid_end(self.config.nasd_order)
-        rows: list[Sequence[TokenId]] = [[] for _ in emitted]
+        before = _valid_end(sequence, self.order)
+        rows: list[list[TokenId]] = [[] for _ in emitted]
         for index, node in enumerate([0, *path][: len(emitted)]):
             rows[index] = self._rows.get(node, [])
-        learn_verified(storage, [*before, *emitted], len(before), rows, self.config.filler_top_k)
+        learn_verified(self._counts, [*before, *emitted], len(before), rows, filler_top_k)
+        self._rows = {}
 
-    def _valid_end(self, num_tokens: int) -> list[TokenId]:
-        tokens: NDArray[np.int32] = self.core.latest(num_tokens)
-        foreign = np.flatnonzero(tokens < 0)
-        valid: list[TokenId] = tokens[int(foreign[-1]) + 1 if foreign.size else 0 :].tolist()
-        return valid
+    def draft(self, sequence: Sequence, budget: int, *, stops_if_unknown: bool) -> Draft:
+        """Draft a chain from the n-grams stored; of a long prompt some more are stored first."""
+        next(self._storing, None)
+        return draft_nasd(
+            self._counts,
+            _valid_end(sequence, self.order),
+            budget,
+            stop_if_unknown=stops_if_unknown,
+            position=len(sequence),
+        )
+
+
+def make_draft(drafter: Drafter, sequence: Sequence, settings: DraftSettings, budget: int) -> Draft:
+    """Draft for a sequence by a strategy that is not the core's own; the core calls it.
+
+    Raises:
+        ConfigError: a random token is to stand at an unknown context, and the vocabulary is not known.
+    """
+    strategy = STRATEGIES[settings.strategy - 1]
+    if budget <= 0:
+        return Draft(strategy=strategy)
+    if strategy == "nasd":
+        return _draft_from_storage(drafter, sequence, settings, budget)
+    make = draft_tree if strategy == "specexec" else draft_beam
+    source = SequenceProposals(drafter, sequence)
+    return make(source, budget, settings.max_depth, settings.beam_width, settings.max_branches)
+
+
+def require_vocabulary(vocabulary_size: int, *, stops_if_unknown: bool) -> None:
+    """Refuse ``nasd`` if a random token is to stand at an unknown context, and the vocabulary is not known.
+
+    Raises:
+        ConfigError: both is so.
+    """
+    if not stops_if_unknown and vocabulary_size == MAX_VOCABULARY:
+        raise ConfigError(
+            "draft.stop_if_unknown = false draws any token of the vocabulary, which is not known here; say how "
+            "large it is, or leave the setting out"
+        )
+
+
+def _draft_from_storage(drafter: Drafter, sequence: Sequence, settings: DraftSettings, budget: int) -> Draft:
+    require_vocabulary(drafter.vocabulary_size, stops_if_unknown=settings.stops_if_unknown)
+    storage = sequence.storage
+    if not isinstance(storage, NgramStorage) or storage.is_void or storage.order != settings.nasd_order:
+        storage = NgramStorage(sequence, settings.nasd_order, drafter.vocabulary_size)
+        sequence.storage = storage
+    return storage.draft(sequence, budget, stops_if_unknown=settings.stops_if_unknown)
+
+
+def _valid_end(sequence: Sequence, num_tokens: int) -> list[TokenId]:
+    """Return the last tokens of a sequence, as far as they are of the vocabulary."""
+    tokens = sequence.latest(num_tokens)
+    foreign = np.flatnonzero(tokens < 0)
+    valid: list[TokenId] = tokens[int(foreign[-1]) + 1 if foreign.size else 0 :].tolist()
+    return valid
 
 
 def _store(storage: NGramCounts, token_ids: list[TokenId]) -> Iterator[None]:
@@ -121,28 +143,16 @@ def _store(storage: NGramCounts, token_ids: list[TokenId]) -> Iterator[None]:
         yield
 
 
-def accepted_path(draft: Draft, token_ids: Sequence[TokenId]) -> list[int]:
-    """Return the nodes of a draft, numbered from 1, along which it agrees with the tokens that followed."""
-    path: list[int] = []
-    last = 0
-    for node, (parent, token_id) in enumerate(zip(draft.parents, draft.token_ids, strict=True), start=1):
-        # Children come after their parents, so one look at every node is enough.
-        if parent == last and len(path) < len(token_ids) and token_id == token_ids[len(path)]:
-            path.append(node)
-            last = node
-    return path
-
-
 class SequenceProposals:
     """What may follow a sequence and paths from it, by calibrated probability; a ``ProposalSource``."""
 
-    def __init__(self, drafter: _core.Drafter, sequence: _core.Sequence) -> None:
+    def __init__(self, drafter: Drafter, sequence: Sequence) -> None:
         """Propose from a sequence, which must not change meanwhile."""
         self._drafter = drafter
         self._sequence = sequence
         self._paths: list[list[TokenId]] = []
 
-    def expand(self, nodes: Sequence[ExpandedNode], limit: int) -> list[Candidates]:
+    def expand(self, nodes: Iterable[ExpandedNode], limit: int) -> list[Candidates]:
         """Return the candidates of every node; see ``ProposalSource``."""
         candidates = []
         for node in nodes:

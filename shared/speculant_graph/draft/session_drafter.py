@@ -6,29 +6,29 @@ at that moment; what is accepted teaches the next one. Knows neither sockets nor
 
 from __future__ import annotations
 
-import dataclasses
 import reprlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 from loguru import logger
 
 from speculant_graph import _core
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.batch import DraftBatch, batch_of, batch_of_arrays
+from speculant_graph.draft.batch import DraftBatch, batch_of_arrays
 from speculant_graph.draft.calibration import load_calibration
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.generator import MAX_SUPPORT
 from speculant_graph.draft.learned import LearnedStore, Memory
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, changed
-from speculant_graph.draft.proposal_tree import draft_beam, draft_tree
-from speculant_graph.draft.sequence import DraftedSequence, SequenceProposals
-from speculant_graph.draft.strategies import CALIBRATED, FROM_CORE, FROM_GRAPH, core_settings
+from speculant_graph.draft.sequence import make_draft, require_vocabulary
+from speculant_graph.draft.strategies import CALIBRATED, FROM_GRAPH, STRATEGIES, core_settings
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.machine import num_cores
 from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 
 MAX_NODES = 1_024
@@ -51,6 +51,18 @@ class DraftOrder:
     """How to draft; None: as the rest of the batch."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """An open sequence, and its tenant's memory, which lives as long."""
+
+    core: _core.Sequence
+    memory: Memory
+
+
+def _no_messages(_options: bytes) -> DraftOptions:
+    raise DraftRequestError("this drafter takes no messages; give DraftOptions")
+
+
 class SessionDrafter:
     """Drafts for many sequences. Calls from several threads wait for each other."""
 
@@ -62,6 +74,7 @@ class SessionDrafter:
         calibration: _core.Calibration | None = None,
         learned: LearnedStore | None = None,
         vocabulary_size: int | None = None,
+        read_options: Callable[[bytes], DraftOptions] = _no_messages,
     ) -> None:
         """Make a drafter without sequences.
 
@@ -72,23 +85,37 @@ class SessionDrafter:
                 else what the graph was built with.
             learned: what earlier sequences accepted; a store in memory by default.
             vocabulary_size: without a graph, the size of the vocabulary if it is known.
+            read_options: reads options as they travel, for steps that the core answers.
 
         Raises:
-            ConfigError: the configured strategy has nothing to draft from.
+            ConfigError: the configured strategy has nothing to draft from, or needs to know the vocabulary.
         """
         self.graph = graph
         self.config = config or DraftConfig()
         strategy, sources = self.config.strategy, self.config.sources
         if strategy in CALIBRATED and not (sources - {"corpus"} if graph is None else sources):
             raise ConfigError(f"strategy {strategy} has nothing to draft from; give a graph, or add the source session")
+        _require_source(self.config, graph is not None)
+        vocabulary_size = (vocabulary_size or MAX_VOCABULARY) if graph is None else graph.vocabulary_size
+        if strategy == "nasd":
+            require_vocabulary(vocabulary_size, stops_if_unknown=self.config.stop_if_unknown)
         self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
-        self._vocabulary_size = (vocabulary_size or MAX_VOCABULARY) if graph is None else graph.vocabulary_size
-        self._core = _core.Drafter(None if graph is None else graph.core, self._vocabulary_size, self.calibration)
-        self._sequences: dict[int, DraftedSequence] = {}
+        # Clients may ask for anything, so nothing is kept for ever. Neither function knows this drafter, which the core
+        # would keep alive.
+        self._settings = lru_cache(_MOST_KEPT)(partial(_settings_of, self.config, graph is not None))
+        self.core = _core.Drafter(
+            None if graph is None else graph.core,
+            vocabulary_size,
+            self.calibration,
+            self.config.max_session_tokens,
+            self.config.threads or num_cores(),
+            partial(_settings_of_message, read_options, self.config, graph is not None),
+            make_draft,
+        )
+        """What drafts."""
+        self._sequences: dict[int, _Open] = {}
         self._lock = threading.Lock()
-        self._known_settings: dict[DraftOptions, tuple[DraftConfig, _core.DraftSettings]] = {}
-        self._settings(DEFAULT_OPTIONS)  # at once, if the configured strategy has nothing to draft from
 
     def __len__(self) -> int:
         """Number of open sequences."""
@@ -110,14 +137,12 @@ class SessionDrafter:
         with self._lock:
             if session_id in self._sequences:
                 raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
-            self._sequences[session_id] = self._new_sequence(memory, learns=learn, cost=cost)
+            core = self.core.open(memory.core, self.learns(learn), costs_of(cost))
+            self._sequences[session_id] = _Open(core, memory)
 
-    def _new_sequence(self, memory: Memory, *, learns: bool = False, cost: CostCurve | None = None) -> DraftedSequence:
-        costs = [] if cost is None else cost.table(MAX_NODES + 1).tolist()
-        learns &= self.config.max_learned_tokens > 0
-        core = _core.Sequence(memory.core, self.config.max_session_tokens, learns, costs)
-        self._core.adopt(core, self._settings(DEFAULT_OPTIONS)[1])
-        return DraftedSequence(core, self.config, memory, self._vocabulary_size)
+    def learns(self, wanted: bool) -> bool:
+        """Return whether later sequences learn from one that is opened so."""
+        return wanted and self.config.max_learned_tokens > 0
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId] | Int64Array, *, is_prompt: bool = False) -> None:
         """Add tokens to a sequence: at first the prompt, then, step by step, what was accepted.
@@ -134,10 +159,7 @@ class SessionDrafter:
             DraftRequestError: there is no such sequence, or these are no token ids.
         """
         with self._lock:
-            sequence = self._find(session_id)
-            tokens = _as_array(token_ids)
-            sequence.store(tokens)
-            self._core.accept(sequence.core, tokens, is_prompt)
+            self.core.accept(self._find(session_id), _as_array(token_ids), is_prompt)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]] | Int64Array) -> None:
         """Learn the target's most probable tokens at positions of the latest draft, before :meth:`accept`.
@@ -156,12 +178,7 @@ class SessionDrafter:
             sequence = self._find(session_id)
             if len(nodes) != len(rows):
                 raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
-            array = _as_rows(rows)
-            try:
-                self._core.add_rows(sequence.core, np.array(nodes, np.int64), array)
-            except _core.RequestError as error:
-                raise DraftRequestError(str(error)) from None
-            sequence.note_rows(nodes, array)
+            self.core.add_rows(sequence, np.array(nodes, np.int64), _as_rows(rows))
 
     def draft(self, orders: Sequence[DraftOrder], options: DraftOptions = DEFAULT_OPTIONS) -> list[Draft]:
         """Draft for a batch, in order.
@@ -207,12 +224,13 @@ class SessionDrafter:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
             ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
-        config, _ = self._settings(options)
+        settings = self._settings(options)
         with self._lock:
             sequences = [self._find(session_id) for session_id in session_ids]
-            for sequence in sequences:
-                sequence.config = config
-            return self._draft(sequences, budgets, seeds, options, max_support)
+            arrays = self.core.draft(
+                sequences, _within_bounds(budgets), [seed % _SEEDS for seed in seeds], settings, max_support
+            )
+        return batch_of_arrays(STRATEGIES[settings.strategy - 1], arrays)
 
     def draft_contexts(
         self,
@@ -237,82 +255,17 @@ class SessionDrafter:
             DraftRequestError: an option is out of its bounds.
             ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
-        config, settings = self._settings(options)
+        settings = self._settings(options)
         with self._lock:
-            if config.strategy in FROM_GRAPH and self.graph is not None:
-                arrays = _core.draft_from_graph(
-                    self.graph.core,
-                    [self.graph.core.match(context) for context in contexts],
-                    _within_bounds(budgets),
-                    [seed % _SEEDS for seed in seeds],
-                    [position % _SEEDS for position in positions],
-                    settings,
-                    max_support,
-                )
-                return batch_of_arrays(config.strategy, _within_bounds(budgets), arrays)
-            memory = Memory("", 1)
-            sequences = []
-            for context in contexts:
-                sequence = self._new_sequence(memory)
-                sequence.config = config
-                self._core.accept(sequence.core, context, True)
-                sequences.append(sequence)
-            return self._draft(sequences, budgets, seeds, options, max_support)
-
-    def _draft(
-        self,
-        sequences: Sequence[DraftedSequence],
-        budgets: Sequence[int],
-        seeds: Sequence[int],
-        options: DraftOptions,
-        max_support: int,
-    ) -> DraftBatch:
-        config, settings = self._settings(options)
-        budgets = _within_bounds(budgets)
-        if config.strategy in FROM_CORE:
-            arrays = self._core.draft(
-                [sequence.core for sequence in sequences], budgets, [seed % _SEEDS for seed in seeds], settings,
+            arrays = self.core.draft_after(
+                list(contexts),
+                _within_bounds(budgets),
+                [seed % _SEEDS for seed in seeds],
+                [position % _SEEDS for position in positions],
+                settings,
                 max_support,
-            )  # fmt: skip
-            batch = batch_of_arrays(config.strategy, budgets, arrays)
-            for index, sequence in enumerate(sequences):
-                if sequence.has_storage:
-                    sequence.note(batch[index])
-            return batch
-        drafts = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            self._core.adopt(sequence.core, settings)
-            draft = self._made_here(sequence, config, budget)
-            if options.min_path_probability > 0.0:
-                draft = _without_improbable(draft, options.min_path_probability)
-            parents = np.array(draft.parents, np.int64)
-            self._core.note(sequence.core, np.array(draft.token_ids, np.int64), parents, draft.path_probabilities)
-            sequence.note(draft)
-            drafts.append(draft)
-        return batch_of(drafts)
-
-    def _made_here(self, sequence: DraftedSequence, config: DraftConfig, budget: int) -> Draft:
-        if budget <= 0:
-            return Draft(strategy=config.strategy)
-        if config.strategy == "nasd":
-            return sequence.draft_from_storage(budget)
-        make = draft_tree if config.strategy == "specexec" else draft_beam
-        source = SequenceProposals(self._core, sequence.core)
-        return make(source, budget, config.max_depth, config.beam_width, config.max_branches)
-
-    def agrees(self, session_id: int, position: int, token_ids: Int64Array) -> bool:
-        """Return whether a sequence's tokens from ``position`` on are these, as far as both are known.
-
-        Args:
-            session_id: the sequence.
-            position: of the first token, from 0.
-            token_ids: what should stand there.
-
-        Raises:
-            DraftRequestError: there is no such sequence.
-        """
-        with self._lock:
-            return self._core.agrees(self._find(session_id).core, position, token_ids)
+            )
+        return batch_of_arrays(STRATEGIES[settings.strategy - 1], arrays)
 
     def num_bytes(self, session_id: int) -> int:
         """Return the memory that is a sequence's own.
@@ -325,12 +278,11 @@ class SessionDrafter:
     def close(self, session_id: int) -> None:
         """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""
         with self._lock:
-            sequence = self._sequences.pop(session_id, None)
-            if sequence is None or not sequence.core.learns:
+            ended = self._sequences.pop(session_id, None)
+            if ended is None:
                 return
-            tokens = sequence.core.learnable().astype(np.int64)
-            self.learned.add(sequence.memory, tokens)
-        self.learned.keep(sequence.memory, tokens)
+            tokens = ended.core.finish()
+        self.learned.keep(ended.memory, tokens)
 
     def save(self, *, is_routine: bool = False) -> None:
         """Bring what sequences taught to disk, if the store has one; drafts go on meanwhile.
@@ -340,50 +292,43 @@ class SessionDrafter:
         """
         self.learned.save(self.calibration.copy(), is_routine=is_routine)
 
-    def _find(self, session_id: int) -> DraftedSequence:
+    def _find(self, session_id: int) -> _core.Sequence:
         try:
-            return self._sequences[session_id]
+            return self._sequences[session_id].core
         except KeyError:
             raise DraftRequestError(f"session {session_id} is not open; open it first") from None
 
-    def _settings(self, options: DraftOptions) -> tuple[DraftConfig, _core.DraftSettings]:
-        """Return the settings as options want them."""
-        known = self._known_settings.get(options)
-        if known is None:
-            config = changed(self.config, options)
-            self._require_sources(config)
-            if len(self._known_settings) == _MOST_KEPT:  # clients may ask for anything
-                self._known_settings.clear()
-            known = self._known_settings[options] = config, core_settings(config, options)
-        return known
 
-    def _require_sources(self, config: DraftConfig) -> None:
-        if config.strategy in FROM_GRAPH and self.graph is None:
-            raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
-        if config.strategy == "nasd" and not config.stop_if_unknown and self._vocabulary_size == MAX_VOCABULARY:
-            raise ConfigError(
-                "draft.stop_if_unknown = false draws any token of the vocabulary, which is not known here; say how "
-                "large it is, or leave the setting out"
-            )
+def costs_of(curve: CostCurve | None) -> list[float]:
+    """Return the costs of verifying as the core takes them."""
+    return [] if curve is None else curve.table(MAX_NODES + 1).tolist()
+
+
+def _settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions) -> _core.DraftSettings:
+    """Return settings as options want them.
+
+    Raises:
+        DraftRequestError: an option is out of its bounds.
+        ConfigError: the strategy needs a graph.
+    """
+    config = changed(config, options)
+    _require_source(config, has_graph)
+    return core_settings(config, options)
+
+
+def _settings_of_message(
+    read: Callable[[bytes], DraftOptions], config: DraftConfig, has_graph: bool, options: bytes
+) -> _core.DraftSettings:
+    return _settings_of(config, has_graph, read(options) if options else DEFAULT_OPTIONS)
+
+
+def _require_source(config: DraftConfig, has_graph: bool) -> None:
+    if config.strategy in FROM_GRAPH and not has_graph:
+        raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
 
 
 def _within_bounds(budgets: Sequence[int]) -> list[int]:
     return [max(0, min(budget, MAX_NODES)) for budget in budgets]
-
-
-def _without_improbable(draft: Draft, least: float) -> Draft:
-    """Return a draft without the paths that are less probable; a path is never more so than the one it goes on from."""
-    kept = [node for node, probability in enumerate(draft.path_probabilities) if probability >= least]
-    if len(kept) == len(draft.path_probabilities):
-        return draft
-    number = {0: 0} | {node + 1: rank + 1 for rank, node in enumerate(kept)}
-    return dataclasses.replace(
-        draft,
-        token_ids=tuple(draft.token_ids[node] for node in kept),
-        parents=tuple(number[draft.parents[node]] for node in kept),
-        path_probabilities=tuple(draft.path_probabilities[node] for node in kept),
-        terminated_early=True,
-    )
 
 
 def _calibration_of(graph: NgramGraph | None) -> _core.Calibration:

@@ -11,10 +11,9 @@ CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec",
 """Strategies whose path probabilities are calibrated."""
 FROM_GRAPH: tuple[StrategyName, ...] = ("greedy", "sampling")
 """What a graph alone can do."""
-FROM_CORE: frozenset[StrategyName] = frozenset(("greedy", "sampling", "adaptive", "tree"))
-"""What the core drafts in one call for a batch."""
 
-_STRATEGIES: tuple[StrategyName, ...] = ("greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam")
+STRATEGIES: tuple[StrategyName, ...] = ("greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam")
+"""In the order of their numbers on the wire, from 1."""
 _SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independent")
 
 
@@ -35,7 +34,7 @@ def core_settings(config: DraftConfig, options: DraftOptions = DEFAULT_OPTIONS) 
     has_session = "session" in config.sources
     weights = (config.attention_order, config.attention_count, config.attention_entropy, config.attention_temperature)
     return DraftSettings(
-        strategy=_STRATEGIES.index(config.strategy) + 1,
+        strategy=STRATEGIES.index(config.strategy) + 1,
         siblings=_SIBLINGS.index(options.siblings),
         sources=(
             has_session,
@@ -54,4 +53,8 @@ def core_settings(config: DraftConfig, options: DraftOptions = DEFAULT_OPTIONS) 
         temperature=config.temperature,
         is_coupled=config.coupling == "gumbel",
         omits_proposals=options.omit_proposals,
+        beam_width=config.beam_width,
+        nasd_order=config.nasd_order,
+        filler_top_k=config.filler_top_k,
+        stops_if_unknown=config.stop_if_unknown,
     )

@@ -5,18 +5,19 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 
-from speculant_graph.config import ClientConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import grpc_target, is_loopback, socket_path
 
+if TYPE_CHECKING:
+    from speculant_graph.config import ClientConfig
+
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest message a client takes or sends; the server's default as well."""
-
-_NO_CONFIG = ClientConfig()
 
 
 def message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
@@ -43,17 +44,22 @@ class Endpoint:
     """To be sent with every call."""
 
     @classmethod
-    def of(cls, address: str, config: ClientConfig = _NO_CONFIG) -> Endpoint:
+    def of(cls, address: str, config: ClientConfig | None = None) -> Endpoint:
         """Return the endpoint of one address.
 
         Args:
             address: ``unix:///path`` or ``host:port``.
-            config: encryption and credentials; its own addresses are not looked at. A Unix socket is never encrypted.
+            config: encryption and credentials, none by default; its own addresses are not looked at. A Unix socket is
+                never encrypted.
 
         Raises:
             ConfigError: the address has neither of the two forms, a certificate can't be used, or the token would
                 travel readable for all.
         """
+        if config is None:
+            from speculant_graph.config import ClientConfig  # takes longer to load than all the rest of a client
+
+            config = ClientConfig()
         is_tcp = socket_path(address) is None
         is_encrypted = is_tcp and (config.tls or config.tls_ca is not None or config.tls_certificate is not None)
         # gRPC's default backoff of a second and more would leave a restarted drafter unused for that long.
@@ -92,12 +98,12 @@ class Endpoint:
         return grpc.aio.secure_channel(self.target, self.credentials, options=self.options)
 
 
-def connect_channel(address: str, config: ClientConfig = _NO_CONFIG) -> grpc.Channel:
+def connect_channel(address: str, config: ClientConfig | None = None) -> grpc.Channel:
     """Return a channel to one drafter; see :meth:`Endpoint.of` for arguments and errors."""
     return Endpoint.of(address, config).connect()
 
 
-def connect_channel_async(address: str, config: ClientConfig = _NO_CONFIG) -> grpc.aio.Channel:
+def connect_channel_async(address: str, config: ClientConfig | None = None) -> grpc.aio.Channel:
     """Return a channel to one drafter for the running event loop; see :meth:`Endpoint.of`."""
     return Endpoint.of(address, config).connect_async()
 

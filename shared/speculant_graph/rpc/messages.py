@@ -1,7 +1,6 @@
 """The drafter's wire messages as values of ours: what protobuf carries, without protobuf.
 
-One value per sequence for a client, arrays of the batch for a server, which has less time. Nothing here knows sockets,
-sessions or graphs.
+Nothing here knows sockets, sessions or graphs.
 """
 
 from __future__ import annotations
@@ -9,13 +8,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from speculant_graph.draft.batch import DraftBatch
-from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.options import DraftOptions
-from speculant_graph.graph.layout import Int64Array
-from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, Fingerprint, TokenId
+from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, Fingerprint, TokenId
+
+if TYPE_CHECKING:
+    from speculant_graph.draft.cost import CostCurve
 
 StepOptions = DraftOptions
 """How to draft."""
@@ -34,11 +32,10 @@ class SequenceStatus(enum.IntEnum):
     """A token id is outside the vocabulary; nothing of the sequence was taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceRequest:
-    """One sequence of a step."""
+class SequenceRequest(NamedTuple):
+    """One sequence of a step; the core reads it by its order."""
 
-    token_ids: tuple[TokenId, ...]
+    token_ids: Sequence[TokenId]
     """Session: the tokens accepted since the last step. Stateless: the last tokens of the sequence."""
     session_id: int | None = None
     """None for a stateless sequence."""
@@ -56,58 +53,12 @@ class SequenceRequest:
 class StepRequest:
     """One step of a batch."""
 
-    sequences: tuple[SequenceRequest, ...]
+    sequences: Sequence[SequenceRequest]
     """The batch, in order."""
     options: StepOptions = field(default_factory=StepOptions)
     """How to draft."""
     graph: str = ""
     """Graph of stateless sequences; empty for the default graph."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepBatch:
-    """A step as a server reads it: arrays of the batch instead of one value per sequence. Lists are per sequence."""
-
-    graph: str
-    """Graph of stateless sequences; empty for the default graph."""
-    options: StepOptions
-    """How to draft."""
-    session_ids: list[int]
-    """0 for a stateless sequence."""
-    positions: list[int]
-    """Index in the whole sequence of the first token sent."""
-    contexts: list[Int64Array]
-    """Tokens sent."""
-    node_budgets: list[int] | None
-    """Most nodes to draft; None for the server's default."""
-    seeds: list[int]
-    """Seeds of sampling strategies."""
-    feedback: list[Feedback | None] | None
-    """What the target made of drafts; None if nothing came."""
-
-    def __len__(self) -> int:
-        """Number of sequences."""
-        return len(self.contexts)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchAnswer:
-    """The answer to a step as a server writes it. Lists are per sequence."""
-
-    graph_generation: int
-    """Generation of the graph that answered; 0 if there were several."""
-    draft_id: int
-    """Names the answer in later feedback; never 0."""
-    statuses: list[int]
-    """Values of :class:`SequenceStatus`."""
-    next_positions: list[int]
-    """The position expected next; 0 for stateless sequences."""
-    drafts: DraftBatch
-    """What was drafted."""
-    server_time_ns: int = 0
-    """Time spent on the step in the server, nanoseconds."""
-    sequence_generations: list[int] = field(default_factory=list)
-    """Generations of the graphs that answered, if there were several."""
 
 
 class SequenceAnswer(NamedTuple):
@@ -132,7 +83,7 @@ class StepAnswer:
     draft_id: int
     """Names the answer in later feedback; never 0."""
     sequences: Sequence[SequenceAnswer]
-    """One per sequence of the request, in order. May be made when it is looked at."""
+    """One per sequence of the request, in order."""
     server_time_ns: int = 0
     """Time spent on the step in the server, nanoseconds."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import EMPTY_DRAFT, Draft
 from support.graphs import graph_of
-from support.sessions import drafter_of, values_of
+from support.sessions import agrees, drafter_of, values_of
 
 VOCABULARY_SIZE = 12
 CORPUS = [(place * place + place // 3) % VOCABULARY_SIZE for place in range(700)]
@@ -113,6 +115,55 @@ def test_distributions_are_limited(drafter: SessionDrafter) -> None:
     assert without.token_ids.tolist() == whole.token_ids.tolist()
 
 
+@pytest.mark.parametrize("threads", [2, 3, 16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        DraftOptions("tree"),
+        DraftOptions("adaptive"),
+        DraftOptions("greedy"),
+        DraftOptions("greedy", mixing="attention"),
+        DraftOptions("sampling"),
+        DraftOptions("sampling", omit_proposals=True),
+        DraftOptions("sampling", siblings="without-replacement"),
+        DraftOptions("sampling", siblings="independent", mixing="attention"),
+    ],
+    ids=repr,
+)
+def test_drafts_of_threads_are_those_of_one(graph: NgramGraph, options: DraftOptions, threads: int) -> None:
+    alone, together = drafter_of(graph, threads=1), drafter_of(graph, threads=threads)
+    count = 41
+    for drafter in (alone, together):
+        for number in range(count):
+            drafter.open(number)
+            drafter.accept(number, CORPUS[number : 2 * number + 1])
+    arguments = list(range(count)), [number % 60 + 40 for number in range(count)], list(range(count)), options
+    whole = alone.draft_batch(*arguments)
+    needed = whole.candidate_token_ids.size
+    assert len(whole.token_ids) > 2_048 or options.strategy != "greedy", "a batch that is worth it"
+    # With less room drafts end earlier, and it depends on others where.
+    for max_support in (1 << 20, needed + 20, needed, needed // 2, 1):
+        expected = [values_of(draft) for draft in alone.draft_batch(*arguments, max_support=max_support).drafts()]
+        for _ in range(3):
+            drafts = together.draft_batch(*arguments, max_support=max_support).drafts()
+            assert [values_of(draft) for draft in drafts] == expected
+
+
+def test_a_process_that_was_forked_drafts_on_threads_of_its_own(graph: NgramGraph) -> None:
+    drafter = drafter_of(graph, threads=2)
+    for number in range(32):
+        drafter.open(number)
+        drafter.accept(number, CORPUS[number : 2 * number + 9])
+    arguments = list(range(32)), [32] * 32, [0] * 32
+    expected = drafter.draft_batch(*arguments).token_ids.tolist()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if drafter.draft_batch(*arguments).token_ids.tolist() == expected else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_rows_of_a_draft_out_of_a_batch_are_learned(graph: NgramGraph) -> None:
     first, second = drafter_of(graph), drafter_of(graph)
     for drafter, batched in ((first, True), (second, False)):
@@ -143,18 +194,18 @@ def test_overlaps_are_compared(
     differs = changed is not None and changed < min(len(sent), len(tokens) - position)
     if changed is not None and differs:
         sent[changed] = 0 if sent[changed] != 0 else 1
-    agrees = drafter.agrees(7, position, sent)
+    is_same = agrees(drafter, 7, position, sent)
     drafter.close(7)
-    assert agrees != differs
+    assert is_same != differs
 
 
 def test_forgotten_tokens_agree_with_all(graph: NgramGraph) -> None:
     drafter = drafter_of(graph, max_session_tokens=256)
     drafter.open(1)
     drafter.accept(1, [1] * 600)
-    assert drafter.agrees(1, 0, np.array([9] * 300))
-    assert not drafter.agrees(1, 590, np.array([9] * 5))
-    assert not drafter.agrees(1, 0, np.array([9] * 600))
+    assert agrees(drafter, 1, 0, [9] * 300)
+    assert not agrees(drafter, 1, 590, [9] * 5)
+    assert not agrees(drafter, 1, 0, [9] * 600)
 
 
 def test_nothing_is_a_batch_too() -> None:

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_graph.draft.batch import batch_of
 from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.errors import (
-    ConfigError,
     DrafterUnavailableError,
-    DraftLimitError,
     DraftRequestError,
-    UnservedRequestError,
+    SpeculantError,
 )
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.addresses import MAX_SOCKET_PATH_BYTES, grpc_target, socket_path
-from speculant_graph.rpc.convert.requests import STRATEGY_NUMBERS
+from speculant_graph.rpc.convert.options import STRATEGY_NUMBERS
 from speculant_graph.rpc.messages import (
-    BatchAnswer,
     OpenAnswer,
     OpenRequest,
     SequenceAnswer,
     SequenceRequest,
     SequenceStatus,
     StepAnswer,
-    StepBatch,
     StepOptions,
     StepRequest,
 )
+from speculant_graph.rpc.status import from_status, status_of_number
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, Feedback, Fingerprint, Proposal
+from support import answer_reference
+from support.answer_reference import encode_step_answer
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 VOCABULARY_SIZE = 40
@@ -155,54 +153,127 @@ def comparable(answer: StepAnswer) -> Any:
     )
 
 
-LIMITS = {"max_sequences": 5, "max_tokens": 40, "max_nodes": 2**32 - 1}
-
-
 def told(feedback: Feedback | None) -> Any:
     """Feedback without what only fills rows up."""
     return feedback and (feedback.draft_id, list(feedback.nodes), [[t for t in row if t >= 0] for row in feedback.rows])
 
 
-def entries_of(batch: StepBatch) -> list[Any]:
-    budgets = batch.node_budgets or [None] * len(batch)
-    feedback = [told(each) for each in batch.feedback or [None] * len(batch)]
-    contexts = [tuple(context.tolist()) for context in batch.contexts]
-    return list(zip(batch.session_ids, batch.positions, contexts, budgets, batch.seeds, feedback, strict=True))
+def entries_of(message: pb.DraftRequest) -> list[Any]:
+    """The sequences of a message, taken apart field by field."""
+    count = len(message.context_lengths)
+    tokens, nodes, rows = (
+        list(values) for values in (message.context_tokens, message.feedback_nodes, message.feedback_tokens)
+    )
+    entries = []
+    for index, length in enumerate(message.context_lengths):
+        feedback = None
+        if num_rows := message.feedback_row_counts[index] if message.feedback_row_counts else 0:
+            width = message.feedback_width
+            own = np.array(rows[: num_rows * width], np.int64).reshape(-1, width)
+            own[own == 2**32 - 1] = -1
+            feedback = told(Feedback(message.feedback_draft_ids[index], nodes[:num_rows], own))
+            del nodes[:num_rows], rows[: num_rows * width]
+        session_id, position, seed = (
+            values[index] if values else 0 for values in (message.session_ids, message.positions, message.seeds)
+        )
+        budget = message.node_budgets[index] if message.node_budgets else None
+        entries.append((session_id, position, tuple(tokens[:length]), budget, seed, feedback))
+        del tokens[:length]
+    assert not tokens + nodes + rows
+    assert all(len(values) in {0, count} for values in (message.session_ids, message.positions, message.seeds))
+    return entries
 
 
 @given(step_requests())
-def test_step_requests_come_back(request: StepRequest) -> None:
+def test_step_requests_say_what_was_asked(request: StepRequest) -> None:
     payload = convert.encode_step_request(request)
-    batch = convert.decode_step_request(payload, **LIMITS)
-    assert (batch.graph, batch.options) == (request.graph, request.options)
-    assert entries_of(batch) == [
+    message = pb.DraftRequest.FromString(payload)
+    assert message.graph == request.graph
+    assert convert.decode_options(message.options.SerializeToString()) == request.options
+    assert entries_of(message) == [
         (entry.session_id or 0, entry.position, entry.token_ids, entry.node_budget, entry.seed, told(entry.feedback))
         for entry in request.sequences
     ]
-    assert convert.read_stream_step(convert.encode_stream_step(7, request)) == (7, payload)
+    assert message.SerializeToString() == payload, "as protobuf writes it"
+    enveloped = pb.StreamDraftRequest.FromString(convert.encode_stream_step(7, request))
+    assert (enveloped.step_id, enveloped.draft) == (7, message)
 
 
-def batch_answer(answer: StepAnswer) -> BatchAnswer:
-    return BatchAnswer(
-        graph_generation=answer.graph_generation,
-        draft_id=answer.draft_id,
-        statuses=[entry.status for entry in answer.sequences],
-        next_positions=[entry.next_position for entry in answer.sequences],
-        drafts=batch_of([entry.draft for entry in answer.sequences]),
-        server_time_ns=answer.server_time_ns,
-        sequence_generations=[entry.graph_generation for entry in answer.sequences],
-    )
+@pytest.mark.parametrize("tokens", [[-1], [2**32], [1.5], ["a"], [None], 5, [[1]], [2**70]])
+def test_what_is_no_token_is_not_sent(tokens: Any) -> None:
+    with pytest.raises(DraftRequestError, match="does not fit"):
+        convert.encode_step_request(StepRequest((SequenceRequest(tokens),)))
+
+
+def test_numbers_of_numpy_are_sent() -> None:
+    request = StepRequest((SequenceRequest(np.array([3, 4]), np.uint64(5), np.int64(6), np.int32(7)),))
+    message = pb.DraftRequest.FromString(convert.encode_step_request(request))
+    assert entries_of(message) == [(5, 6, (3, 4), 7, 0, None)]
+
+
+def test_budgets_are_for_all_or_for_none() -> None:
+    with pytest.raises(DraftRequestError, match="mixed"):
+        convert.encode_step_request(StepRequest((SequenceRequest((1,), node_budget=1), SequenceRequest((1,)))))
+
+
+def enveloped(payload: bytes) -> bytes:
+    return pb.StreamDraftResponse(step_id=3, draft=pb.DraftResponse.FromString(payload)).SerializeToString()
 
 
 @given(step_answers())
 def test_step_answers_come_back(answer: StepAnswer) -> None:
-    payload = convert.encode_step_answer(batch_answer(answer))
+    payload = encode_step_answer(answer)
     assert comparable(decode_answer(payload, len(answer.sequences))) == comparable(answer)
-    enveloped = convert.read_stream_answer(convert.encode_stream_answer(3, payload))
-    assert enveloped.step_id == 3
+    assert convert.read_answer_step_id(enveloped(payload)) == 3
     budgets = [BUDGET] * len(answer.sequences)
-    decoded = enveloped.decode(budgets=budgets, strategy="sampling", vocabulary_size=VOCABULARY_SIZE)
+    decoded = convert.decode_stream_answer(
+        enveloped(payload), budgets=budgets, strategy="sampling", vocabulary_size=VOCABULARY_SIZE
+    )
     assert comparable(decoded) == comparable(answer)
+
+
+def outcome_of(decode: Callable[..., StepAnswer], payload: bytes, count: int) -> Any:
+    try:
+        return comparable(
+            decode(payload, budgets=[BUDGET] * count, strategy="sampling", vocabulary_size=VOCABULARY_SIZE)
+        )
+    except DraftRequestError as error:
+        return str(error)
+
+
+@settings(max_examples=400)
+@given(step_answers(), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3))
+def test_answers_are_read_as_protobuf_and_numpy_read_them(answer: StepAnswer, mutations: list[tuple[int, int]]) -> None:
+    payload = mutated(encode_step_answer(answer), mutations)
+    expected = outcome_of(answer_reference.decode_step_answer, payload, len(answer.sequences))
+    assert repr(outcome_of(convert.decode_step_answer, payload, len(answer.sequences))) == repr(expected)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=6)), max_size=4), st.integers(0, 2**64 - 1))
+def test_the_later_outcome_counts(runs: list[tuple[bool, bytes]], step_id: int) -> None:
+    payload = step_id.to_bytes(8, "little").join([b"\x09", b""])
+    for is_draft, data in runs:
+        payload += (b"\x12" if is_draft else b"\x1a") + bytes([len(data)]) + data
+    assert convert.read_answer_step_id(payload) == step_id
+    try:
+        public = pb.StreamDraftResponse.FromString(payload)
+    except DecodeError:
+        return
+    try:
+        convert.decode_stream_answer(payload, budgets=[1], strategy="greedy", vocabulary_size=VOCABULARY_SIZE)
+        raised: Exception = AssertionError("no sequence was answered")
+    except SpeculantError as error:
+        raised = error
+    if public.WhichOneof("outcome") == "draft":
+        assert type(raised) is DraftRequestError
+        assert "parsed" not in str(raised)
+    else:
+        code = status_of_number(public.error.code)
+        assert (type(raised), str(raised)) == (
+            type(from_status(code, public.error.message)),
+            str(from_status(code, public.error.message)),
+        )
 
 
 @given(
@@ -248,47 +319,16 @@ def test_mutated_messages_raise_only_our_error(
     request: StepRequest, answer: StepAnswer, opening: OpenRequest, mutations: list[tuple[int, int]]
 ) -> None:
     for decode, payload in (
-        (lambda payload: convert.decode_step_request(payload, **LIMITS), convert.encode_step_request(request)),
-        (convert.read_stream_step, convert.encode_stream_step(1, request)),
+        (convert.read_step_id, convert.encode_stream_step(1, request)),
         (
             lambda payload: decode_answer(payload, len(answer.sequences)),
-            convert.encode_step_answer(batch_answer(answer)),
+            encode_step_answer(answer),
         ),
-        (convert.read_stream_answer, convert.encode_stream_answer(1, b"")),
+        (convert.read_answer_step_id, enveloped(b"")),
         (opening_of, convert.encode_open_request(opening).SerializeToString()),
     ):
         with suppress(DraftRequestError, DrafterUnavailableError):
             decode(mutated(payload, mutations))
-
-
-@pytest.mark.parametrize(
-    ("fields", "error", "reason"),
-    [
-        ({"context_lengths": [2], "context_tokens": [1]}, DraftRequestError, "context_tokens has 1"),
-        ({"context_lengths": [0], "positions": [1, 2]}, DraftRequestError, "positions has 2"),
-        ({"context_lengths": [0, 0], "session_ids": [1]}, DraftRequestError, "session_ids has 1"),
-        ({"context_lengths": [0], "feedback_row_counts": [1]}, DraftRequestError, "feedback_nodes has 0"),
-        ({"feedback_tokens": [1]}, DraftRequestError, "feedback_tokens has 1"),
-        ({"context_lengths": [0] * 6}, DraftLimitError, "at most 5"),
-        ({"options": {"strategy": 99}}, UnservedRequestError, "99"),
-        ({"options": {"mixing": 9}}, UnservedRequestError, "mixing 9"),
-        ({"options": {"coupling": 9}}, UnservedRequestError, "coupling 9"),
-        ({"options": {"siblings": 9}}, UnservedRequestError, "siblings 9"),
-        ({"options": {"sources": 16}}, UnservedRequestError, "source"),
-        ({"options": {"max_depth": 256}}, DraftRequestError, "max_depth"),
-        ({"options": {"min_path_probability": float("nan")}}, DraftRequestError, "min_path_probability"),
-        ({"context_lengths": [41], "context_tokens": [0] * 41}, DraftLimitError, "at most 40"),
-    ],
-)
-def test_bad_requests_are_refused(fields: dict[str, Any], error: type[Exception], reason: str) -> None:
-    with pytest.raises(error, match=reason):
-        convert.decode_step_request(pb.DraftRequest(**fields).SerializeToString(), **LIMITS)
-
-
-def test_too_many_nodes_are_refused() -> None:
-    payload = pb.DraftRequest(context_lengths=[0], node_budgets=[9]).SerializeToString()
-    with pytest.raises(DraftLimitError, match="at most 8"):
-        convert.decode_step_request(payload, max_sequences=1, max_tokens=1, max_nodes=8)
 
 
 GOOD_ANSWER = {
@@ -357,26 +397,3 @@ def test_drafts_beyond_the_budget_are_refused() -> None:
 def test_bad_openings_are_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(DraftRequestError, match=reason):
         convert.decode_open_request(pb.OpenSessionRequest(**fields))
-
-
-def test_addresses() -> None:
-    assert grpc_target("unix:///run/a b.sock") == "unix:///run/a%20b.sock"
-    assert str(socket_path("unix:///run/a b.sock")) == "/run/a b.sock"
-    for address in ("localhost:50051", "[::1]:50051", "10.0.0.1:1"):
-        assert grpc_target(address) == address
-        assert socket_path(address) is None
-
-
-@pytest.mark.parametrize("address", ["", "unix:/run/a", "unix://run/a", "localhost", "localhost:", ":1", "http://a:1"])
-def test_other_addresses_are_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"unix:///path/to\.sock or host:port"):
-        grpc_target(address)
-    with pytest.raises(ConfigError, match="there is no port 70000"):
-        grpc_target("a:70000")
-    with pytest.raises(ConfigError, match=r"put that of IPv6 into brackets, as in \[::1\]:8000"):
-        grpc_target("::1:5")
-
-
-def test_too_long_socket_paths_are_refused() -> None:
-    with pytest.raises(ConfigError, match=f"at most {MAX_SOCKET_PATH_BYTES}"):
-        socket_path("unix:///" + "a" * MAX_SOCKET_PATH_BYTES)

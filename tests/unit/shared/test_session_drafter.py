@@ -358,9 +358,9 @@ def test_memory_is_bounded() -> None:
     drafter.open(1, learn=True)
     for _ in range(100):
         drafter.accept(1, CORPUS[:26])
-    sequence = drafter._sequences[1]
+    sequence = drafter._find(1)
     assert len(sequence) == 2_600
-    assert sequence.core.latest(10**6).size == 256
+    assert sequence.latest(10**6).size == 256
     assert sequence.num_bytes < 256 * 28 + 5_000
     assert started(drafter, 2, [*range(1_000, 1_300), 1_000]).token_ids == (), "what is forgotten is not found"
     assert started(drafter, 3, [*range(1_000, 1_255), 1_000]).token_ids[:1] == (1_001,)

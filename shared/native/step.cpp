@@ -1,0 +1,298 @@
+#include "step.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+namespace speculant {
+namespace {
+
+constexpr std::size_t kMaxOptions = 256;  // clients may ask for anything, so nothing is kept for ever
+constexpr std::uint32_t kNoRowToken = 0xFFFFFFFF;
+// Most bytes of an answer: of any, for each sequence, node and entry of a distribution, and of an envelope.
+constexpr std::size_t kFixedBytes = 128, kSequenceBytes = 24, kNodeBytes = 16, kEntryBytes = 8, kEnvelopeBytes = 32;
+constexpr const char* kNotParsed = "the message can't be parsed; send one of this service's protocol";
+
+std::int64_t clock_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+template <class Numbers>
+std::uint64_t sum(const Numbers& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::uint64_t{0});
+}
+
+/// Check the length of an array; `meaning` says where the expected one comes from.
+template <class Number>
+void expect(const char* name, const std::vector<Number>& values, std::uint64_t expected, const char* meaning) {
+  if (values.size() == expected) return;
+  throw RequestError(std::string(name) + " has " + std::to_string(values.size()) + " entries; " + meaning + " is " +
+                     std::to_string(expected));
+}
+
+/// Fill an array that stands for zeros.
+template <class Number>
+void per_sequence(const char* name, std::vector<Number>& values, std::size_t count) {
+  if (values.empty()) values.resize(count);
+  expect(name, values, count, "the number of sequences");
+}
+
+template <class To, class From>
+void append(std::vector<To>& values, const From& more) {
+  values.reserve(values.size() + more.size());
+  for (const auto& value : more) values.push_back(static_cast<To>(value));
+}
+
+}  // namespace
+
+/// A request, and what becomes of it.
+struct StepAnswerer::Step {
+  struct Part {  // of one sequence
+    std::size_t first_token = 0, first_row = 0;
+    SequenceStatus status = SequenceStatus::kOk;
+    std::uint64_t next_position = 0, generation = 0;
+    std::shared_ptr<Session> session = {};  // null if it is lost, or stateless
+    Draft draft = {};
+    bool ended_early = false;
+    const Distributions* distributions = nullptr;  // that its proposals are of
+    std::vector<Distributions::Span> proposals = {};
+  };
+  wire::DraftRequest request;
+  std::uint64_t draft_id;
+  std::int64_t now_ns;
+  std::vector<Part> parts = {};
+  std::vector<std::unique_ptr<DraftBatch>> batches = {};  // one per graph
+  std::size_t num_empty = 0;
+
+  std::size_t size() const { return request.context_lengths.size(); }
+  std::span<const std::uint32_t> context(std::size_t index) const {
+    return std::span(request.context_tokens).subspan(parts[index].first_token, request.context_lengths[index]);
+  }
+};
+
+wire::Written StepAnswerer::answer(std::string_view payload, bool is_enveloped, const Tenants& tenants,
+                                   std::uint64_t draft_id, std::int64_t now_ns, StepHost& host, StepCounts& counts) {
+  const std::int64_t started_ns = clock_ns();
+  wire::StreamDraftRequest enveloped;
+  Step step{.request = {}, .draft_id = draft_id, .now_ns = now_ns};
+  try {
+    if (is_enveloped) enveloped = wire::read_stream_request(payload);
+    step.request = wire::read_request(is_enveloped ? enveloped.draft.view() : payload);
+  } catch (const wire::ParseError&) {
+    throw RequestError(kNotParsed);
+  }
+  check(step, host);
+  const std::size_t num_dropped = sessions_->num_dropped();
+  for (std::size_t index = 0; index < step.size(); ++index) take(step, index, tenants);
+  if (sessions_->num_dropped() != num_dropped) {
+    for (Step::Part& part : step.parts) {  // sessions that made room for others of the same step
+      if (part.session && !part.session->is_open) part = {.status = SequenceStatus::kSessionLost};
+    }
+  }
+  draft_all(step, host);
+
+  wire::DraftResponse response;
+  response.draft_id = draft_id;
+  bool is_of_one = true;
+  for (const Step::Part& part : step.parts) {
+    response.sequence_statuses.push_back(static_cast<std::uint32_t>(part.status));
+    response.next_positions.push_back(part.next_position);
+    response.sequence_generations.push_back(part.generation);
+    response.draft_lengths.push_back(static_cast<std::uint32_t>(part.draft.size()));
+    response.ended_early.push_back(part.ended_early);
+    append(response.draft_tokens, part.draft.tokens);
+    append(response.draft_parents, part.draft.parents);
+    append(response.draft_path_probabilities, part.draft.probabilities);
+    for (const auto& [first, last] : part.proposals) {
+      response.candidate_counts.push_back(static_cast<std::uint32_t>(last - first));
+      append(response.candidate_tokens, std::span(part.distributions->tokens).subspan(first, last - first));
+      append(response.candidate_probabilities,
+             std::span(part.distributions->probabilities).subspan(first, last - first));
+    }
+    if (part.generation == 0) continue;
+    is_of_one &= response.graph_generation == 0 || response.graph_generation == part.generation;
+    response.graph_generation = part.generation;
+  }
+  if (!is_of_one) response.graph_generation = 0;
+  if (is_of_one && response.graph_generation == 0) response.graph_generation = host.default_generation();
+  if (response.graph_generation != 0) response.sequence_generations.clear();
+  counts = {step.size(), response.draft_tokens.size(), step.num_empty, clock_ns() - started_ns};
+  response.server_time_ns = counts.elapsed_ns;
+  wire::Written written = wire::write(response);
+  if (written.view().size() + kEnvelopeBytes > limits_.max_message_bytes) {
+    throw LimitError("the answer is larger than " + std::to_string(limits_.max_message_bytes) +
+                     " bytes; ask for fewer nodes, or send fewer sequences at a time");
+  }
+  if (is_enveloped) wire::envelope(written, enveloped.step_id);
+  return written;
+}
+
+/// Check a request, and fill what it leaves to the server.
+void StepAnswerer::check(Step& step, StepHost& host) {
+  wire::DraftRequest& request = step.request;
+  const std::size_t count = step.size();
+  const auto limit = [](std::uint64_t number, std::uint64_t most, const char* what, const char* advice,
+                        const char* end = "") {
+    if (number <= most) return;
+    throw LimitError(std::to_string(number) + what + advice + std::to_string(most) + end);
+  };
+  limit(count, limits_.max_sequences, " sequences in one message", "; send at most ");
+  limit(request.context_tokens.size(), limits_.max_tokens, " context tokens in one message", "; send at most ",
+        ", in parts");
+  auto& budgets = request.node_budgets;
+  if (!budgets.empty()) {
+    limit(*std::max_element(budgets.begin(), budgets.end()), limits_.max_nodes, " nodes asked for",
+          "; ask for at most ");
+  }
+  if (!known_options_.contains(request.options)) {
+    host.check_options(request.options);
+    if (known_options_.size() >= kMaxOptions) known_options_.clear();
+    known_options_.insert(request.options);
+  }
+  per_sequence("session_ids", request.session_ids, count);
+  per_sequence("positions", request.positions, count);
+  expect("context_tokens", request.context_tokens, sum(request.context_lengths), "the sum of its lengths");
+  if (budgets.empty()) budgets.assign(count, limits_.budget);
+  per_sequence("node_budgets", budgets, count);
+  per_sequence("seeds", request.seeds, count);
+  per_sequence("feedback_draft_ids", request.feedback_draft_ids, count);
+  per_sequence("feedback_row_counts", request.feedback_row_counts, count);
+  expect("feedback_nodes", request.feedback_nodes, sum(request.feedback_row_counts), "the sum of its lengths");
+  expect("feedback_tokens", request.feedback_tokens, request.feedback_nodes.size() * request.feedback_width,
+         "feedback_width times the number of rows");
+  limit(sum(budgets), limits_.max_step_nodes, " nodes asked for in one step", "; ask for at most ", " a step");
+  std::unordered_set<std::uint64_t> seen;
+  for (std::uint64_t id : request.session_ids) {
+    if (id != 0 && !seen.insert(id).second) {
+      throw RequestError("a session is twice in one step; send one sequence for each");
+    }
+  }
+  step.parts.resize(count);
+  std::size_t token = 0, row = 0;
+  for (std::size_t index = 0; index < count; ++index) {
+    step.parts[index].first_token = token, step.parts[index].first_row = row;
+    token += request.context_lengths[index];
+    row += request.feedback_row_counts[index];
+  }
+}
+
+/// Take the tokens of one sequence that are new to its session.
+void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
+  const wire::DraftRequest& request = step.request;
+  Step::Part& part = step.parts[index];
+  if (request.session_ids[index] == 0) return;
+  part.status = SequenceStatus::kSessionLost;
+  const std::shared_ptr<Session> session = sessions_->look_at(request.session_ids[index]);
+  if (!session) return;
+  // Looked at first: a stranger's step must not keep a session from being idle.
+  if (tenants && std::find(tenants->begin(), tenants->end(), session->tenant) == tenants->end()) return;
+  if (!sessions_->use(*session, step.now_ns)) return;
+
+  Drafter& drafter = *session->graph.drafter;
+  Sequence& sequence = *session->sequence;
+  const std::uint64_t position = request.positions[index], known = session->position();
+  std::vector<Token> tokens;
+  for (std::uint32_t id : step.context(index)) tokens.push_back(drafter.token_of(id));
+  if (position < known && !sequence.agrees(static_cast<std::int64_t>(position), tokens)) {
+    sessions_->end(*session, SessionEnd::kDiverged);
+    return;
+  }
+  part.session = session;
+  part.generation = session->graph.generation;
+  part.next_position = known;
+  part.status = SequenceStatus::kOutOfSync;
+  if (position > known || position + tokens.size() < known) return;
+  part.status = SequenceStatus::kOk;
+  const auto unseen = std::span<const Token>(tokens).subspan(static_cast<std::size_t>(known - position));
+  if (unseen.empty()) return;
+  // Rows of a draft that is not the latest can't be placed, and those of a step sent again were taken. Without a token
+  // none was verified; such rows would only pile up.
+  const std::size_t num_rows = request.feedback_row_counts[index], width = request.feedback_width;
+  if (num_rows * width > 0 && position == known && request.feedback_draft_ids[index] == session->draft_id) {
+    std::vector<std::int64_t> nodes;
+    std::vector<Token> rows;
+    append(nodes, std::span(request.feedback_nodes).subspan(part.first_row, num_rows));
+    for (std::uint32_t id : std::span(request.feedback_tokens).subspan(part.first_row * width, num_rows * width)) {
+      rows.push_back(id == kNoRowToken ? kNoToken : drafter.token_of(id));
+    }
+    sequence.add_rows(nodes, rows, width);
+  }
+  drafter.accept(sequence, unseen, session->is_in_prompt);
+  part.next_position = session->position();
+  if (sequence.num_bytes() != session->num_bytes) sessions_->account(*session, step.now_ns);
+}
+
+/// Draft for all sequences that were taken, and for those that nobody opened.
+void StepAnswerer::draft_all(Step& step, StepHost& host) {
+  struct Group {
+    ServedDrafter graph;
+    std::vector<std::size_t> indices;
+  };
+  std::vector<Group> groups;
+  std::vector<std::size_t> stateless;
+  for (std::size_t index = 0; index < step.size(); ++index) {
+    const Step::Part& part = step.parts[index];
+    if (step.request.session_ids[index] == 0) {
+      stateless.push_back(index);
+    } else if (part.session && part.status == SequenceStatus::kOk) {
+      const ServedDrafter& graph = part.session->graph;
+      auto group = std::find_if(groups.begin(), groups.end(),
+                                [&](const Group& each) { return each.graph.generation == graph.generation; });
+      if (group == groups.end()) group = groups.insert(group, {graph, {}});
+      group->indices.push_back(index);
+    }
+  }
+  // Drafts are cut before an answer is too large: one that is refused, or not, by the tokens that were drawn would
+  // leave the verifier with tokens that are no draws from q.
+  const std::size_t fixed_bytes = kEnvelopeBytes + kFixedBytes + kSequenceBytes * step.size() +
+                                  kNodeBytes * static_cast<std::size_t>(sum(step.request.node_budgets));
+  std::size_t max_entries = 1;
+  if (limits_.max_message_bytes > fixed_bytes) {
+    max_entries = std::max<std::size_t>((limits_.max_message_bytes - fixed_bytes) / kEntryBytes, 1);
+  }
+  for (const Group& group : groups) draft_from(step, group.indices, group.graph, max_entries);
+  if (!stateless.empty()) draft_from(step, stateless, host.graph_of(step.request.graph), max_entries);
+}
+
+/// Draft for the sequences of one graph, all of which have sessions, or none.
+void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indices, const ServedDrafter& graph,
+                              std::size_t& max_entries) {
+  const wire::DraftRequest& request = step.request;
+  Drafter& drafter = *graph.drafter;
+  const bool is_stateless = request.session_ids[indices.front()] == 0;
+  std::vector<DraftRequest> wanted;
+  std::vector<std::vector<Token>> contexts;
+  for (std::size_t index : indices) {
+    Sequence* sequence = is_stateless ? nullptr : step.parts[index].session->sequence.get();
+    const int budget = static_cast<int>(std::min<std::uint32_t>(request.node_budgets[index], kMaxNodes));
+    const std::uint64_t position = is_stateless ? request.positions[index] + request.context_lengths[index]
+                                                : step.parts[index].session->position();
+    wanted.push_back({sequence, budget, request.seeds[index], position});
+    if (!is_stateless) continue;
+    contexts.emplace_back();
+    for (std::uint32_t id : step.context(index)) contexts.back().push_back(drafter.token_of(id));
+  }
+  const auto settings = drafter.settings_of(request.options);
+  step.batches.push_back(std::make_unique<DraftBatch>(
+      is_stateless ? drafter.draft_after(contexts, std::move(wanted), *settings, max_entries)
+                   : drafter.draft(wanted, *settings, max_entries)));
+  DraftBatch& batch = *step.batches.back();
+  for (std::size_t rank = 0; rank < indices.size(); ++rank) {
+    Step::Part& part = step.parts[indices[rank]];
+    part.draft = std::move(batch.drafts[rank]);
+    part.ended_early = batch.ended_early[rank] != 0;
+    part.proposals = std::move(batch.proposals[rank]);
+    if (!part.proposals.empty()) part.distributions = &batch.distributions_of(rank);
+    part.generation = graph.generation;
+    for (const auto& span : part.proposals) max_entries -= std::min(max_entries - 1, span.size());
+    step.num_empty += part.draft.size() == 0 && request.node_budgets[indices[rank]] > 0;
+    if (is_stateless) continue;
+    Session& session = *part.session;
+    session.draft_id = step.draft_id;
+    session.is_in_prompt &= request.node_budgets[indices[rank]] == 0;
+    ++session.num_steps;
+    session.num_drafted += std::ssize(part.draft.tokens);
+  }
+}
+
+}  // namespace speculant

@@ -1,0 +1,377 @@
+"""Steps that the core answers are those that a slow reference answers, whatever their order and their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculant_drafter.counts import ServerCounts
+from speculant_drafter.graphs import GraphRegistry
+from speculant_drafter.sessions import SessionStore
+from speculant_drafter.steps import StepAnswerer
+from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.errors import DraftLimitError, DraftRequestError, SpeculantError, UnservedRequestError
+from speculant_graph.rpc import convert
+from speculant_graph.rpc.messages import SequenceRequest, StepOptions, StepRequest
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.serving.access import EVERYBODY, Principal
+from speculant_graph.types import Feedback
+from support.graphs import graph_of
+from support.step_reference import ReferenceAnswerer
+
+VOCABULARY_SIZE = 12
+CORPUS = [(place * place + place // 3) % VOCABULARY_SIZE for place in range(700)]
+STRATEGIES = ["greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam"]
+
+
+class Server:
+    """Sessions and steps without sockets."""
+
+    def __init__(self, path: Path, draft: DraftConfig | None = None, **settings: Any) -> None:
+        self.config = ServerConfig(graph=path, **{"max_nodes": 64, **settings})
+        self.draft = draft or DraftConfig(k=4)
+        self.counts = ServerCounts()
+        self.graphs = GraphRegistry(self.config, self.draft)
+        asyncio.run(self.graphs.load_configured())
+        self.now_s = 0.0
+        self.sessions = SessionStore(self.config, self.counts, lambda: self.now_s)
+        self.steps = StepAnswerer(self.config, self.draft, self.graphs, self.sessions, self.counts)
+
+    def open(self, session_id: int, **wanted: Any) -> None:
+        self.sessions.open(session_id, self.graphs.get(""), **wanted)
+
+    def step(self, request: StepRequest, principal: Principal = EVERYBODY) -> pb.StreamDraftResponse:
+        answer = self.steps.answer_enveloped(convert.encode_stream_step(9, request), principal)
+        response = pb.StreamDraftResponse.FromString(answer)
+        assert response.step_id == 9
+        return response
+
+
+class Pair:
+    """The core's steps and the reference's, side by side."""
+
+    def __init__(self, path: Path, draft: DraftConfig | None = None, **settings: Any) -> None:
+        self.server = Server(path, draft, **settings)
+        served = self.server.graphs.get("").drafter
+        self.slow_drafter = SessionDrafter(served.graph, self.server.draft)
+        self.tables = served.calibration, self.slow_drafter.calibration
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all sessions."""
+        self.server.sessions.end_all()
+        for session_id in list(self.slow_drafter._sequences):
+            self.slow_drafter.close(session_id)
+        self.slow = ReferenceAnswerer(self.server.config, self.server.draft, self.slow_drafter)
+        self.server.steps._draft_ids = iter(range(1, 1 << 30))
+
+    def open(self, session_id: int) -> None:
+        self.server.open(session_id)
+        self.slow.open(session_id)
+
+    def position(self, session_id: int) -> int:
+        return self.server.sessions.position(session_id)
+
+    def send(self, payload: bytes) -> pb.DraftResponse | None:
+        """Send a step to both; return the answer if there is one."""
+        outcomes: list[Any] = []
+        for answer in (self.fast_answer, self.slow.answer):
+            try:
+                outcomes.append(answer(payload))
+            except SpeculantError as error:
+                outcomes.append(error)
+        fast, slow = outcomes
+        if isinstance(slow, SpeculantError):
+            assert type(fast) is type(slow), (fast, slow)
+            self.same_state()
+            return None
+        assert not isinstance(fast, SpeculantError), fast
+        fast.ClearField("server_time")
+        assert fast == slow
+        self.same_state()
+        return fast
+
+    def fast_answer(self, payload: bytes) -> pb.DraftResponse:
+        return pb.DraftResponse.FromString(self.server.steps.answer(payload, EVERYBODY))
+
+    def same_state(self) -> None:
+        open_ones = {number: len(session.text) for number, session in self.slow.sessions.items()}
+        assert len(self.server.sessions) == len(open_ones)
+        assert {number: self.position(number) for number in open_ones} == open_ones
+        for fast, slow in zip(*([table.weights, table.bins] for table in self.tables), strict=True):
+            np.testing.assert_array_equal(fast, slow)
+
+
+@pytest.fixture(scope="module")
+def graph_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graph") / "graph.pkl"
+    graph_of([CORPUS], 4, VOCABULARY_SIZE).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(graph_path: Path) -> Pair:
+    return Pair(graph_path)
+
+
+@pytest.fixture(scope="module")
+def tight_pair(graph_path: Path) -> Pair:
+    return Pair(graph_path, max_message_bytes=1_024, max_step_nodes=30, max_sequences=4, max_tokens=20)
+
+
+OPTIONS = st.builds(
+    StepOptions,
+    strategy=st.sampled_from([None, *STRATEGIES, "sampling", "tree"]),
+    max_candidates=st.sampled_from([None, 0, 2, 3]),
+    omit_proposals=st.sampled_from([False, False, True]),
+    max_depth=st.sampled_from([None, 1, 3]),
+    max_branches=st.sampled_from([None, 1, 2]),
+    beam_width=st.sampled_from([None, 2]),
+    min_path_probability=st.sampled_from([0.0, 0.0, 0.25]),
+    temperature=st.sampled_from([None, 0.5]),
+    mixing=st.sampled_from([None, None, "attention"]),
+    coupling=st.sampled_from([None, "none", "gumbel"]),
+    siblings=st.sampled_from(["none", "without-replacement", "independent"]),
+    sources=st.sampled_from([None, frozenset(["session"]), frozenset(["corpus", "recycled"])]),
+    filler_top_k=st.sampled_from([None, 1, 2]),
+    nasd_order=st.sampled_from([None, 2, 3]),
+    stop_if_unknown=st.sampled_from([None, False]),
+)
+SEQUENCES = st.lists(
+    st.tuples(
+        st.integers(0, 4),  # session; 0 has none, 4 is not open
+        st.lists(st.integers(0, VOCABULARY_SIZE + 1), max_size=6),
+        st.sampled_from([0, 0, 0, 0, 0, -1, 1, -3]),  # distance from where it stands
+        st.integers(0, 7),  # budget
+        st.integers(0, 2**64 - 1),  # seed
+        st.none() | st.lists(st.tuples(st.integers(0, 4), st.integers(0, 13), st.integers(-1, 13)), max_size=3),
+    ),
+    max_size=4,
+    unique_by=lambda sequence: sequence[0] or object(),
+)
+MUTATIONS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3)
+STEPS = st.lists(st.tuples(SEQUENCES, OPTIONS, st.booleans(), st.just([]) | st.just([]) | MUTATIONS), max_size=8)
+
+
+def request_of(pair: Pair, sequences: list[Any], options: StepOptions, has_budgets: bool) -> StepRequest:
+    told = []
+    for session_id, tokens, distance, budget, seed, rows in sequences:
+        feedback = None
+        if rows:
+            draft_id = pair.slow.sessions[session_id].draft_id if session_id in pair.slow.sessions else 7
+            nodes, first, second = zip(*rows, strict=True)
+            feedback = Feedback(draft_id, nodes, np.array([first, second]).T)
+        position = max((pair.position(session_id) if session_id else 3) + distance, 0)
+        told.append(
+            SequenceRequest(
+                tuple(tokens), session_id or None, position, budget if has_budgets else None, seed, feedback
+            )
+        )
+    return StepRequest(tuple(told), options)
+
+
+def play(pair: Pair, steps: list[Any]) -> None:
+    pair.begin()
+    for session_id in (1, 2, 3):
+        pair.open(session_id)
+    for sequences, options, has_budgets, mutations in steps:
+        payload = bytearray(convert.encode_step_request(request_of(pair, sequences, options, has_budgets)))
+        for place, value in mutations if payload else ():
+            payload[place % len(payload)] = value
+        pair.send(bytes(payload))
+
+
+@settings(max_examples=300)
+@given(STEPS)
+def test_any_steps(pair: Pair, steps: list[Any]) -> None:
+    play(pair, steps)
+
+
+@given(STEPS)
+def test_any_steps_within_tight_limits(tight_pair: Pair, steps: list[Any]) -> None:
+    play(tight_pair, steps)
+
+
+def varint(number: int) -> bytes:
+    digits = bytearray()
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, VOCABULARY_SIZE), max_size=4)), max_size=4))
+def test_arrays_in_any_legal_encoding(pair: Pair, runs: list[tuple[bool, list[int]]]) -> None:
+    pair.begin()
+    pair.open(1)
+    pieces = [pb.DraftRequest(graph="graph", session_ids=[1], node_budgets=[5]).SerializeToString()]
+    for is_packed, tokens in runs:
+        packed = [token.to_bytes(4, "little") for token in tokens]
+        if is_packed:
+            pieces.append(varint(5 << 3 | 2) + varint(4 * len(tokens)) + b"".join(packed))
+        else:
+            pieces += [varint(5 << 3 | 5) + token for token in packed]
+        pieces.append(varint(99 << 3) + b"\x05")  # of a newer peer
+    total = sum(len(tokens) for _, tokens in runs)
+    pieces.append(varint(4 << 3 | 5) + total.to_bytes(4, "little"))
+    answer = pair.send(b"".join(pieces))
+    assert answer is not None
+    assert list(answer.next_positions) == [total]
+
+
+GROUPS = st.lists(st.sampled_from([0x0B, 0x0C, 0x13, 0x14, 0, 1, 0x80, 0x0A, 2]), max_size=30).map(bytes)
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=24) | GROUPS)
+def test_any_bytes(pair: Pair, payload: bytes) -> None:
+    pair.begin()
+    pair.send(payload)
+
+
+@pytest.mark.parametrize("depth", [98, 99, 100, 101, 102])
+def test_groups_within_groups(pair: Pair, depth: int) -> None:
+    pair.begin()
+    pair.send(b"\x7b" * depth + b"\x7c" * depth)
+
+
+def chain_step(session_id: int, position: int, tokens: list[int], strategy: Any = "sampling") -> StepRequest:
+    return StepRequest(
+        (SequenceRequest(tuple(tokens), session_id, position, 5, 7),), StepOptions(strategy=strategy, max_candidates=2)
+    )
+
+
+def test_two_graphs_take_turns(tmp_path: Path) -> None:
+    for name, modulus in (("one", 5), ("two", 7)):
+        graph_of([[place % modulus for place in range(200)]], 2, VOCABULARY_SIZE).save(tmp_path / f"{name}.pkl")
+    server = Server(tmp_path / "one.pkl", graphs={"two": tmp_path / "two.pkl"})
+    for session_id, name in ((1, "one"), (2, "two")):
+        server.sessions.open(session_id, server.graphs.get(name))
+        server.step(chain_step(session_id, 0, [0, 1, 2]))
+    for turn in range(3):
+        for session_id, modulus in ((1, 5), (2, 7)):
+            token = (3 + turn) % modulus
+            draft = server.step(chain_step(session_id, 3 + turn, [token])).draft
+            assert list(draft.draft_tokens) == [(token + 1 + place) % modulus for place in range(5)]
+            assert draft.graph_generation == session_id
+    both = StepRequest(tuple(SequenceRequest((), session_id, 6, 2) for session_id in (1, 2)), StepOptions("greedy"))
+    draft = server.step(both).draft
+    assert (draft.graph_generation, list(draft.sequence_generations)) == (0, [1, 2])
+
+
+def test_a_prompt_in_parts_is_not_learned(tmp_path: Path) -> None:
+    path = tmp_path / "graph.pkl"
+    graph_of([CORPUS], 4, VOCABULARY_SIZE).save(path)
+    learned = []
+    for parts in ([(0, 40, 5)], [(0, 20, 0), (20, 40, 5)], [(0, 20, 5), (20, 40, 5)]):
+        server = Server(path)
+        server.sessions.open(1, server.graphs.get(""), learn=True)
+        for start, end, budget in [*parts, (40, 50, 5)]:
+            server.step(StepRequest((SequenceRequest(tuple(CORPUS[start:end]), 1, start, budget),)))
+        server.sessions.end_all()
+        learned.append(server.graphs.learned_tokens)
+    assert learned[0] == learned[1] < learned[2]
+
+
+def test_sessions_of_other_tenants_are_not_there(graph_path: Path) -> None:
+    server = Server(graph_path)
+    mine, other, admin = (
+        Principal(name, frozenset({name}), frozenset({"*"}), False) for name in ("mine", "other", "*")
+    )
+    server.open(1, tenant="mine")
+    position = 0
+    for principal, status in ((mine, 1), (other, 2), (mine, 1), (admin, 1), (EVERYBODY, 1)):
+        draft = server.step(chain_step(1, position, [3]), principal).draft
+        assert list(draft.sequence_statuses) == [status]
+        position += status == 1
+
+
+def test_a_stranger_does_not_keep_a_session_from_being_idle(graph_path: Path) -> None:
+    server = Server(graph_path, idle_timeout_s=10.0)
+    other = Principal("other", frozenset({"other"}), frozenset({"*"}), False)
+    server.open(1, tenant="mine")
+    server.now_s = 8.0
+    server.step(chain_step(1, 0, [3]), other)
+    server.now_s = 12.0
+    assert list(server.step(chain_step(1, 0, [3])).draft.sequence_statuses) == [2]
+    assert server.counts.ended_sessions["idle"] == 1
+
+
+def test_refusals_in_an_envelope_keep_their_step_id(graph_path: Path) -> None:
+    server = Server(graph_path, max_step_nodes=20)
+    for session_id in (1, 2):
+        server.open(session_id)
+    for budget, code in ((10, 0), (11, 8)):
+        sequences = tuple(SequenceRequest((), session_id, 0, budget) for session_id in (1, 2))
+        answer = server.step(StepRequest(sequences, StepOptions("greedy")))
+        assert answer.error.code == code
+    assert "at most 20" in answer.error.message
+    broken = pb.StreamDraftRequest(step_id=9).SerializeToString() + b"\x12\x01\xff"
+    answer = pb.StreamDraftResponse.FromString(server.steps.answer_enveloped(broken, EVERYBODY))
+    assert (answer.step_id, answer.error.code) == (9, 3)
+    assert server.counts.failed_steps == {"RESOURCE_EXHAUSTED": 1, "INVALID_ARGUMENT": 1}
+    with pytest.raises(DraftRequestError, match="can't be parsed"):
+        server.steps.answer_enveloped(b"\x12\x05\xff", EVERYBODY)
+    assert server.counts.steps == 1
+
+
+def test_options_are_looked_at_even_where_nobody_drafts(graph_path: Path) -> None:
+    server = Server(graph_path)
+    payload = pb.DraftRequest(options={"max_depth": 999}).SerializeToString()
+    for _ in range(2):
+        with pytest.raises(DraftRequestError, match="max_depth"):
+            server.steps.answer(payload, EVERYBODY)
+
+
+def test_delays_are_told(graph_path: Path) -> None:
+    server = Server(graph_path, max_session_memory=1_000_000, busy_s=4.0)
+    for session_id in range(1, 7):
+        server.open(session_id)
+    payloads = [convert.encode_step_request(chain_step(number, 0, CORPUS * 10)) for number in range(1, 7)]
+    for payload in payloads[:4]:
+        server.steps.answer(payload, EVERYBODY)
+    with pytest.raises(DraftLimitError, match=r"memory for sessions is full; .*, or try again in 4 s") as caught:
+        server.steps.answer(payloads[4], EVERYBODY)
+    assert caught.value.retry_delay_s == 4.0
+    assert len(server.sessions) == len(server.sessions.table) == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "reason"),
+    [
+        ({"context_lengths": [2], "context_tokens": [1]}, DraftRequestError, "context_tokens has 1"),
+        ({"context_lengths": [0], "positions": [1, 2]}, DraftRequestError, "positions has 2"),
+        ({"context_lengths": [0, 0], "session_ids": [1]}, DraftRequestError, "session_ids has 1"),
+        ({"context_lengths": [0], "feedback_row_counts": [1]}, DraftRequestError, "feedback_nodes has 0"),
+        ({"feedback_tokens": [1]}, DraftRequestError, "feedback_tokens has 1"),
+        ({"context_lengths": [0] * 6}, DraftLimitError, "at most 5"),
+        ({"options": {"strategy": 99}}, UnservedRequestError, "99"),
+        ({"options": {"mixing": 9}}, UnservedRequestError, "mixing 9"),
+        ({"options": {"coupling": 9}}, UnservedRequestError, "coupling 9"),
+        ({"options": {"siblings": 9}}, UnservedRequestError, "siblings 9"),
+        ({"options": {"sources": 16}}, UnservedRequestError, "source"),
+        ({"options": {"max_depth": 256}}, DraftRequestError, "max_depth"),
+        ({"options": {"min_path_probability": float("nan")}}, DraftRequestError, "min_path_probability"),
+        ({"context_lengths": [41], "context_tokens": [0] * 41}, DraftLimitError, "at most 40"),
+    ],
+)
+def test_bad_requests_are_refused(
+    graph_path: Path, fields: dict[str, Any], error: type[Exception], reason: str
+) -> None:
+    server = Server(graph_path, max_sequences=5, max_tokens=40)
+    with pytest.raises(error, match=reason):
+        server.steps.answer(pb.DraftRequest(**fields).SerializeToString(), EVERYBODY)
+
+
+def test_too_many_nodes_are_refused(graph_path: Path) -> None:
+    server = Server(graph_path, max_nodes=8)
+    payload = pb.DraftRequest(context_lengths=[0], node_budgets=[9]).SerializeToString()
+    with pytest.raises(DraftLimitError, match="9 nodes asked for; ask for at most 8"):
+        server.steps.answer(payload, EVERYBODY)

@@ -1,0 +1,32 @@
+"""What a client loads: the wire and the core, no graphs, nothing that drafts, no settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ["networkx", "pydantic", "pydantic_settings", "speculant_graph.config", "speculant_graph.corpus"]
+HEAVY += ["speculant_graph.draft.session_drafter", "speculant_graph.graph", "tokenizers", "torch"]
+
+
+def test_a_client_loads_no_graph_and_no_settings() -> None:
+    code = "import sys, speculant_graph.client; print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = set(shown.split())
+    assert {"grpc", "numpy", "speculant_graph._core"} <= loaded
+    assert not loaded & set(HEAVY)
+    assert {name for name in loaded if name.startswith("speculant_graph.draft")} == {
+        "speculant_graph.draft",
+        "speculant_graph.draft.cost",
+    }
+
+
+def test_a_drafter_in_this_process_is_there_when_it_is_wanted() -> None:
+    import speculant_graph.client as clients
+    from speculant_graph.client.local import LocalDrafter
+
+    assert clients.LocalDrafter is LocalDrafter
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        clients.Other  # noqa: B018
