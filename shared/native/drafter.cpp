@@ -12,7 +12,7 @@ constexpr std::size_t kMaxSettings = 256;  // clients may ask for anything, so n
 // Nodes that are asked for at least where threads help: fewer are drafted before another thread has woken up, which
 // takes 30 to 80 us. A node of a tree takes 2 us, one that is drawn 0.3, one of `greedy` 0.1, one by attention 10 or
 // more.
-constexpr int kSpreadTreeNodes = 128, kSpreadDrawnNodes = 512, kSpreadGreedyNodes = 2048, kSpreadAttentionNodes = 32;
+constexpr int kSpreadTreeNodes = 128, kSpreadDrawnNodes = 2048, kSpreadGreedyNodes = 2048, kSpreadAttentionNodes = 32;
 
 bool pays_to_spread(std::span<const GraphDraft> wanted, int num_threads, const DraftSettings& settings) {
   if (num_threads < 2 || wanted.size() < 2) return false;

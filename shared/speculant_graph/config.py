@@ -161,7 +161,7 @@ class DraftConfig(Config):
     stop_if_unknown: bool = True
     """'nasd': end the draft at an unknown context; otherwise a random token stands there."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
-    """Threads that draft for a large batch; 0: one per core that the process may use. The drafts are the same."""
+    """Threads that draft for a large batch; 0: one per core that the process may use. Drafts are the same."""
     max_session_tokens: Annotated[int, Field(ge=256)] = 131_072
     """Tokens of one sequence that drafts look back on; of longer ones the oldest are forgotten."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000

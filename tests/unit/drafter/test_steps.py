@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,19 @@ def test_any_steps(pair: Pair, steps: list[Any]) -> None:
 @given(STEPS)
 def test_any_steps_within_tight_limits(tight_pair: Pair, steps: list[Any]) -> None:
     play(tight_pair, steps)
+
+
+def test_drafts_end_where_an_answer_would_be_too_large(tight_pair: Pair) -> None:
+    missing = set()
+    for seed, budget in itertools.product(range(5), range(1, 31)):
+        tight_pair.begin()
+        tight_pair.open(1)
+        options = StepOptions("sampling", mixing="attention")
+        request = StepRequest((SequenceRequest(tuple(CORPUS[:9]), 1, 0, budget, seed),), options)
+        answer = tight_pair.send(convert.encode_step_request(request))
+        assert answer is not None
+        missing.add(budget - answer.draft_lengths[0])
+    assert {0, 1, 3} <= missing
 
 
 def varint(number: int) -> bytes:
