@@ -45,6 +45,8 @@ class BenchRpcSettings(CommandSettings):
     """Draft from this graph file; by default from one of the words of Python's own sources."""
     steps: Annotated[int, Field(ge=100, le=100_000)] = 2_000
     """Steps that are timed, of each kind; at least 100."""
+    client_cost: bool = False
+    """Say with every session what verifying costs, as the verifier does: drafts are as long as pays."""
     pin: bool = True
     """Give the servers and this process a core each, as a deployment would."""
     seed: int = 0
@@ -68,8 +70,10 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.bench.rpc_measure import PROMPT_TOKENS, TOKENS_PER_STEP, Plan, run_plans
     from speculant_graph.bench.rpc_processes import make_certificate, running_servers
     from speculant_graph.bench.rpc_text import drawn_texts, graph_of_standard_library
+    from speculant_graph.draft.cost import COST_CURVES
     from speculant_graph.graph.store import load_graph
 
+    cost = COST_CURVES["dense"] if settings.client_cost else None
     results: list[dict[str, Any]] = []
     cores = sorted(os.sched_getaffinity(0))
     pinned = settings.pin and len(cores) > 1
@@ -89,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
             progress.begin(f"starting servers ({transport})")
             with running_servers(transport, path, [], folder, certificate, cores[1] if pinned else None) as servers:
                 plans = [
-                    Plan(batch, client, settings.steps, settings.draft, texts[:batch], graph.vocabulary_size)
+                    Plan(batch, client, settings.steps, settings.draft, texts[:batch], graph.vocabulary_size, cost)
                     for client in settings.client
                     for batch in settings.batch
                 ]

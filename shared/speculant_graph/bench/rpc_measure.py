@@ -20,6 +20,7 @@ from speculant_graph.bench import rpc_echo
 from speculant_graph.bench.rpc_processes import Certificate, Servers
 from speculant_graph.client import AsyncDrafterClient, DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig
+from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel, connect_channel_async
@@ -56,6 +57,8 @@ class Plan:
     """One text for every sequence, long enough for all steps."""
     vocabulary_size: int
     """Token ids are below it."""
+    cost: CostCurve | None = None
+    """What sessions say that verifying costs."""
 
 
 class _Batch:
@@ -72,6 +75,10 @@ class _Batch:
     @property
     def session_ids(self) -> list[int]:
         return self._ids
+
+    @property
+    def cost(self) -> CostCurve | None:
+        return self._plan.cost
 
     def next_request(self) -> StepRequest:
         self._start, self._end = self._sent, self._end + TOKENS_PER_STEP
@@ -197,7 +204,9 @@ async def _opened_stream(config: ClientConfig, batch: _Batch) -> AsyncIterator[A
     async with connect_channel_async(config.address, config) as channel:
         open_session: Any = channel.unary_unary(_SERVICE + "OpenSession", None, None)
         for session_id in batch.session_ids:
-            await open_session(convert.encode_open_request(OpenRequest(session_id)).SerializeToString())
+            await open_session(
+                convert.encode_open_request(OpenRequest(session_id, cost=batch.cost)).SerializeToString()
+            )
         method: Any = channel.stream_stream(_SERVICE + "StreamDraft", None, None)
         call = method()
         yield call
@@ -233,7 +242,7 @@ async def _streaming(plan: Plan, config: ClientConfig) -> AsyncIterator[Contende
     with connect_channel(config.address, config) as channel:
         open_session: Any = channel.unary_unary(_SERVICE + "OpenSession", None, None)
         for session_id in batch.session_ids:
-            open_session(convert.encode_open_request(OpenRequest(session_id)).SerializeToString())
+            open_session(convert.encode_open_request(OpenRequest(session_id, cost=plan.cost)).SerializeToString())
         requests: SimpleQueue[bytes | None] = SimpleQueue()
         answers: Any = channel.stream_stream(_SERVICE + "StreamDraft", None, None)(iter(requests.get, None))
 
@@ -252,7 +261,7 @@ async def _streaming(plan: Plan, config: ClientConfig) -> AsyncIterator[Contende
 async def _drafting(plan: Plan, config: ClientConfig) -> AsyncIterator[Contender]:
     """Yield what makes one step through a client of ours."""
     batch = _Batch(plan)
-    settings: dict[str, Any] = {"tokenizer": None, "draft": plan.draft, "strict": True}
+    settings: dict[str, Any] = {"tokenizer": None, "draft": plan.draft, "strict": True, "cost": plan.cost}
     if plan.client == "asyncio":
         async with AsyncDrafterClient(config, **settings) as client:
             for session_id in batch.session_ids:
