@@ -90,7 +90,9 @@ class Pair:
                 outcomes.append(error)
         fast, slow = outcomes
         if isinstance(slow, SpeculantError):
-            assert type(fast) is type(slow), (fast, slow)
+            # Options are read after the limits are looked at, so a message with damaged ones may be over a limit first.
+            is_over = isinstance(fast, DraftLimitError) and "parsed" in str(slow)
+            assert is_over or type(fast) is type(slow), (fast, slow)
             self.same_state()
             return None
         assert not isinstance(fast, SpeculantError), fast
