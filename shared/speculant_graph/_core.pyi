@@ -232,7 +232,7 @@ class DraftSettings:
     @property
     def stops_if_unknown(self) -> bool: ...
 
-def draft_from_graph(graph: Trie, contexts: _Sequence[tuple[int, int]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]:
+def draft_from_graph(graph: Trie, contexts: _Sequence[tuple[int, int]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
     """
     Draft by greedy or sampling after contexts (order, record); see :meth:`Drafter.draft`.
     """
@@ -272,13 +272,13 @@ class Drafter:
         Return whether these are a sequence's tokens from ``position`` on, as far as both are known.
         """
 
-    def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], settings: DraftSettings, max_entries: int) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]:
+    def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
         """
         Draft for a batch: lengths, whether drafts ended early, tokens, parents, path probabilities, sizes of the q
         of each node, their tokens and their probabilities. Drafts end where another q may not fit into ``max_entries``.
         """
 
-    def draft_after(self, contexts: _Sequence[numpy.typing.NDArray[numpy.int64]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]:
+    def draft_after(self, contexts: _Sequence[numpy.typing.NDArray[numpy.int64]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
         """
         Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are
         those of the first tokens drafted.

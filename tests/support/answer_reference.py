@@ -9,11 +9,11 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from speculant_graph.draft.batch import DraftBatch, batch_of
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.rpc.messages import SequenceAnswer, SequenceStatus, StepAnswer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, StrategyName
+from support.batch import DraftBatch, batch_of
 
 _STATUSES = {status.value: status for status in SequenceStatus}
 _MASS_TOLERANCE = 1e-3

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
+#include "draft_objects.hpp"
 #include "graph_view.hpp"
 
 namespace speculant {
@@ -23,39 +24,35 @@ std::vector<Token> tokens_of(const Drafter& drafter, const Array<const std::int6
   return tokens;
 }
 
-/// Drafts as arrays, one sequence after another.
-nb::tuple as_arrays(const DraftBatch& batch) {
-  std::vector<std::int64_t> lengths, counts;
-  std::vector<Token> tokens;
-  std::vector<std::int32_t> parents;
-  std::vector<double> probabilities;
-  std::vector<std::uint32_t> candidates;
-  std::vector<float> shares;
+constexpr const char* kStrategies[] = {"", "greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam"};
+
+nb::list as_drafts(const DraftBatch& batch, Strategy strategy) {
+  const DraftMaker& maker = DraftMaker::instance();
+  const nb::object name = nb::steal(PyUnicode_InternFromString(kStrategies[static_cast<std::size_t>(strategy)]));
+  const nb::object nothing = nb::make_tuple(), no_id = nb::cast(0);
+  nb::list drafts;
   for (std::size_t index = 0; index < batch.drafts.size(); ++index) {
     const Draft& draft = batch.drafts[index];
-    lengths.push_back(std::ssize(draft.tokens));
-    tokens.insert(tokens.end(), draft.tokens.begin(), draft.tokens.end());
-    parents.insert(parents.end(), draft.parents.begin(), draft.parents.end());
-    probabilities.insert(probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
-    for (const auto& [first, last] : batch.proposals[index]) {
-      const auto& all = batch.distributions_of(index);
-      counts.push_back(static_cast<std::int64_t>(last - first));
-      candidates.insert(candidates.end(), all.tokens.begin() + static_cast<std::ptrdiff_t>(first),
-                        all.tokens.begin() + static_cast<std::ptrdiff_t>(last));
-      shares.insert(shares.end(), all.probabilities.begin() + static_cast<std::ptrdiff_t>(first),
-                    all.probabilities.begin() + static_cast<std::ptrdiff_t>(last));
+    nb::object proposals = nothing;
+    if (!batch.proposals[index].empty()) {
+      const Distributions& all = batch.distributions_of(index);
+      std::vector<std::uint64_t> bounds{0};
+      std::vector<std::uint32_t> ids;
+      std::vector<float> probabilities;
+      for (const auto& [first, last] : batch.proposals[index]) {
+        const auto from = static_cast<std::ptrdiff_t>(first), to = static_cast<std::ptrdiff_t>(last);
+        ids.insert(ids.end(), all.tokens.begin() + from, all.tokens.begin() + to);
+        probabilities.insert(probabilities.end(), all.probabilities.begin() + from, all.probabilities.begin() + to);
+        bounds.push_back(ids.size());
+      }
+      proposals = maker.make_proposals(as_numbers(bounds), nb::cast(as_array(std::move(ids))),
+                                       nb::cast(as_array(std::move(probabilities))));
     }
+    drafts.append(maker.make({as_numbers(draft.tokens), as_numbers(draft.parents), as_numbers(draft.probabilities),
+                              proposals, name, nb::bool_(batch.ended_early[index] != 0), no_id}));
   }
-  return nb::make_tuple(as_array(std::move(lengths)), as_array(batch.ended_early), as_array(std::move(tokens)),
-                        as_array(std::move(parents)), as_array(std::move(probabilities)), as_array(std::move(counts)),
-                        as_array(std::move(candidates)), as_array(std::move(shares)));
+  return drafts;
 }
-
-#define SPECULANT_BATCH                                                                                    \
-  "tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8], "                           \
-  "numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], "                                 \
-  "numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64], "                               \
-  "numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]]"
 
 /// Settings and drafts of Python.
 struct PythonHost : DraftHost {
@@ -149,13 +146,13 @@ void bind_drafter(nb::module_& module) {
           nb::gil_scoped_release release;
           batch = draft_from_graph(graph.trie, std::move(wanted), settings, max_entries);
         }
-        return as_arrays(batch);
+        return as_drafts(batch, settings.strategy);
       },
       "graph"_a, "contexts"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
       nb::sig("def draft_from_graph(graph: Trie, contexts: collections.abc.Sequence[tuple[int, int]], "
               "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
-              "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) -> "
-              SPECULANT_BATCH),
+              "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) "
+              "-> list[speculant_graph.types.Draft]"),
       "Draft by greedy or sampling after contexts (order, record); see :meth:`Drafter.draft`.");
   nb::class_<Drafter>(module, "Drafter", "Drafts from one graph, and from what sequences accept.")
       .def(
@@ -221,12 +218,13 @@ void bind_drafter(nb::module_& module) {
               }
               return self.draft(requests, settings, max_entries);
             });
-            return as_arrays(batch);
+            return as_drafts(batch, settings.strategy);
           },
           "sequences"_a, "budgets"_a, "seeds"_a, "settings"_a, "max_entries"_a,
           nb::sig("def draft(self, sequences: collections.abc.Sequence[Sequence], "
                   "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
-                  "settings: DraftSettings, max_entries: int) -> " SPECULANT_BATCH),
+                  "settings: DraftSettings, max_entries: int) "
+              "-> list[speculant_graph.types.Draft]"),
           "Draft for a batch: lengths, whether drafts ended early, tokens, parents, path probabilities, sizes of the q\n"
           "of each node, their tokens and their probabilities. Drafts end where another q may not fit into ``max_entries``.")
       .def(
@@ -247,13 +245,13 @@ void bind_drafter(nb::module_& module) {
               }
               return self.draft_after(tokens, std::move(requests), settings, max_entries);
             });
-            return as_arrays(batch);
+            return as_drafts(batch, settings.strategy);
           },
           "contexts"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
           nb::sig("def draft_after(self, contexts: collections.abc.Sequence[numpy.typing.NDArray[numpy.int64]], "
                   "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
-                  "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) -> "
-                  SPECULANT_BATCH),
+                  "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) "
+              "-> list[speculant_graph.types.Draft]"),
           "Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are\n"
           "those of the first tokens drafted.")
       .def(
@@ -269,7 +267,5 @@ void bind_drafter(nb::module_& module) {
                   "tuple[list[int], list[float]]"),
           "Return what may follow a path from the end of a sequence and how probable it is, best first.");
 }
-
-#undef SPECULANT_BATCH
 
 }  // namespace speculant

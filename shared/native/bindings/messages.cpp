@@ -7,6 +7,7 @@
 
 #include "answer_check.hpp"
 #include "arrays.hpp"
+#include "draft_objects.hpp"
 #include "errors.hpp"
 #include "wire.hpp"
 
@@ -139,51 +140,8 @@ wire::DraftRequest request_of(const nb::bytes& graph, const nb::bytes& options, 
 nb::bytes as_bytes(std::string_view bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 std::string_view as_view(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
-template <class Numbers>
-nb::object as_numbers(const Numbers& numbers) {
-  nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
-  Py_ssize_t index = 0;
-  for (const auto number : numbers) {
-    if constexpr (std::is_floating_point_v<std::remove_cvref_t<decltype(number)>>) {
-      PyTuple_SetItem(tuple.ptr(), index++, PyFloat_FromDouble(static_cast<double>(number)));
-    } else {
-      PyTuple_SetItem(tuple.ptr(), index++, PyLong_FromUnsignedLongLong(number));
-    }
-  }
-  return tuple;
-}
-
-/// Makes values of types.py. Fields are set past the constructor of the frozen class, which takes three times as long.
-class DraftMaker {
- public:
-  DraftMaker() {
-    const nb::module_ types = nb::module_::import_("speculant_graph.types");
-    draft_ = types.attr("Draft"), proposals_ = types.attr("Proposals");
-    make_ = nb::borrow(reinterpret_cast<PyObject*>(&PyBaseObject_Type)).attr("__new__");
-    for (const char* name : {"token_ids", "parents", "path_probabilities", "proposals", "strategy",
-                             "terminated_early", "draft_id"}) {
-      names_.push_back(nb::steal(PyUnicode_InternFromString(name)));
-    }
-  }
-
-  nb::object make(const std::vector<nb::object>& values) const {
-    nb::object draft = make_(draft_);
-    for (std::size_t index = 0; index < values.size(); ++index) {
-      if (PyObject_GenericSetAttr(draft.ptr(), names_[index].ptr(), values[index].ptr()) != 0) nb::raise_python_error();
-    }
-    return draft;
-  }
-  nb::object make_proposals(const nb::object& bounds, const nb::object& ids, const nb::object& probabilities) const {
-    return proposals_(bounds, ids, probabilities);
-  }
-
- private:
-  nb::object draft_, proposals_, make_;
-  std::vector<nb::object> names_;
-};
-
 nb::list drafts_of(wire::DraftResponse& answer, const nb::object& strategy) {
-  static const DraftMaker& maker = *new DraftMaker();  // outlives the interpreter's end
+  const DraftMaker& maker = DraftMaker::instance();
   const bool has_proposals = !answer.candidate_counts.empty();
   const bool has_probabilities = !answer.draft_path_probabilities.empty();
   nb::object ids = nb::none(), shares = nb::none();

@@ -14,7 +14,6 @@ from typing import get_args
 from speculant_graph._core import draft_from_graph
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.batch import batch_of_arrays
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
 from speculant_graph.draft.strategies import FROM_GRAPH, core_settings
 from speculant_graph.errors import ConfigError
@@ -159,7 +158,7 @@ class DraftGenerator:
         )
         siblings: SiblingsName = "independent" if tree is not None and tree.is_independent else "without-replacement"
         options = DEFAULT_OPTIONS if tree is None else DraftOptions(siblings=siblings)
-        arrays = draft_from_graph(
+        [draft] = draft_from_graph(
             self.graph.core,
             [self.graph.match_state(context)],
             [max(0, k)],
@@ -168,7 +167,7 @@ class DraftGenerator:
             core_settings(config, options),
             MAX_SUPPORT,
         )
-        return batch_of_arrays(strategy, arrays)[0]
+        return draft
 
     def _encoded(self, text: str) -> list[TokenId]:
         if self._tokenizer is None:

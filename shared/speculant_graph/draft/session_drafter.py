@@ -17,14 +17,13 @@ from loguru import logger
 
 from speculant_graph import _core
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.batch import DraftBatch, batch_of_arrays
 from speculant_graph.draft.calibration import load_calibration
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.generator import MAX_SUPPORT
 from speculant_graph.draft.learned import LearnedStore, Memory
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, changed
 from speculant_graph.draft.sequence import make_draft, require_vocabulary
-from speculant_graph.draft.strategies import CALIBRATED, FROM_GRAPH, STRATEGIES, core_settings
+from speculant_graph.draft.strategies import CALIBRATED, FROM_GRAPH, core_settings
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
@@ -187,21 +186,25 @@ class SessionDrafter:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
             ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
+        if all(order.options is None for order in orders):
+            return self._draft_all(orders, options)
         by_options: dict[DraftOptions, list[int]] = {}
         for index, order in enumerate(orders):
             by_options.setdefault(order.options or options, []).append(index)
         drafts = [EMPTY_DRAFT] * len(orders)
         for each, indices in by_options.items():
-            wanted = [orders[index] for index in indices]
-            batch = self.draft_batch(
-                [order.session_id for order in wanted],
-                [order.node_budget for order in wanted],
-                [order.seed for order in wanted],
-                each,
-            )
-            for index, draft in zip(indices, batch.drafts(), strict=True):
+            made = self._draft_all([orders[index] for index in indices], each)
+            for index, draft in zip(indices, made, strict=True):
                 drafts[index] = draft
         return drafts
+
+    def _draft_all(self, orders: Sequence[DraftOrder], options: DraftOptions) -> list[Draft]:
+        return self.draft_batch(
+            [order.session_id for order in orders],
+            [order.node_budget for order in orders],
+            [order.seed for order in orders],
+            options,
+        )
 
     def draft_batch(
         self,
@@ -210,8 +213,8 @@ class SessionDrafter:
         seeds: Sequence[int],
         options: DraftOptions = DEFAULT_OPTIONS,
         max_support: int = MAX_SUPPORT,
-    ) -> DraftBatch:
-        """Draft the same as :meth:`draft`, as arrays.
+    ) -> list[Draft]:
+        """Draft the same as :meth:`draft`, whose distributions may be bounded.
 
         Args:
             session_ids: the sequences.
@@ -227,10 +230,8 @@ class SessionDrafter:
         settings = self._settings(options)
         with self._lock:
             sequences = [self._find(session_id) for session_id in session_ids]
-            arrays = self.core.draft(
-                sequences, _within_bounds(budgets), [seed % _SEEDS for seed in seeds], settings, max_support
-            )
-        return batch_of_arrays(STRATEGIES[settings.strategy - 1], arrays)
+            seeds = [seed % _SEEDS for seed in seeds]
+            return self.core.draft(sequences, _within_bounds(budgets), seeds, settings, max_support)
 
     def draft_contexts(
         self,
@@ -240,7 +241,7 @@ class SessionDrafter:
         positions: Sequence[int],
         options: DraftOptions = DEFAULT_OPTIONS,
         max_support: int = MAX_SUPPORT,
-    ) -> DraftBatch:
+    ) -> list[Draft]:
         """Draft for sequences that are not open, from the corpus and their own last tokens; nothing is remembered.
 
         Args:
@@ -257,7 +258,7 @@ class SessionDrafter:
         """
         settings = self._settings(options)
         with self._lock:
-            arrays = self.core.draft_after(
+            return self.core.draft_after(
                 list(contexts),
                 _within_bounds(budgets),
                 [seed % _SEEDS for seed in seeds],
@@ -265,7 +266,6 @@ class SessionDrafter:
                 settings,
                 max_support,
             )
-        return batch_of_arrays(STRATEGIES[settings.strategy - 1], arrays)
 
     def num_bytes(self, session_id: int) -> int:
         """Return the memory that is a sequence's own.

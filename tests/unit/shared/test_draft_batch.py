@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.draft.batch import batch_of
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import EMPTY_DRAFT, Draft
+from speculant_graph.types import Draft
 from support.graphs import graph_of
 from support.sessions import agrees, drafter_of, values_of
 
@@ -66,9 +65,7 @@ def test_batches_are_drafts_one_by_one(
     expected = [values_of(draft) for draft in drafter.draft(orders, options)]
     for session_id in session_ids:
         drafter.close(session_id)
-    assert [values_of(draft) for draft in batch.drafts()] == expected
     assert [values_of(draft) for draft in batch] == expected
-    assert values_of(batch[-1]) == expected[-1]
     for draft in batch:
         if options.strategy in ("tree", "adaptive"):
             assert len(draft.proposals) == 0
@@ -100,19 +97,27 @@ def test_contexts_are_drafted_as_sequences_that_just_began(
     assert len(drafter) == 0
 
 
+def size_of(drafts: list[Draft]) -> int:
+    """Return the entries of all distributions."""
+    return sum(len(q.token_ids) for draft in drafts for q in draft.proposals)
+
+
+def tokens_of(drafts: list[Draft]) -> list[tuple[int, ...]]:
+    return [draft.token_ids for draft in drafts]
+
+
 def test_distributions_are_limited(drafter: SessionDrafter) -> None:
     contexts = [np.array(CORPUS[:5])] * 9
     arguments = contexts, [8] * 9, [0] * 9, [5] * 9
     whole = drafter.draft_contexts(*arguments, DraftOptions("sampling"))
-    assert whole.candidate_token_ids.size == sum(whole.candidate_counts)
-    for most in range(1, whole.candidate_token_ids.size + 1, 7):
+    for most in range(1, size_of(whole) + 1, 7):
         cut = drafter.draft_contexts(*arguments, DraftOptions("sampling"), max_support=most)
-        assert cut.candidate_token_ids.size <= most
-        assert cut.token_ids.size < whole.token_ids.size
-        for one, other in zip(cut.drafts(), whole.drafts(), strict=True):
+        assert size_of(cut) <= most
+        assert sum(map(len, cut)) < sum(map(len, whole))
+        for one, other in zip(cut, whole, strict=True):
             assert one.token_ids == other.token_ids[: len(one)]
     without = drafter.draft_contexts(*arguments, DraftOptions("sampling", omit_proposals=True), max_support=20)
-    assert without.token_ids.tolist() == whole.token_ids.tolist()
+    assert tokens_of(without) == tokens_of(whole)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 16])
@@ -139,13 +144,13 @@ def test_drafts_of_threads_are_those_of_one(graph: NgramGraph, options: DraftOpt
             drafter.accept(number, CORPUS[number : 2 * number + 1])
     arguments = list(range(count)), [number % 60 + 40 for number in range(count)], list(range(count)), options
     whole = alone.draft_batch(*arguments)
-    needed = whole.candidate_token_ids.size
-    assert len(whole.token_ids) > 2_048 or options.strategy != "greedy", "a batch that is worth it"
+    needed = size_of(whole)
+    assert sum(map(len, whole)) > 2_048 or options.strategy != "greedy", "a batch that is worth it"
     # With less room drafts end earlier, and it depends on others where.
     for max_support in (1 << 20, needed + 20, needed, needed // 2, 1):
-        expected = [values_of(draft) for draft in alone.draft_batch(*arguments, max_support=max_support).drafts()]
+        expected = [values_of(draft) for draft in alone.draft_batch(*arguments, max_support=max_support)]
         for _ in range(3):
-            drafts = together.draft_batch(*arguments, max_support=max_support).drafts()
+            drafts = together.draft_batch(*arguments, max_support=max_support)
             assert [values_of(draft) for draft in drafts] == expected
 
 
@@ -155,12 +160,12 @@ def test_a_process_that_was_forked_drafts_on_threads_of_its_own(graph: NgramGrap
         drafter.open(number)
         drafter.accept(number, CORPUS[number : 2 * number + 9])
     arguments = list(range(32)), [32] * 32, [0] * 32
-    expected = drafter.draft_batch(*arguments).token_ids.tolist()
+    expected = tokens_of(drafter.draft_batch(*arguments))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        os._exit(0 if drafter.draft_batch(*arguments).token_ids.tolist() == expected else 1)
+        os._exit(0 if tokens_of(drafter.draft_batch(*arguments)) == expected else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -208,8 +213,5 @@ def test_forgotten_tokens_agree_with_all(graph: NgramGraph) -> None:
     assert not agrees(drafter, 1, 0, [9] * 600)
 
 
-def test_nothing_is_a_batch_too() -> None:
-    assert batch_of([]).drafts() == []
-    assert batch_of([EMPTY_DRAFT, Draft((1,), (0,))])[1].token_ids == (1,)
-    with pytest.raises(IndexError):
-        batch_of([])[0]
+def test_nothing_is_a_batch_too(drafter: SessionDrafter) -> None:
+    assert drafter.draft_batch([], [], []) == []

@@ -1,4 +1,4 @@
-"""Drafts of a batch as arrays, one after another: how kernels make them and how they travel."""
+"""Drafts of a batch as arrays, one after another, as they travel."""
 
 from __future__ import annotations
 
@@ -97,22 +97,6 @@ class DraftBatch(Sequence[Draft]):
             bool(self.ended_early[place]),
             self.draft_id,
         )
-
-
-def batch_of_arrays(strategy: StrategyName, arrays: tuple[NDArray[Any], ...]) -> DraftBatch:
-    """Return drafts of the core; ``arrays`` are what its ``draft`` returns."""
-    lengths, ended_early, token_ids, parents, path_probabilities, counts, candidates, probabilities = arrays
-    return DraftBatch(
-        strategy,
-        lengths.tolist(),
-        ended_early.tolist(),
-        token_ids,
-        parents,
-        path_probabilities,
-        counts,
-        candidates,
-        probabilities,
-    )
 
 
 def batch_of(drafts: Sequence[Draft]) -> DraftBatch:

@@ -1,0 +1,61 @@
+// Drafts as Python sees them: the values of types.py.
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "arrays.hpp"
+
+namespace speculant {
+
+/// Numbers as a tuple; whole ones are not negative.
+template <class Numbers>
+nb::object as_numbers(const Numbers& numbers) {
+  nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+  Py_ssize_t index = 0;
+  for (const auto number : numbers) {
+    if constexpr (std::is_floating_point_v<std::remove_cvref_t<decltype(number)>>) {
+      PyTuple_SetItem(tuple.ptr(), index++, PyFloat_FromDouble(static_cast<double>(number)));
+    } else {
+      PyTuple_SetItem(tuple.ptr(), index++, PyLong_FromUnsignedLongLong(number));
+    }
+  }
+  return tuple;
+}
+
+/// Makes values of types.py. Fields are set past the constructor of the frozen class, which takes three times as long.
+class DraftMaker {
+ public:
+  /// The one of this process; outlives the interpreter's end.
+  static const DraftMaker& instance() {
+    static const DraftMaker& maker = *new DraftMaker();
+    return maker;
+  }
+
+  nb::object make(const std::vector<nb::object>& values) const {
+    nb::object draft = make_(draft_);
+    for (std::size_t index = 0; index < values.size(); ++index) {
+      if (PyObject_GenericSetAttr(draft.ptr(), names_[index].ptr(), values[index].ptr()) != 0) nb::raise_python_error();
+    }
+    return draft;
+  }
+  nb::object make_proposals(const nb::object& bounds, const nb::object& ids, const nb::object& probabilities) const {
+    return proposals_(bounds, ids, probabilities);
+  }
+
+ private:
+  DraftMaker() {
+    const nb::module_ types = nb::module_::import_("speculant_graph.types");
+    draft_ = types.attr("Draft"), proposals_ = types.attr("Proposals");
+    make_ = nb::borrow(reinterpret_cast<PyObject*>(&PyBaseObject_Type)).attr("__new__");
+    for (const char* name : {"token_ids", "parents", "path_probabilities", "proposals", "strategy",
+                             "terminated_early", "draft_id"}) {
+      names_.push_back(nb::steal(PyUnicode_InternFromString(name)));
+    }
+  }
+
+  nb::object draft_, proposals_, make_;
+  std::vector<nb::object> names_;
+};
+
+}  // namespace speculant
