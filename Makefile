@@ -4,7 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CORE   := $(VENV)/.core
-NATIVE := $(wildcard $(foreach kind,*.cpp *.hpp CMakeLists.txt,shared/native/$(kind) shared/native/*/$(kind)))
+SOURCES := $(wildcard shared/native/*.?pp shared/native/*/*.?pp)
+NATIVE := $(SOURCES) shared/native/CMakeLists.txt
 SANITIZED := .cache/sanitized
 DAMAGED := tests/unit/shared/test_graph_safety.py tests/unit/shared/test_builder_core.py tests/unit/shared/test_session_damage.py \
 	tests/congruence/test_graph_combination.py tests/congruence/test_draft_chain.py tests/congruence/test_sampled_tree.py
@@ -59,6 +60,7 @@ check: lint types layers protos-check stub-check ## lint, strict types, import c
 lint: $(CORE) ## ruff, dependency declarations
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
 	$(BIN)/deptry shared drafter_server verifier_client
 
 types: $(CORE) ## mypy, strict
@@ -70,6 +72,7 @@ layers: $(CORE) ## import contracts
 fmt: $(CORE) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
 
 $(PROTO_VENV)/.installed: constraints-protos.txt
 	$(PYTHON) -m venv $(PROTO_VENV)

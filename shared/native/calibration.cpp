@@ -11,10 +11,10 @@ constexpr std::size_t kLengths = 11, kOccurrences = 6, kVarieties = 3;
 constexpr std::size_t kProbabilities = 20, kSupports = 1 << 12;
 constexpr std::uint32_t kInside = 1 << 11;
 constexpr std::size_t kMaxCandidates = 256;
-constexpr double kUnseen = 1e-4;  // probability of a token that no context holds
+constexpr double kUnseen = 1e-4;                              // probability of a token that no context holds
 constexpr double kWeightMemory = 0.9995, kBinMemory = 0.999;  // what a visit counts for after one more
-constexpr double kWeightPrior = 2.0;  // visits that the first estimate is worth
-constexpr double kBinPrior = 5.0;     // hits, and misses, that were as expected before the first one came
+constexpr double kWeightPrior = 2.0;                          // visits that the first estimate is worth
+constexpr double kBinPrior = 5.0;  // hits, and misses, that were as expected before the first one came
 
 /// How many bounds a value is above of.
 template <std::size_t size>
@@ -38,7 +38,8 @@ Support support_by(Source source, std::int64_t length) {
   switch (source) {
     case Source::kSession:
       field = 7;
-      value = static_cast<std::uint32_t>(length <= 2 ? length : 3 + static_cast<std::int64_t>(class_of(length, {5, 11})));
+      value =
+          static_cast<std::uint32_t>(length <= 2 ? length : 3 + static_cast<std::int64_t>(class_of(length, {5, 11})));
       break;
     case Source::kCorpus:
       field = 15 << 3;
@@ -134,7 +135,7 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
   for (Candidate& candidate : candidates) {
     if (is_inside) candidate.support |= kInside;
     candidate.probability = std::min(candidate.probability, 1.0);  // in a damaged file a context may hold a token twice
-    __builtin_prefetch(&bins[bin_of(candidate)]);  // the table is larger than the nearer caches
+    __builtin_prefetch(&bins[bin_of(candidate)]);                  // the table is larger than the nearer caches
   }
 }
 

@@ -7,8 +7,8 @@
 namespace speculant {
 namespace {
 
-constexpr int kMaxMatches = 64;            // positions that one chain contributes; the newest are taken
-constexpr std::size_t kMaxDistinct = 64;   // different successors of positions in a history
+constexpr int kMaxMatches = 64;             // positions that one chain contributes; the newest are taken
+constexpr std::size_t kMaxDistinct = 64;    // different successors of positions in a history
 constexpr std::int64_t kManyChildren = 64;  // the top ones of more are remembered
 constexpr std::int64_t kMinSkipGramMatch = 2;
 constexpr std::size_t kMaxContexts = 123;
@@ -127,8 +127,8 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
   const auto add_matches = [&](SuffixMatches& matches, Source source) {
     const std::int64_t length = matches.length(), total = matches.add_next(found_.successors);
     const auto distinct = static_cast<std::int64_t>(found_.successors.size() - found_.first_open());
-    close(calibration, {.source = source, .length = length, .total = total, .occurrences = total,
-                        .distinct = distinct});
+    close(calibration,
+          {.source = source, .length = length, .total = total, .occurrences = total, .distinct = distinct});
   };
   while (found_.contexts.size() < kMaxContexts) {
     for (; weighed < found_.contexts.size(); ++weighed) left *= found_.contexts[weighed].backoff;
@@ -178,8 +178,12 @@ void ContextCollector::add_children(const Sources& sources, const Calibration& c
     successors.resize(start + most_frequent(level, children, top));
   }
   const std::int64_t total = level.total(children);
-  close(calibration, {.source = Source::kCorpus, .length = context.order, .total = total, .occurrences = total,
-                      .distinct = children.size(), .node = context.node});
+  close(calibration, {.source = Source::kCorpus,
+                      .length = context.order,
+                      .total = total,
+                      .occurrences = total,
+                      .distinct = children.size(),
+                      .node = context.node});
 }
 
 /// Add the positions that match but for the last token.
@@ -204,7 +208,10 @@ void ContextCollector::add_skip_gram(const SessionHistory& history, const Calibr
     if (distance == 0) break;
     position -= distance;
   }
-  close(calibration, {.source = Source::kSkipGram, .length = longest, .total = total, .occurrences = total,
+  close(calibration, {.source = Source::kSkipGram,
+                      .length = longest,
+                      .total = total,
+                      .occurrences = total,
                       .distinct = static_cast<std::int64_t>(found_.successors.size() - start)});
 }
 
@@ -234,7 +241,10 @@ void ContextCollector::add_rows(const TargetRows& rows, const Calibration& calib
     }
     newest_weight /= 2;
   }
-  close(calibration, {.source = Source::kTargetRows, .length = length, .total = total, .occurrences = num_rows,
+  close(calibration, {.source = Source::kTargetRows,
+                      .length = length,
+                      .total = total,
+                      .occurrences = num_rows,
                       .distinct = static_cast<std::int64_t>(successors.size() - start)});
 }
 

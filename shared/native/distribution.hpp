@@ -31,9 +31,7 @@ struct Distributions {
   std::vector<std::uint32_t> tokens;
   std::vector<float> probabilities;
 
-  std::span<const float> probabilities_of(Span q) const {
-    return std::span(probabilities).subspan(q.first, q.size());
-  }
+  std::span<const float> probabilities_of(Span q) const { return std::span(probabilities).subspan(q.first, q.size()); }
   void resize(std::size_t size) { tokens.resize(size), probabilities.resize(size); }
 };
 

@@ -78,8 +78,7 @@ DraftBatch draft_from_graph(const Trie& trie, std::vector<GraphDraft> wanted, co
   return batch;
 }
 
-std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, bool learns,
-                                        std::vector<double> costs) {
+std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs) {
   auto sequence = std::make_shared<Sequence>(std::move(memory), max_session_tokens_, learns, std::move(costs));
   sequence->settings = settings_of("")->sequence;
   return sequence;
@@ -106,8 +105,7 @@ DraftBatch Drafter::draft(std::span<const DraftRequest> requests, const DraftSet
     std::vector<GraphDraft> wanted;
     for (std::size_t index = 0; index < count; ++index) {
       const auto& [sequence, budget, seed, position] = requests[index];
-      wanted.push_back(
-          {.context = sequence->context, .budget = budget_of(index), .seed = seed, .position = position});
+      wanted.push_back({.context = sequence->context, .budget = budget_of(index), .seed = seed, .position = position});
     }
     batch = draft_from_graph(trie, std::move(wanted), settings, max_entries, num_threads_);
   } else {
@@ -153,8 +151,10 @@ DraftBatch Drafter::draft_after(std::span<const std::vector<Token>> contexts, st
     std::vector<GraphDraft> wanted;
     for (std::size_t index = 0; index < contexts.size(); ++index) {
       const DraftRequest& request = requests[index];
-      wanted.push_back({.context = trie.match(contexts[index]), .budget = std::clamp(request.budget, 0, kMaxNodes),
-                        .seed = request.seed, .position = request.position});
+      wanted.push_back({.context = trie.match(contexts[index]),
+                        .budget = std::clamp(request.budget, 0, kMaxNodes),
+                        .seed = request.seed,
+                        .position = request.position});
     }
     return draft_from_graph(trie, std::move(wanted), settings, max_entries, num_threads_);
   }

@@ -52,7 +52,7 @@ struct DraftRequest {
 /// Drafts of a batch, one after another.
 struct DraftBatch {
   std::vector<Draft> drafts;
-  std::vector<std::uint8_t> ended_early;  // per draft, whether it has fewer nodes than it could have
+  std::vector<std::uint8_t> ended_early;                    // per draft, whether it has fewer nodes than it could have
   std::vector<std::vector<Distributions::Span>> proposals;  // per draft, of every node where its strategy has q
   std::vector<Distributions> distributions;                 // of consecutive drafts
   std::size_t drafts_apiece = 1;                            // how many
@@ -72,8 +72,7 @@ class DraftHost {
   /// The settings that a StrategyOptions asks for.
   virtual DraftSettings settings_of(const std::string& options) = 0;
   /// Draft for a sequence; say whether the draft ended early.
-  virtual bool draft(Drafter& drafter, Sequence& sequence, const DraftSettings& settings, int budget,
-                     Draft& draft) = 0;
+  virtual bool draft(Drafter& drafter, Sequence& sequence, const DraftSettings& settings, int budget, Draft& draft) = 0;
 };
 
 /// Drafts from one graph, and from what sequences accept. Calls must not overlap.
@@ -93,9 +92,7 @@ class Drafter {
   }
 
   /// A token, or kNoToken for what is not in the vocabulary.
-  Token token_of(std::int64_t id) const {
-    return 0 <= id && id < vocabulary_size ? static_cast<Token>(id) : kNoToken;
-  }
+  Token token_of(std::int64_t id) const { return 0 <= id && id < vocabulary_size ? static_cast<Token>(id) : kNoToken; }
 
   /// Begin a sequence without tokens, which goes by the settings of a request that chooses nothing.
   std::shared_ptr<Sequence> open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs);

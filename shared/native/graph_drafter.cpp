@@ -75,8 +75,9 @@ std::size_t draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const Di
       const Distributions::Span q = masses.append_to(out, options);
       if (q.size() == 0) continue;
       const std::uint64_t position = draft.position + static_cast<std::uint64_t>(depth);
-      const std::size_t entry = is_coupled ? draw_coupled(out, q, draft.seed, position)
-                                           : q.first + draw(out.probabilities_of(q), uniform(draft.seed, position, kProposalStream));
+      const std::size_t entry =
+          is_coupled ? draw_coupled(out, q, draft.seed, position)
+                     : q.first + draw(out.probabilities_of(q), uniform(draft.seed, position, kProposalStream));
       const auto token = static_cast<Token>(out.tokens[entry]);
       draft.tokens.push_back(token);
       draft.parents.push_back(depth);

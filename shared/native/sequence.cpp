@@ -7,8 +7,8 @@
 namespace speculant {
 namespace {
 
-constexpr double kReliabilityMemory = 0.95;  // what a step counts for after one more
-constexpr double kReliabilityPrior = 10.0;   // accepted tokens, predicted and realised, that all are credited with
+constexpr double kReliabilityMemory = 0.95;   // what a step counts for after one more
+constexpr double kReliabilityPrior = 10.0;    // accepted tokens, predicted and realised, that all are credited with
 constexpr std::int64_t kObjectBytes = 4'096;  // of a sequence, apart from what grows
 
 }  // namespace
@@ -42,14 +42,16 @@ void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Tok
   const std::vector<Token> end = history.latest(2);
   const Token last = end.back(), before = end.size() == 2 ? end.front() : kNoToken;
   for (std::size_t index = 0; index < nodes.size(); ++index) {
-    const auto token_of = [&](std::int64_t node) { return node > 0 ? draft.tokens[static_cast<std::size_t>(node) - 1] : last; };
+    const auto token_of = [&](std::int64_t node) {
+      return node > 0 ? draft.tokens[static_cast<std::size_t>(node) - 1] : last;
+    };
     const std::int64_t node = nodes[index];
     Row& row = new_rows_.emplace_back();
     row.last = token_of(node);
     row.before = node > 0 ? token_of(draft.parents[static_cast<std::size_t>(node) - 1]) : before;
     row.tokens.fill(-1);
-    std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(index * width),
-                std::min<std::size_t>(width, kRowWidth), row.tokens.begin());
+    std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(index * width), std::min<std::size_t>(width, kRowWidth),
+                row.tokens.begin());
   }
 }
 

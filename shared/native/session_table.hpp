@@ -39,9 +39,9 @@ struct Session {
   std::string tenant;
   std::shared_ptr<Sequence> sequence;
   std::int64_t idle_timeout_ns, last_used_ns;
-  std::int64_t num_bytes = 0;      // as they were counted last
-  std::uint64_t draft_id = 0;      // of its latest draft, so that feedback on it can be placed
-  bool is_in_prompt = true;        // no draft was asked for yet: a prompt may come in several steps
+  std::int64_t num_bytes = 0;  // as they were counted last
+  std::uint64_t draft_id = 0;  // of its latest draft, so that feedback on it can be placed
+  bool is_in_prompt = true;    // no draft was asked for yet: a prompt may come in several steps
   bool is_open = true;
   std::int64_t num_steps = 0, num_drafted = 0;
 

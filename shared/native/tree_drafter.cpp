@@ -65,8 +65,7 @@ void TreeDrafter::rank(int most) {
 }
 
 /// Add the most probable successors of a node to what may be drafted.
-void TreeDrafter::expand(const Sources& sources, const Calibration& calibration, std::int32_t index,
-                         int max_branches) {
+void TreeDrafter::expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches) {
   const Node& node = nodes_[static_cast<std::size_t>(index)];
   auto slot = static_cast<std::size_t>(kMaxMatch + node.depth);
   const Token* end = window_.data() + slot;
@@ -78,8 +77,8 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   rank(max_branches);
   for (const Candidate* candidate : best_) {
     const std::int64_t record = candidate->order == node.context.order ? candidate->child : -1;
-    children_.push_back({node.probability * std::min(candidate->probability, 1.0), num_found_++, index,
-                         candidate->token, record});
+    children_.push_back(
+        {node.probability * std::min(candidate->probability, 1.0), num_found_++, index, candidate->token, record});
     std::push_heap(children_.begin(), children_.end());
   }
 }

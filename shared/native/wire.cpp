@@ -124,10 +124,18 @@ class Reader {
   }
   void skip(WireType type, std::uint32_t field, int nesting) {
     switch (type) {
-      case kVarint: varint(kVarintBytes); break;
-      case kFixed64: take(8); break;
-      case kLength: bytes(); break;
-      case kFixed32: take(4); break;
+      case kVarint:
+        varint(kVarintBytes);
+        break;
+      case kFixed64:
+        take(8);
+        break;
+      case kLength:
+        bytes();
+        break;
+      case kFixed32:
+        take(4);
+        break;
       case kGroup:
         if (nesting == kMaxNesting) fail();
         for (;;) {
@@ -139,7 +147,8 @@ class Reader {
           skip(inner_type, inner, nesting + 1);
         }
         break;
-      default: fail();
+      default:
+        fail();
     }
   }
 
@@ -216,19 +225,45 @@ DraftRequest read_request(std::string_view payload) {
   Part options;
   for (Reader reader(payload); reader.next();) {
     switch (reader.field()) {
-      case 1: reader.read(request.graph); break;
-      case 2: reader.read(request.session_ids); break;
-      case 3: reader.read(request.positions); break;
-      case 4: reader.read(request.context_lengths); break;
-      case 5: reader.read(request.context_tokens); break;
-      case 6: reader.read(request.node_budgets); break;
-      case 7: reader.read(options); break;
-      case 8: reader.read(request.seeds); break;
-      case 9: reader.read(request.feedback_draft_ids); break;
-      case 10: reader.read(request.feedback_row_counts); break;
-      case 11: reader.read(request.feedback_nodes); break;
-      case 12: reader.read(request.feedback_width); break;
-      case 13: reader.read(request.feedback_tokens); break;
+      case 1:
+        reader.read(request.graph);
+        break;
+      case 2:
+        reader.read(request.session_ids);
+        break;
+      case 3:
+        reader.read(request.positions);
+        break;
+      case 4:
+        reader.read(request.context_lengths);
+        break;
+      case 5:
+        reader.read(request.context_tokens);
+        break;
+      case 6:
+        reader.read(request.node_budgets);
+        break;
+      case 7:
+        reader.read(options);
+        break;
+      case 8:
+        reader.read(request.seeds);
+        break;
+      case 9:
+        reader.read(request.feedback_draft_ids);
+        break;
+      case 10:
+        reader.read(request.feedback_row_counts);
+        break;
+      case 11:
+        reader.read(request.feedback_nodes);
+        break;
+      case 12:
+        reader.read(request.feedback_width);
+        break;
+      case 13:
+        reader.read(request.feedback_tokens);
+        break;
     }
   }
   request.options = options.view();
@@ -240,20 +275,48 @@ DraftResponse read_response(std::string_view payload) {
   Part server_time;
   for (Reader reader(payload); reader.next();) {
     switch (reader.field()) {
-      case 1: reader.read(response.graph_generation); break;
-      case 2: reader.read(response.draft_id); break;
-      case 3: reader.read(response.sequence_statuses); break;
-      case 4: reader.read(response.next_positions); break;
-      case 5: reader.read(response.draft_lengths); break;
-      case 6: reader.read(response.draft_tokens); break;
-      case 7: reader.read(response.draft_parents); break;
-      case 8: reader.read(response.draft_path_probabilities); break;
-      case 9: reader.read(response.candidate_counts); break;
-      case 10: reader.read(response.candidate_tokens); break;
-      case 11: reader.read(response.candidate_probabilities); break;
-      case 12: reader.read(server_time); break;
-      case 13: reader.read(response.ended_early); break;
-      case 14: reader.read(response.sequence_generations); break;
+      case 1:
+        reader.read(response.graph_generation);
+        break;
+      case 2:
+        reader.read(response.draft_id);
+        break;
+      case 3:
+        reader.read(response.sequence_statuses);
+        break;
+      case 4:
+        reader.read(response.next_positions);
+        break;
+      case 5:
+        reader.read(response.draft_lengths);
+        break;
+      case 6:
+        reader.read(response.draft_tokens);
+        break;
+      case 7:
+        reader.read(response.draft_parents);
+        break;
+      case 8:
+        reader.read(response.draft_path_probabilities);
+        break;
+      case 9:
+        reader.read(response.candidate_counts);
+        break;
+      case 10:
+        reader.read(response.candidate_tokens);
+        break;
+      case 11:
+        reader.read(response.candidate_probabilities);
+        break;
+      case 12:
+        reader.read(server_time);
+        break;
+      case 13:
+        reader.read(response.ended_early);
+        break;
+      case 14:
+        reader.read(response.sequence_generations);
+        break;
     }
   }
   response.server_time_ns = read_duration(server_time.view());

@@ -12,12 +12,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.draft.batch import DraftBatch
 from speculant_graph.draft.options import DraftOptions, changed
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftLimitError, DraftRequestError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.types import Draft
 
 NO_TOKEN = (1 << 32) - 1
 OK, LOST, OUT_OF_SYNC = 1, 2, 3
@@ -157,7 +157,7 @@ class ReferenceAnswerer:
         max_support = max(1, (self.config.max_message_bytes - 32 - 128 - 24 * count - 16 * sum(budgets)) // 8)
         session_ids, seeds = self.filled(request.session_ids, count), self.filled(request.seeds, count)
         positions = self.filled(request.positions, count)
-        drafts: dict[int, tuple[DraftBatch, int]] = {}
+        drafts: dict[int, Draft] = {}
         opened = [i for i in range(count) if session_ids[i] and answer.sequence_statuses[i] == OK]
         stateless = [i for i in range(count) if not session_ids[i]]
         if opened:
@@ -165,8 +165,8 @@ class ReferenceAnswerer:
                 [session_ids[i] for i in opened], [budgets[i] for i in opened], [seeds[i] for i in opened],
                 options, max_support,
             )  # fmt: skip
-            drafts |= {index: (batch, rank) for rank, index in enumerate(opened)}
-            max_support = max(1, max_support - batch.candidate_token_ids.size)
+            drafts |= dict(zip(opened, batch, strict=True))
+            max_support = max(1, max_support - sum(q.token_ids.size for draft in batch for q in draft.proposals))
             for rank, index in enumerate(opened):
                 self.sessions[session_ids[index]].draft_id = self.last_draft_id
                 self.sessions[session_ids[index]].is_in_prompt &= not budgets[index]
@@ -177,7 +177,7 @@ class ReferenceAnswerer:
                 [seeds[i] for i in stateless],
                 [(positions[i] + len(contexts[i])) % (1 << 64) for i in stateless], options, max_support,
             )  # fmt: skip
-            drafts |= {index: (batch, rank) for rank, index in enumerate(stateless)}
+            drafts |= dict(zip(stateless, batch, strict=True))
         for index in range(count):
             session = self.sessions.get(session_ids[index]) if session_ids[index] else None
             answer.next_positions.append(0 if session is None else len(session.text))
@@ -185,8 +185,7 @@ class ReferenceAnswerer:
                 answer.draft_lengths.append(0)
                 answer.ended_early.append(0)
                 continue
-            batch, rank = drafts[index]
-            draft = batch[rank]
+            draft = drafts[index]
             answer.draft_lengths.append(len(draft))
             answer.ended_early.append(int(draft.terminated_early))
             answer.draft_tokens.extend(draft.token_ids)

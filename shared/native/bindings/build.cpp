@@ -111,9 +111,8 @@ void bind_emitter(nb::module_& module) {
           [](Shared& self, const ConstKeys& keys, const std::optional<Ids>& weights, std::size_t row) {
             require(std::cmp_equal(keys.shape(1), self.layout().num_words), "keys have the words of their layout");
             require(!weights || weights->size() == keys.shape(0), "give one weight for each key");
-            return self.exclusively([&] {
-              return self.emit(as_span(keys), weights ? as_span(*weights) : Weights{}, row);
-            });
+            return self.exclusively(
+                [&] { return self.emit(as_span(keys), weights ? as_span(*weights) : Weights{}, row); });
           },
           "keys"_a, "weights"_a.none(), "row"_a,
           "Write the records of keys from ``row`` on until a buffer is full, and return the next row. Keys ascend and\n"
@@ -125,17 +124,19 @@ void bind_emitter(nb::module_& module) {
             nb::list levels;
             for (std::int64_t depth = 0; depth < emitter.layout().length; ++depth) {
               const auto records = emitter.records(static_cast<std::size_t>(depth));
-              levels.append(nb::ndarray<nb::numpy, std::uint32_t, nb::ndim<2>>(records.data(), {records.size(), 4},
-                                                                                self));
+              levels.append(
+                  nb::ndarray<nb::numpy, std::uint32_t, nb::ndim<2>>(records.data(), {records.size(), 4}, self));
             }
             return levels;
           },
           nb::sig("def records(self) -> list[NDArray[numpy.uint32]]"),
           "The records of every level that the last call wrote, shape ``[n, 4]``; not copies.")
-      .def_prop_ro("num_nodes", [](Shared& self) { return self.exclusively([&] { return self.num_nodes(); }); },
-                   "Records so far of every level.")
-      .def_prop_ro("totals", [](Shared& self) { return self.exclusively([&] { return self.totals(); }); },
-                   "Sums of counts so far of every level.");
+      .def_prop_ro(
+          "num_nodes", [](Shared& self) { return self.exclusively([&] { return self.num_nodes(); }); },
+          "Records so far of every level.")
+      .def_prop_ro(
+          "totals", [](Shared& self) { return self.exclusively([&] { return self.totals(); }); },
+          "Sums of counts so far of every level.");
 }
 
 void bind_streams(nb::module_& module) {
@@ -159,9 +160,8 @@ void bind_streams(nb::module_& module) {
           "Write the next keys, ascending, and return their number; 0 when the walk is over.");
   module.def(
       "merge_keys",
-      [](const ConstKeys& first_keys, const Ids& first_weights, const ConstKeys& second_keys,
-         const Ids& second_weights, std::size_t first, std::size_t second, const Keys& keys,
-         const Vector<std::int64_t>& weights) {
+      [](const ConstKeys& first_keys, const Ids& first_weights, const ConstKeys& second_keys, const Ids& second_weights,
+         std::size_t first, std::size_t second, const Keys& keys, const Vector<std::int64_t>& weights) {
         const std::size_t num_words = keys.shape(1), most = first_weights.size() + second_weights.size();
         require(first_keys.shape(1) == num_words && second_keys.shape(1) == num_words, "keys have the same words");
         require(first_keys.shape(0) == first_weights.size() && second_keys.shape(0) == second_weights.size(),

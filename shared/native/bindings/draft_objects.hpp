@@ -48,8 +48,8 @@ class DraftMaker {
     const nb::module_ types = nb::module_::import_("speculant_graph.types");
     draft_ = types.attr("Draft"), proposals_ = types.attr("Proposals");
     make_ = nb::borrow(reinterpret_cast<PyObject*>(&PyBaseObject_Type)).attr("__new__");
-    for (const char* name : {"token_ids", "parents", "path_probabilities", "proposals", "strategy",
-                             "terminated_early", "draft_id"}) {
+    for (const char* name :
+         {"token_ids", "parents", "path_probabilities", "proposals", "strategy", "terminated_early", "draft_id"}) {
       names_.push_back(nb::steal(PyUnicode_InternFromString(name)));
     }
   }

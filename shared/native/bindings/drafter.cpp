@@ -82,14 +82,15 @@ struct PythonHost : DraftHost {
 };
 
 void bind_settings(nb::module_& module) {
-  nb::class_<DraftSettings>(module, "DraftSettings", "How to draft: strategy and siblings by their numbers on the wire.")
+  nb::class_<DraftSettings>(module, "DraftSettings",
+                            "How to draft: strategy and siblings by their numbers on the wire.")
       .def(
           "__init__",
           [](DraftSettings* self, int strategy, const std::array<bool, kNumSources>& sources, bool is_cost_aware,
              bool is_calibrated, int max_depth, int max_branches, double min_path_probability,
-             std::int64_t max_candidates, double temperature,
-             const std::optional<std::array<double, 4>>& attention, bool is_coupled, int siblings,
-             bool omits_proposals, int beam_width, int nasd_order, int filler_top_k, bool stops_if_unknown) {
+             std::int64_t max_candidates, double temperature, const std::optional<std::array<double, 4>>& attention,
+             bool is_coupled, int siblings, bool omits_proposals, int beam_width, int nasd_order, int filler_top_k,
+             bool stops_if_unknown) {
             if (strategy < 1 || strategy > 7 || siblings < 0 || siblings > 2) {
               throw RequestError("no such strategy, or no such siblings");
             }
@@ -137,9 +138,10 @@ void bind_drafter(nb::module_& module) {
         std::vector<GraphDraft> wanted;
         for (std::size_t index = 0; index < contexts.size(); ++index) {
           const Context context{contexts[index].first, contexts[index].second};
-          if (context.order != 0 && !graph.trie.has_context(context)) throw RequestError("the graph has no such context");
-          wanted.push_back({.context = context, .budget = budgets[index], .seed = seeds[index],
-                            .position = positions[index]});
+          if (context.order != 0 && !graph.trie.has_context(context))
+            throw RequestError("the graph has no such context");
+          wanted.push_back(
+              {.context = context, .budget = budgets[index], .seed = seeds[index], .position = positions[index]});
         }
         DraftBatch batch;
         {
@@ -164,12 +166,12 @@ void bind_drafter(nb::module_& module) {
                                std::make_unique<PythonHost>(std::move(settings_of), std::move(make_draft)));
           },
           "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a,
-          "settings_of"_a,
-          "make_draft"_a, nb::keep_alive<1, 2>(),
+          "settings_of"_a, "make_draft"_a, nb::keep_alive<1, 2>(),
           "Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.\n\n"
           "``num_threads``: that draft for a batch; drafts are the same on any number.\n"
           "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for. ``make_draft`` makes the\n"
-          "drafts that are not the core's own: called with this drafter, a sequence, settings and a budget, it returns\n"
+          "drafts that are not the core's own: called with this drafter, a sequence, settings and a budget, it "
+          "returns\n"
           "a ``Draft``.")
       .def(
           "open",
@@ -224,9 +226,11 @@ void bind_drafter(nb::module_& module) {
           nb::sig("def draft(self, sequences: collections.abc.Sequence[Sequence], "
                   "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
                   "settings: DraftSettings, max_entries: int) "
-              "-> list[speculant_graph.types.Draft]"),
-          "Draft for a batch: lengths, whether drafts ended early, tokens, parents, path probabilities, sizes of the q\n"
-          "of each node, their tokens and their probabilities. Drafts end where another q may not fit into ``max_entries``.")
+                  "-> list[speculant_graph.types.Draft]"),
+          "Draft for a batch: lengths, whether drafts ended early, tokens, parents, path probabilities, sizes of the "
+          "q\n"
+          "of each node, their tokens and their probabilities. Drafts end where another q may not fit into "
+          "``max_entries``.")
       .def(
           "draft_after",
           [](Drafter& self, const std::vector<Ids>& contexts, const std::vector<int>& budgets,
@@ -251,7 +255,7 @@ void bind_drafter(nb::module_& module) {
           nb::sig("def draft_after(self, contexts: collections.abc.Sequence[numpy.typing.NDArray[numpy.int64]], "
                   "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
                   "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) "
-              "-> list[speculant_graph.types.Draft]"),
+                  "-> list[speculant_graph.types.Draft]"),
           "Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are\n"
           "those of the first tokens drafted.")
       .def(

@@ -29,7 +29,8 @@ void bind_draws(nb::module_& module) {
         if (is_left.size() != probabilities.size()) throw std::invalid_argument("say of every entry if it is left");
         return draw_left(as_span(probabilities), quantile, [&](std::size_t entry) { return is_left(entry); });
       },
-      "probabilities"_a, "is_left"_a, "quantile"_a, "Return the entry at a quantile of what is left of a distribution.");
+      "probabilities"_a, "is_left"_a, "quantile"_a,
+      "Return the entry at a quantile of what is left of a distribution.");
 }
 
 }  // namespace speculant

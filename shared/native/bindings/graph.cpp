@@ -57,8 +57,7 @@ std::vector<std::array<std::int64_t, 5>> count_known(const Trie& trie, std::span
     for (Context context = longest; context.order > 0; context = trie.shorter(context)) {
       const Range children = trie.children(context);
       if (children.empty()) continue;
-      const bool is_right =
-          trie.level(context.order + 1).token(trie.argmax_child(context, children)) == token;
+      const bool is_right = trie.level(context.order + 1).token(trie.argmax_child(context, children)) == token;
       auto& row = of(context.order);
       ++row[1], row[2] += is_right;
       if (context.order == longest.order) ++row[3], row[4] += is_right;
@@ -107,8 +106,9 @@ void bind_graph(nb::module_& module) {
             }
             return nb::make_tuple(as_array(std::move(tokens)), as_array(std::move(counts)));
           },
-          "length"_a, "low"_a, "high"_a, nb::sig("def read(self, length: int, low: int, high: int) -> "
-          "tuple[numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.uint32]]"),
+          "length"_a, "low"_a, "high"_a,
+          nb::sig("def read(self, length: int, low: int, high: int) -> "
+                  "tuple[numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.uint32]]"),
           "Return the last tokens and the counts of a range of n-grams of one length.")
       .def(
           "argmax_child",

@@ -71,9 +71,8 @@ class FeedbackWriter {
     if (!feedback.is_none()) {
       draft_id = number_of<std::uint64_t>(nb::object(feedback.attr("draft_id")).ptr());
       const nb::object nodes = feedback.attr("nodes");
-      num_rows = static_cast<std::uint32_t>(for_each(nodes.ptr(), [&](PyObject* node) {
-        request_.feedback_nodes.push_back(number_of<std::uint32_t>(node));
-      }));
+      num_rows = static_cast<std::uint32_t>(for_each(
+          nodes.ptr(), [&](PyObject* node) { request_.feedback_nodes.push_back(number_of<std::uint32_t>(node)); }));
       if (num_rows > 0) add_rows(feedback.attr("rows"), num_rows);
     }
     request_.feedback_draft_ids.push_back(draft_id);

@@ -75,8 +75,7 @@ void bind_histories(nb::module_& module) {
            "Keep at most so many tokens; lengths of the chains, longest first.")
       .def("__len__", [](const SessionHistory& self) { return exclusively([&] { return self.size(); }); })
       .def(
-          "append",
-          [](SessionHistory& self, const Ids& ids) { exclusively([&] { self.append(tokens_of(ids)); }); },
+          "append", [](SessionHistory& self, const Ids& ids) { exclusively([&] { self.append(tokens_of(ids)); }); },
           "token_ids"_a, "Add tokens; what is none matches nothing.")
       .def(
           "latest",
@@ -100,7 +99,8 @@ void bind_histories(nb::module_& module) {
           nb::sig("def matches(self) -> list[tuple[int, int, int, list[tuple[int, int]]]]"),
           "Return what followed earlier positions that end as the history does, and those that do but for the last\n"
           "token: (source, tokens that match, positions, (successor, how often)), longest first.")
-      .def_prop_ro("num_bytes", [](const SessionHistory& self) { return exclusively([&] { return self.num_bytes(); }); });
+      .def_prop_ro("num_bytes",
+                   [](const SessionHistory& self) { return exclusively([&] { return self.num_bytes(); }); });
 }
 
 void bind_rows(nb::module_& module) {
@@ -141,7 +141,8 @@ void bind_rows(nb::module_& module) {
             });
             return nb::make_tuple(as_array(std::move(slots)), as_array(std::move(keys)), as_array(std::move(rows)));
           },
-          nb::sig("def slots(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32]]"),
+          nb::sig("def slots(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], "
+                  "numpy.typing.NDArray[numpy.int32]]"),
           "Return what is kept, for :meth:`restore`: slots, their keys, and their rows one after another.")
       .def(
           "restore",
@@ -161,8 +162,9 @@ void bind_rows(nb::module_& module) {
             });
           },
           "slots"_a, "keys"_a, "rows"_a, "Fill slots as :meth:`slots` returned them. IndexError where there is none.")
-      .def_prop_ro("is_changed", [](const TargetRows& self) { return self.is_changed; },
-                   "Whether rows came since :meth:`slots`.")
+      .def_prop_ro(
+          "is_changed", [](const TargetRows& self) { return self.is_changed; },
+          "Whether rows came since :meth:`slots`.")
       .def_prop_ro("num_bytes", [](const TargetRows& self) { return exclusively([&] { return self.num_bytes(); }); });
   module.attr("ROW_WIDTH") = kRowWidth;
   module.attr("ROW_DEPTH") = kRowDepth;
@@ -180,7 +182,8 @@ void bind_calibration(nb::module_& module) {
           nb::sig("def bins(self) -> numpy.typing.NDArray[numpy.float64]"),
           "(visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``; not a copy.")
       .def(
-          "copy", [](const Calibration& self) { return exclusively([&] { return std::make_shared<Calibration>(self); }); },
+          "copy",
+          [](const Calibration& self) { return exclusively([&] { return std::make_shared<Calibration>(self); }); },
           "Return tables that change apart from these.");
 }
 
@@ -237,10 +240,12 @@ void bind_sequences(nb::module_& module) {
           },
           "(order, record) of the longest context at its end that the graph knows.")
       .def_prop_ro("learns", [](const Sequence& self) { return self.learns; })
-      .def_prop_ro("reliability", [](const Sequence& self) { return exclusively([&] { return self.reliability; }); },
-                   "Of the probabilities that its drafts were given, at most 1.")
-      .def_prop_ro("num_bytes", [](const Sequence& self) { return exclusively([&] { return self.num_bytes(); }); },
-                   "Memory that is its own.");
+      .def_prop_ro(
+          "reliability", [](const Sequence& self) { return exclusively([&] { return self.reliability; }); },
+          "Of the probabilities that its drafts were given, at most 1.")
+      .def_prop_ro(
+          "num_bytes", [](const Sequence& self) { return exclusively([&] { return self.num_bytes(); }); },
+          "Memory that is its own.");
 }
 
 }  // namespace speculant

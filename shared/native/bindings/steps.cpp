@@ -49,15 +49,14 @@ void bind_table(nb::module_& module) {
       .def(
           "__init__",
           [](SessionTable* self, std::size_t max_sessions, std::int64_t max_bytes, std::int64_t idle_timeout_ns,
-             std::int64_t busy_ns) {
-            new (self) SessionTable({max_sessions, max_bytes, idle_timeout_ns, busy_ns});
-          },
+             std::int64_t busy_ns) { new (self) SessionTable({max_sessions, max_bytes, idle_timeout_ns, busy_ns}); },
           nb::kw_only(), "max_sessions"_a, "max_bytes"_a, "idle_timeout_ns"_a, "busy_ns"_a,
           "Make an empty table of so many sessions and bytes at most. Beyond that, the session that was not used for\n"
           "longest is dropped, unless it was used within ``busy_ns``.")
       .def("__len__", [](const SessionTable& self) { return exclusively([&] { return self.size(); }); })
-      .def_prop_ro("num_bytes", [](const SessionTable& self) { return exclusively([&] { return self.num_bytes(); }); },
-                   "Memory of all sessions.")
+      .def_prop_ro(
+          "num_bytes", [](const SessionTable& self) { return exclusively([&] { return self.num_bytes(); }); },
+          "Memory of all sessions.")
       .def(
           "open",
           [](SessionTable& self, std::uint64_t id, std::shared_ptr<Drafter> drafter, std::uint64_t generation,
@@ -99,12 +98,15 @@ void bind_table(nb::module_& module) {
             });
           },
           "session_id"_a, "End a session, if it is open.")
-      .def("end_all", [](SessionTable& self) { exclusively([&] { self.end_all(SessionEnd::kClosed); }); },
-           "End all sessions.")
-      .def("sweep", [](SessionTable& self, std::int64_t now_ns) { exclusively([&] { self.sweep(now_ns); }); },
-           "now_ns"_a, "End the sessions that are idle for too long.")
-      .def_prop_ro("has_ended", [](const SessionTable& self) { return self.has_ended(); },
-                   "Whether :meth:`take_ended` would return any.")
+      .def(
+          "end_all", [](SessionTable& self) { exclusively([&] { self.end_all(SessionEnd::kClosed); }); },
+          "End all sessions.")
+      .def(
+          "sweep", [](SessionTable& self, std::int64_t now_ns) { exclusively([&] { self.sweep(now_ns); }); },
+          "now_ns"_a, "End the sessions that are idle for too long.")
+      .def_prop_ro(
+          "has_ended", [](const SessionTable& self) { return self.has_ended(); },
+          "Whether :meth:`take_ended` would return any.")
       .def(
           "take_ended",
           [](SessionTable& self) {

@@ -44,8 +44,8 @@ void bind_verify(nb::module_& module) {
           throw std::invalid_argument("give a row, a source and a target for each move");
         }
         nb::gil_scoped_release release;
-        move_slots({as_span(memory), memory.shape(0), memory.shape(1), memory.shape(2), memory.shape(3)},
-                   as_span(rows), as_span(source), as_span(target));
+        move_slots({as_span(memory), memory.shape(0), memory.shape(1), memory.shape(2), memory.shape(3)}, as_span(rows),
+                   as_span(source), as_span(target));
       },
       "memory"_a.noconvert(), "rows"_a, "source"_a, "target"_a,
       "Copy slots of rows of a buffer ``[rows, heads, slots, width]`` to other slots, one after another.");

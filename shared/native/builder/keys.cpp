@@ -10,9 +10,9 @@ namespace speculant {
 namespace {
 
 constexpr int kWordBits = 63;
-constexpr std::int64_t kMaxWords = 4;          // of 11 tokens with 21 bits each
-constexpr std::int64_t kInsertionSort = 48;    // buckets up to this size are sorted so
-constexpr std::int64_t kManyKeys = 8192;       // larger buckets are sorted by wider digits
+constexpr std::int64_t kMaxWords = 4;        // of 11 tokens with 21 bits each
+constexpr std::int64_t kInsertionSort = 48;  // buckets up to this size are sorted so
+constexpr std::int64_t kManyKeys = 8192;     // larger buckets are sorted by wider digits
 constexpr int kWideDigit = 11, kDigit = 8;
 
 /// The value of a token: its id plus 1, or 0 past the end and at a separator, which is all ones.
@@ -164,10 +164,14 @@ void sort_keys(std::span<std::uint64_t> keys, std::span<std::uint64_t> spare, st
     sort<kWords>(as_keys<kWords>(keys), as_keys<kWords>(spare), depth, low, high, layout);
   };
   switch (layout.num_words) {
-    case 1: return sort_words.operator()<1>();
-    case 2: return sort_words.operator()<2>();
-    case 3: return sort_words.operator()<3>();
-    default: return sort_words.operator()<kMaxWords>();
+    case 1:
+      return sort_words.operator()<1>();
+    case 2:
+      return sort_words.operator()<2>();
+    case 3:
+      return sort_words.operator()<3>();
+    default:
+      return sort_words.operator()<kMaxWords>();
   }
 }
 

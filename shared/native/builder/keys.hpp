@@ -38,8 +38,7 @@ void count_values(std::span<const std::uint32_t> tokens, std::span<const std::ui
 ///
 /// Return their number; `keys` holds them in the order of positions. Throws std::invalid_argument if they don't fit.
 std::int64_t gather_keys(std::span<const std::uint32_t> tokens, std::span<const std::uint64_t> prefix,
-                         std::uint64_t low, std::uint64_t high, const KeyLayout& layout,
-                         std::span<std::uint64_t> keys);
+                         std::uint64_t low, std::uint64_t high, const KeyLayout& layout, std::span<std::uint64_t> keys);
 
 /// Sort keys in place; `spare` is of their size and overwritten.
 ///

@@ -53,14 +53,13 @@ std::size_t KeyReader::read(std::span<std::uint64_t> keys, std::span<std::int64_
   return found;
 }
 
-std::size_t merge_keys(WeightedKeys& first, WeightedKeys& second, std::size_t num_words,
-                       std::span<std::uint64_t> keys, std::span<std::int64_t> weights) {
+std::size_t merge_keys(WeightedKeys& first, WeightedKeys& second, std::size_t num_words, std::span<std::uint64_t> keys,
+                       std::span<std::int64_t> weights) {
   std::size_t found = 0;
   while (!first.empty() && !second.empty()) {
     const auto key = first.keys.subspan(first.next * num_words, num_words);
     const auto other = second.keys.subspan(second.next * num_words, num_words);
-    const auto order =
-        std::lexicographical_compare_three_way(key.begin(), key.end(), other.begin(), other.end());
+    const auto order = std::lexicographical_compare_three_way(key.begin(), key.end(), other.begin(), other.end());
     std::ranges::copy(order <= 0 ? key : other, keys.data() + found * num_words);
     std::int64_t weight = 0;
     if (order <= 0) weight += first.weights[first.next++];

@@ -44,7 +44,7 @@ struct WeightedKeys {
 /// Merge two lists until one is exhausted and return how many keys were written; equal keys add their weights.
 ///
 /// `keys` and `weights` have space for both lists.
-std::size_t merge_keys(WeightedKeys& first, WeightedKeys& second, std::size_t num_words,
-                       std::span<std::uint64_t> keys, std::span<std::int64_t> weights);
+std::size_t merge_keys(WeightedKeys& first, WeightedKeys& second, std::size_t num_words, std::span<std::uint64_t> keys,
+                       std::span<std::int64_t> weights);
 
 }  // namespace speculant

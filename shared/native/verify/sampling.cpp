@@ -48,8 +48,8 @@ std::pair<std::int64_t, double> largest_sum(std::span<const float> scores, std::
   return {chosen, best};
 }
 
-NucleusBorder keep_above_border(std::span<const float> scores, std::span<const float> probabilities,
-                                float most_removed, std::span<float> kept) {
+NucleusBorder keep_above_border(std::span<const float> scores, std::span<const float> probabilities, float most_removed,
+                                std::span<float> kept) {
   std::array<double, kBuckets> masses{};
   for (float probability : probabilities) masses[bucket_of(probability)] += static_cast<double>(probability);
   NucleusBorder border;

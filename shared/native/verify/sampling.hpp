@@ -20,7 +20,7 @@ struct NucleusBorder {
 /// Copy the scores of tokens that are more probable than those of the border, others become -inf.
 ///
 /// All arrays are of one size. Tokens below the border hold at most `most_removed` together.
-NucleusBorder keep_above_border(std::span<const float> scores, std::span<const float> probabilities,
-                                float most_removed, std::span<float> kept);
+NucleusBorder keep_above_border(std::span<const float> scores, std::span<const float> probabilities, float most_removed,
+                                std::span<float> kept);
 
 }  // namespace speculant
