@@ -67,8 +67,8 @@ class SessionStore:
         self.table = SessionTable(
             max_sessions=config.max_sessions,
             max_bytes=config.max_session_memory,
-            idle_timeout_ns=round(config.idle_timeout_s * 1e9),
-            busy_ns=round(config.busy_s * 1e9),
+            idle_timeout_ns=_ns(config.idle_timeout_s),
+            busy_ns=_ns(config.busy_s),
         )
         """The sessions as steps see them; :meth:`settle` is called after whatever changes it."""
 
@@ -122,7 +122,7 @@ class SessionStore:
                 memory.core,
                 graph.drafter.learns(learn),
                 costs_of(cost),
-                None if not idle_timeout_s else round(idle_timeout_s * 1e9),
+                None if not idle_timeout_s else _ns(idle_timeout_s),
                 self.now_ns(),
             )
         finally:
@@ -176,3 +176,8 @@ class SessionStore:
     def now_ns(self) -> int:
         """Return the time."""
         return round(self._clock() * 1e9)
+
+
+def _ns(seconds: float) -> int:
+    """Return nanoseconds that 64 bits hold, whatever a client wishes for."""
+    return round(min(seconds * 1e9, 2.0**62))
