@@ -20,7 +20,7 @@ from speculant_graph.errors import DrafterUnavailableError, DraftLimitError
 _MODULE = "speculant_drafter.explorer.child"
 _MAX_WAITING = 8
 _FIRST_TIMEOUT_S, _TIMEOUT_S = 120.0, 15.0
-"""Patience with the first answer, before which kernels and tokenizer are loaded, and with later ones."""
+"""Patience with the first answer, before which the tokenizer is loaded, and with later ones."""
 _IDLE_S = 300.0
 _BUSY_S = 1.0
 

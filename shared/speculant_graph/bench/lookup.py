@@ -194,7 +194,7 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
 
     return [
         (f"draft of {_K} tokens, graph of {figures['graph_tokens']:,} tokens, p50 / p99", pair("")),
-        ("the kernel and its arguments alone", pair("kernel_")),
+        ("the core and its arguments alone", pair("kernel_")),
         (f"graph of {figures['dict_tokens']:,} tokens", pair("small_")),
         ("dict of dicts of the same tokens", pair("dict_")),
         ("dict / graph, p50", f"×{figures['dict_ratio']:.1f}"),

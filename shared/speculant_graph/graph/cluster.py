@@ -1,4 +1,4 @@
-"""Counts the parts of a token stream as tasks of a Ray cluster; the same kernels, the same records.
+"""Counts the parts of a token stream as tasks of a Ray cluster; the same core, the same records.
 
 The folder of the graph file must be reachable under the same path on all machines: tasks read the token stream there
 and write their records there.

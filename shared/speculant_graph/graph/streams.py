@@ -1,7 +1,7 @@
 """Sorted keys with weights: a graph taken apart, and streams of them put together.
 
 A graph is the sum of its keys: every (N+1)-gram, and every shorter n-gram as often as it ended with a document or lost
-its continuations to pruning. So union, update and pruning need no kernel of their own that writes records: their keys
+its continuations to pruning. So union, update and pruning need no loop of their own that writes records: their keys
 go to the one that a build uses.
 """
 
