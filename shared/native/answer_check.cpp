@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -15,13 +14,6 @@ namespace {
 constexpr double kMassTolerance = 1e-3;
 constexpr std::uint32_t kMaxStatus = 4;
 
-template <class Number>
-void expect(const char* name, const std::vector<Number>& values, std::uint64_t expected, const char* meaning) {
-  if (values.size() == expected) return;
-  throw RequestError(std::string(name) + " has " + std::to_string(values.size()) + " entries; " + meaning + " is " +
-                     std::to_string(expected));
-}
-
 void check_token_ids(const char* name, const std::vector<std::uint32_t>& ids, std::int64_t vocabulary_size) {
   const std::int64_t largest = *std::max_element(ids.begin(), ids.end());
   if (largest < vocabulary_size) return;
@@ -29,17 +21,13 @@ void check_token_ids(const char* name, const std::vector<std::uint32_t>& ids, st
                      std::to_string(vocabulary_size) + " tokens");
 }
 
-std::uint64_t sum(const std::vector<std::uint32_t>& numbers) {
-  return std::accumulate(numbers.begin(), numbers.end(), std::uint64_t{0});
-}
-
 void check_nodes(const wire::DraftResponse& answer, std::int64_t vocabulary_size) {
   const std::size_t num_nodes = answer.draft_tokens.size();
-  expect("draft_tokens", answer.draft_tokens, sum(answer.draft_lengths), "the sum of its lengths");
-  expect("draft_parents", answer.draft_parents, num_nodes, "the number of nodes");
+  wire::expect("draft_tokens", answer.draft_tokens, wire::sum(answer.draft_lengths), "the sum of its lengths");
+  wire::expect("draft_parents", answer.draft_parents, num_nodes, "the number of nodes");
   const auto& probabilities = answer.draft_path_probabilities;
   if (!probabilities.empty()) {
-    expect("draft_path_probabilities", probabilities, num_nodes, "the number of nodes");
+    wire::expect("draft_path_probabilities", probabilities, num_nodes, "the number of nodes");
     // Written so that NaN fails.
     if (!std::all_of(probabilities.begin(), probabilities.end(), [](float p) { return p >= 0.0f && p <= 1.0f; })) {
       throw RequestError("draft_path_probabilities are not all between 0 and 1");
@@ -55,10 +43,10 @@ void check_proposals(const wire::DraftResponse& answer, std::int64_t vocabulary_
   const auto& counts = answer.candidate_counts;
   const auto& ids = answer.candidate_tokens;
   const auto& probabilities = answer.candidate_probabilities;
-  expect("candidate_tokens", ids, sum(counts), "the sum of candidate_counts");
-  expect("candidate_probabilities", probabilities, sum(counts), "the sum of candidate_counts");
+  wire::expect("candidate_tokens", ids, wire::sum(counts), "the sum of candidate_counts");
+  wire::expect("candidate_probabilities", probabilities, wire::sum(counts), "the sum of candidate_counts");
   if (counts.empty()) return;
-  expect("candidate_counts", counts, answer.draft_tokens.size(), "the number of nodes");
+  wire::expect("candidate_counts", counts, answer.draft_tokens.size(), "the number of nodes");
   if (std::find(counts.begin(), counts.end(), 0u) != counts.end()) {
     throw RequestError("a node has an empty distribution");
   }
@@ -113,16 +101,16 @@ void check_tree(std::span<const std::uint32_t> tokens, std::span<const std::uint
 
 void check_answer(wire::DraftResponse& answer, std::span<const std::int64_t> budgets, std::int64_t vocabulary_size) {
   const std::size_t count = budgets.size();
-  expect("sequence_statuses", answer.sequence_statuses, count, "the number of sequences");
-  expect("next_positions", answer.next_positions, count, "the number of sequences");
-  expect("draft_lengths", answer.draft_lengths, count, "the number of sequences");
+  wire::expect("sequence_statuses", answer.sequence_statuses, count, "the number of sequences");
+  wire::expect("next_positions", answer.next_positions, count, "the number of sequences");
+  wire::expect("draft_lengths", answer.draft_lengths, count, "the number of sequences");
   if (answer.ended_early.empty()) answer.ended_early.resize(count);
-  expect("ended_early", answer.ended_early, count, "the number of sequences");
+  wire::expect("ended_early", answer.ended_early, count, "the number of sequences");
   check_nodes(answer, vocabulary_size);
   check_proposals(answer, vocabulary_size);
   auto& generations = answer.sequence_generations;
   if (generations.empty()) generations.assign(count, answer.graph_generation);
-  expect("sequence_generations", generations, count, "the number of sequences");
+  wire::expect("sequence_generations", generations, count, "the number of sequences");
   std::size_t first = 0;
   for (std::size_t index = 0; index < count; ++index) {
     const std::uint32_t status = answer.sequence_statuses[index];

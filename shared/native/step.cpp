@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 
 namespace speculant {
 namespace {
@@ -17,24 +16,11 @@ std::int64_t clock_ns() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-template <class Numbers>
-std::uint64_t sum(const Numbers& numbers) {
-  return std::accumulate(numbers.begin(), numbers.end(), std::uint64_t{0});
-}
-
-/// Check the length of an array; `meaning` says where the expected one comes from.
-template <class Number>
-void expect(const char* name, const std::vector<Number>& values, std::uint64_t expected, const char* meaning) {
-  if (values.size() == expected) return;
-  throw RequestError(std::string(name) + " has " + std::to_string(values.size()) + " entries; " + meaning + " is " +
-                     std::to_string(expected));
-}
-
 /// Fill an array that stands for zeros.
 template <class Number>
 void per_sequence(const char* name, std::vector<Number>& values, std::size_t count) {
   if (values.empty()) values.resize(count);
-  expect(name, values, count, "the number of sequences");
+  wire::expect(name, values, count, "the number of sequences");
 }
 
 template <class To, class From>
@@ -77,7 +63,7 @@ wire::Written StepAnswerer::answer(std::string_view payload, bool is_enveloped, 
   Step step{.request = {}, .draft_id = draft_id, .now_ns = now_ns};
   try {
     if (is_enveloped) enveloped = wire::read_stream_request(payload);
-    step.request = wire::read_request(is_enveloped ? enveloped.draft.view() : payload);
+    step.request = wire::read_request(is_enveloped ? std::string_view(enveloped.draft.bytes) : payload);
   } catch (const wire::ParseError&) {
     throw RequestError(kNotParsed);
   }
@@ -117,7 +103,7 @@ wire::Written StepAnswerer::answer(std::string_view payload, bool is_enveloped, 
   if (is_of_one && response.graph_generation == 0) response.graph_generation = host.default_generation();
   if (response.graph_generation != 0) response.sequence_generations.clear();
   counts = {step.size(), response.draft_tokens.size(), step.num_empty, clock_ns() - started_ns};
-  response.server_time_ns = counts.elapsed_ns;
+  response.server_time = wire::Duration::of(counts.elapsed_ns);
   wire::Written written = wire::write(response);
   if (written.view().size() + kEnvelopeBytes > limits_.max_message_bytes) {
     throw LimitError("the answer is larger than " + std::to_string(limits_.max_message_bytes) +
@@ -144,23 +130,25 @@ void StepAnswerer::check(Step& step, StepHost& host) {
     limit(*std::max_element(budgets.begin(), budgets.end()), limits_.max_nodes, " nodes asked for",
           "; ask for at most ");
   }
-  if (!known_options_.contains(request.options)) {
-    host.check_options(request.options);
+  const std::string& options = request.options.bytes;
+  if (!known_options_.contains(options)) {
+    host.check_options(options);
     if (known_options_.size() >= kMaxOptions) known_options_.clear();
-    known_options_.insert(request.options);
+    known_options_.insert(options);
   }
   per_sequence("session_ids", request.session_ids, count);
   per_sequence("positions", request.positions, count);
-  expect("context_tokens", request.context_tokens, sum(request.context_lengths), "the sum of its lengths");
+  wire::expect("context_tokens", request.context_tokens, wire::sum(request.context_lengths), "the sum of its lengths");
   if (budgets.empty()) budgets.assign(count, limits_.budget);
   per_sequence("node_budgets", budgets, count);
   per_sequence("seeds", request.seeds, count);
   per_sequence("feedback_draft_ids", request.feedback_draft_ids, count);
   per_sequence("feedback_row_counts", request.feedback_row_counts, count);
-  expect("feedback_nodes", request.feedback_nodes, sum(request.feedback_row_counts), "the sum of its lengths");
-  expect("feedback_tokens", request.feedback_tokens, request.feedback_nodes.size() * request.feedback_width,
-         "feedback_width times the number of rows");
-  limit(sum(budgets), limits_.max_step_nodes, " nodes asked for in one step", "; ask for at most ", " a step");
+  wire::expect("feedback_nodes", request.feedback_nodes, wire::sum(request.feedback_row_counts),
+               "the sum of its lengths");
+  wire::expect("feedback_tokens", request.feedback_tokens, request.feedback_nodes.size() * request.feedback_width,
+               "feedback_width times the number of rows");
+  limit(wire::sum(budgets), limits_.max_step_nodes, " nodes asked for in one step", "; ask for at most ", " a step");
   std::unordered_set<std::uint64_t> seen;
   for (std::uint64_t id : request.session_ids) {
     if (id != 0 && !seen.insert(id).second) {
@@ -245,7 +233,7 @@ void StepAnswerer::draft_all(Step& step, StepHost& host) {
   // Drafts are cut before an answer is too large: one that is refused, or not, by the tokens that were drawn would
   // leave the verifier with tokens that are no draws from q.
   const std::size_t fixed_bytes = kEnvelopeBytes + kFixedBytes + kSequenceBytes * step.size() +
-                                  kNodeBytes * static_cast<std::size_t>(sum(step.request.node_budgets));
+                                  kNodeBytes * static_cast<std::size_t>(wire::sum(step.request.node_budgets));
   std::size_t max_entries = 1;
   if (limits_.max_message_bytes > fixed_bytes) {
     max_entries = std::max<std::size_t>((limits_.max_message_bytes - fixed_bytes) / kEntryBytes, 1);
@@ -272,7 +260,7 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
     contexts.emplace_back();
     for (std::uint32_t id : step.context(index)) contexts.back().push_back(drafter.token_of(id));
   }
-  const auto settings = drafter.settings_of(request.options);
+  const auto settings = drafter.settings_of(request.options.bytes);
   step.batches.push_back(std::make_unique<DraftBatch>(
       is_stateless ? drafter.draft_after(contexts, std::move(wanted), *settings, max_entries)
                    : drafter.draft(wanted, *settings, max_entries)));

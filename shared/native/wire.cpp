@@ -13,7 +13,6 @@ enum WireType : std::uint32_t { kVarint, kFixed64, kLength, kGroup, kEndOfGroup,
 constexpr int kMaxNesting = 100;
 constexpr int kTagBytes = 5, kVarintBytes = 10;  // most that protobuf reads
 constexpr std::size_t kEnvelopeBytes = 16;       // most that an envelope adds
-constexpr std::int64_t kNsPerS = 1'000'000'000;
 
 [[noreturn]] void fail() { throw ParseError(); }
 
@@ -40,6 +39,47 @@ bool is_utf8(std::string_view text) {
   }
   return true;
 }
+
+/// The fields of a message, number 1 first.
+template <class Struct>
+constexpr auto kFields = nullptr;
+template <>
+constexpr auto kFields<Duration> = std::tuple{&Duration::seconds, &Duration::nanos};
+template <>
+constexpr auto kFields<DraftRequest> = std::tuple{&DraftRequest::graph,
+                                                  &DraftRequest::session_ids,
+                                                  &DraftRequest::positions,
+                                                  &DraftRequest::context_lengths,
+                                                  &DraftRequest::context_tokens,
+                                                  &DraftRequest::node_budgets,
+                                                  &DraftRequest::options,
+                                                  &DraftRequest::seeds,
+                                                  &DraftRequest::feedback_draft_ids,
+                                                  &DraftRequest::feedback_row_counts,
+                                                  &DraftRequest::feedback_nodes,
+                                                  &DraftRequest::feedback_width,
+                                                  &DraftRequest::feedback_tokens};
+template <>
+constexpr auto kFields<DraftResponse> = std::tuple{&DraftResponse::graph_generation,
+                                                   &DraftResponse::draft_id,
+                                                   &DraftResponse::sequence_statuses,
+                                                   &DraftResponse::next_positions,
+                                                   &DraftResponse::draft_lengths,
+                                                   &DraftResponse::draft_tokens,
+                                                   &DraftResponse::draft_parents,
+                                                   &DraftResponse::draft_path_probabilities,
+                                                   &DraftResponse::candidate_counts,
+                                                   &DraftResponse::candidate_tokens,
+                                                   &DraftResponse::candidate_probabilities,
+                                                   &DraftResponse::server_time,
+                                                   &DraftResponse::ended_early,
+                                                   &DraftResponse::sequence_generations};
+template <>
+constexpr auto kFields<StreamDraftRequest> = std::tuple{&StreamDraftRequest::step_id, &StreamDraftRequest::draft};
+
+/// Read every field that is known into its member.
+template <class Struct>
+void read_fields(std::string_view payload, Struct& message);
 
 /// Goes through the fields of a message.
 class Reader {
@@ -72,8 +112,14 @@ class Reader {
     if (!is_utf8(found)) fail();
     text = found;
   }
-  void read(Part& part) {
-    if (takes(kLength)) part.add(bytes());
+  /// Of a message that came in several runs, all of them.
+  bool read(Message& message) {
+    const bool is_one = takes(kLength);
+    if (is_one) message.bytes += bytes();
+    return is_one;
+  }
+  void read(Duration& duration) {
+    if (takes(kLength)) read_fields(bytes(), duration);
   }
   template <class Number>
   void read(std::vector<Number>& values) {
@@ -158,16 +204,15 @@ class Reader {
   bool is_read_ = true;
 };
 
-std::int64_t read_duration(std::string_view payload) {
-  std::int64_t seconds = 0;
-  std::int32_t nanos = 0;
+template <class Struct>
+void read_fields(std::string_view payload, Struct& message) {
   for (Reader reader(payload); reader.next();) {
-    if (reader.field() == 1) reader.read(seconds);
-    if (reader.field() == 2) reader.read(nanos);
+    std::uint32_t number = 0;
+    const auto read = [&](auto field) {
+      if (++number == reader.field()) reader.read(message.*field);
+    };
+    std::apply([&](auto... field) { (read(field), ...); }, kFields<Struct>);
   }
-  // Of more than a number can say, something: whatever wraps is unsigned.
-  const std::uint64_t whole = static_cast<std::uint64_t>(seconds) * static_cast<std::uint64_t>(kNsPerS);
-  return static_cast<std::int64_t>(whole + static_cast<std::uint64_t>(std::int64_t{nanos}));
 }
 
 /// Writes fields in the order in which they are given.
@@ -179,30 +224,44 @@ class Writer {
     message_.start_ = kEnvelopeBytes;
   }
 
-  void fixed64(std::uint32_t field, std::uint64_t value) {
+  void write(std::uint32_t field, std::uint64_t value) {
     if (value == 0) return;
     tag(field, kFixed64);
-    append(&value, sizeof value);
+    out().append(reinterpret_cast<const char*>(&value), sizeof value);
   }
-  void number(std::uint32_t field, std::uint64_t value) {
+  template <class Number>
+  void write(std::uint32_t field, Number value)
+    requires std::is_integral_v<Number>
+  {
     if (value == 0) return;
     tag(field, kVarint);
-    varint(value);
+    varint(static_cast<std::uint64_t>(value));
   }
   /// The beginning of what is `size` bytes long.
   void length(std::uint32_t field, std::size_t size) {
     tag(field, kLength);
     varint(size);
   }
-  void bytes(std::uint32_t field, std::string_view value) {
-    if (value.empty()) return;
-    length(field, value.size());
-    out() += value;
+  void write(std::uint32_t field, std::string_view bytes) {
+    if (bytes.empty()) return;
+    length(field, bytes.size());
+    out() += bytes;
+  }
+  void write(std::uint32_t field, const Message& message) { write(field, std::string_view(message.bytes)); }
+  void write(std::uint32_t field, const Duration& duration) {
+    Writer writer(sizeof duration);
+    writer.write_fields(duration);
+    write(field, writer.done().view());
   }
   template <class Number>
-  void array(std::uint32_t field, const std::vector<Number>& values) {
+  void write(std::uint32_t field, const std::vector<Number>& values) {
     const auto* data = reinterpret_cast<const char*>(values.data());
-    bytes(field, {data, values.size() * sizeof(Number)});
+    write(field, std::string_view(data, values.size() * sizeof(Number)));
+  }
+  template <class Struct>
+  void write_fields(const Struct& message) {
+    std::uint32_t number = 0;
+    std::apply([&](auto... field) { (write(++number, message.*field), ...); }, kFields<Struct>);
   }
   Written done() { return std::move(message_); }
 
@@ -213,7 +272,6 @@ class Writer {
     for (; value >= 0x80; value >>= 7) out() += static_cast<char>(value | 0x80);
     out() += static_cast<char>(value);
   }
-  void append(const void* data, std::size_t size) { out().append(static_cast<const char*>(data), size); }
 
   Written message_;
 };
@@ -222,113 +280,19 @@ class Writer {
 
 DraftRequest read_request(std::string_view payload) {
   DraftRequest request;
-  Part options;
-  for (Reader reader(payload); reader.next();) {
-    switch (reader.field()) {
-      case 1:
-        reader.read(request.graph);
-        break;
-      case 2:
-        reader.read(request.session_ids);
-        break;
-      case 3:
-        reader.read(request.positions);
-        break;
-      case 4:
-        reader.read(request.context_lengths);
-        break;
-      case 5:
-        reader.read(request.context_tokens);
-        break;
-      case 6:
-        reader.read(request.node_budgets);
-        break;
-      case 7:
-        reader.read(options);
-        break;
-      case 8:
-        reader.read(request.seeds);
-        break;
-      case 9:
-        reader.read(request.feedback_draft_ids);
-        break;
-      case 10:
-        reader.read(request.feedback_row_counts);
-        break;
-      case 11:
-        reader.read(request.feedback_nodes);
-        break;
-      case 12:
-        reader.read(request.feedback_width);
-        break;
-      case 13:
-        reader.read(request.feedback_tokens);
-        break;
-    }
-  }
-  request.options = options.view();
+  read_fields(payload, request);
   return request;
 }
 
 DraftResponse read_response(std::string_view payload) {
   DraftResponse response;
-  Part server_time;
-  for (Reader reader(payload); reader.next();) {
-    switch (reader.field()) {
-      case 1:
-        reader.read(response.graph_generation);
-        break;
-      case 2:
-        reader.read(response.draft_id);
-        break;
-      case 3:
-        reader.read(response.sequence_statuses);
-        break;
-      case 4:
-        reader.read(response.next_positions);
-        break;
-      case 5:
-        reader.read(response.draft_lengths);
-        break;
-      case 6:
-        reader.read(response.draft_tokens);
-        break;
-      case 7:
-        reader.read(response.draft_parents);
-        break;
-      case 8:
-        reader.read(response.draft_path_probabilities);
-        break;
-      case 9:
-        reader.read(response.candidate_counts);
-        break;
-      case 10:
-        reader.read(response.candidate_tokens);
-        break;
-      case 11:
-        reader.read(response.candidate_probabilities);
-        break;
-      case 12:
-        reader.read(server_time);
-        break;
-      case 13:
-        reader.read(response.ended_early);
-        break;
-      case 14:
-        reader.read(response.sequence_generations);
-        break;
-    }
-  }
-  response.server_time_ns = read_duration(server_time.view());
+  read_fields(payload, response);
   return response;
 }
 
 StreamDraftRequest read_stream_request(std::string_view payload) {
   StreamDraftRequest request;
-  for (Reader reader(payload); reader.next();) {
-    if (reader.field() == 1) reader.read(request.step_id);
-    if (reader.field() == 2) reader.read(request.draft);
-  }
+  read_fields(payload, request);
   return request;
 }
 
@@ -337,62 +301,34 @@ StreamDraftResponse read_stream_response(std::string_view payload) {
   for (Reader reader(payload); reader.next();) {
     if (reader.field() == 1) reader.read(response.step_id);
     if (reader.field() != 2 && reader.field() != 3) continue;
-    const bool is_draft = reader.field() == 2;
-    Part run;
-    reader.read(run);
-    if (!run.has_run()) continue;
-    (is_draft ? response.error : response.draft) = {};
-    (is_draft ? response.draft : response.error).add(run.view());
+    const bool is_error = reader.field() == 3;
+    // A draft that follows an error, or an error a draft, takes its place.
+    Message step = response.is_error == is_error ? response.step : Message();
+    if (!reader.read(step)) continue;
+    response.step = std::move(step);
+    response.is_error = is_error;
   }
   return response;
 }
 
 Written write(const DraftRequest& request) {
-  Writer writer(128 + request.graph.size() + request.options.size() + 32 * request.session_ids.size() +
+  Writer writer(128 + request.graph.size() + request.options.bytes.size() + 32 * request.session_ids.size() +
                 4 * (request.context_tokens.size() + request.feedback_nodes.size() + request.feedback_tokens.size()));
-  writer.bytes(1, request.graph);
-  writer.array(2, request.session_ids);
-  writer.array(3, request.positions);
-  writer.array(4, request.context_lengths);
-  writer.array(5, request.context_tokens);
-  writer.array(6, request.node_budgets);
-  writer.bytes(7, request.options);
-  writer.array(8, request.seeds);
-  writer.array(9, request.feedback_draft_ids);
-  writer.array(10, request.feedback_row_counts);
-  writer.array(11, request.feedback_nodes);
-  writer.number(12, request.feedback_width);
-  writer.array(13, request.feedback_tokens);
+  writer.write_fields(request);
   return writer.done();
 }
 
 Written write(const DraftResponse& response) {
   Writer writer(128 + 24 * response.sequence_statuses.size() + 16 * response.draft_tokens.size() +
                 8 * response.candidate_tokens.size());
-  writer.fixed64(1, response.graph_generation);
-  writer.fixed64(2, response.draft_id);
-  writer.array(3, response.sequence_statuses);
-  writer.array(4, response.next_positions);
-  writer.array(5, response.draft_lengths);
-  writer.array(6, response.draft_tokens);
-  writer.array(7, response.draft_parents);
-  writer.array(8, response.draft_path_probabilities);
-  writer.array(9, response.candidate_counts);
-  writer.array(10, response.candidate_tokens);
-  writer.array(11, response.candidate_probabilities);
-  Writer time(16);
-  time.number(1, static_cast<std::uint64_t>(response.server_time_ns / kNsPerS));
-  time.number(2, static_cast<std::uint64_t>(response.server_time_ns % kNsPerS));
-  writer.bytes(12, time.done().view());
-  writer.array(13, response.ended_early);
-  writer.array(14, response.sequence_generations);
+  writer.write_fields(response);
   return writer.done();
 }
 
 void envelope(Written& message, std::uint64_t step_id) {
   Writer head(0);
   const std::size_t size = message.view().size();
-  head.fixed64(1, step_id);
+  head.write(1, step_id);
   head.length(2, size);
   const Written written = head.done();
   const std::string_view bytes = written.view();

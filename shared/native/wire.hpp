@@ -8,10 +8,13 @@
 
 #include <bit>
 #include <cstdint>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "errors.hpp"
 
 namespace speculant::wire {
 
@@ -22,32 +25,29 @@ struct ParseError : std::runtime_error {
   ParseError() : std::runtime_error("the message can't be parsed") {}
 };
 
-/// A message within a message, as bytes: a view of the whole, unless it came in several runs, which are one message.
-class Part {
- public:
-  void add(std::string_view run) {
-    if (!has_run_) {
-      first_ = run;
-    } else {
-      if (joined_.empty()) joined_ = first_;
-      joined_ += run;
-    }
-    has_run_ = true;
-  }
-  std::string_view view() const { return joined_.empty() ? first_ : std::string_view(joined_); }
-  bool has_run() const { return has_run_; }
+/// A message within a message, which is read elsewhere.
+struct Message {
+  std::string bytes;
+};
 
- private:
-  std::string_view first_;
-  std::string joined_;
-  bool has_run_ = false;
+struct Duration {
+  std::int64_t seconds = 0;
+  std::int32_t nanos = 0;
+
+  static Duration of(std::int64_t ns) { return {ns / kNsPerS, static_cast<std::int32_t>(ns % kNsPerS)}; }
+  /// Of more than a number can say, something: whatever wraps is unsigned.
+  std::int64_t ns() const {
+    const std::uint64_t whole = static_cast<std::uint64_t>(seconds) * static_cast<std::uint64_t>(kNsPerS);
+    return static_cast<std::int64_t>(whole + static_cast<std::uint64_t>(std::int64_t{nanos}));
+  }
+  static constexpr std::int64_t kNsPerS = 1'000'000'000;
 };
 
 struct DraftRequest {
   std::string graph;  // valid UTF-8
   std::vector<std::uint64_t> session_ids, positions;
   std::vector<std::uint32_t> context_lengths, context_tokens, node_budgets;
-  std::string options;  // a StrategyOptions
+  Message options;  // a StrategyOptions
   std::vector<std::uint64_t> seeds, feedback_draft_ids;
   std::vector<std::uint32_t> feedback_row_counts, feedback_nodes;
   std::uint32_t feedback_width = 0;
@@ -62,7 +62,7 @@ struct DraftResponse {
   std::vector<float> draft_path_probabilities;
   std::vector<std::uint32_t> candidate_counts, candidate_tokens;
   std::vector<float> candidate_probabilities;
-  std::int64_t server_time_ns = 0;
+  Duration server_time;
   std::vector<std::uint32_t> ended_early;
   std::vector<std::uint64_t> sequence_generations;
 };
@@ -70,15 +70,16 @@ struct DraftResponse {
 /// An envelope; the step in it is read apart, so that one that can't be read is refused in an answer with its id.
 struct StreamDraftRequest {
   std::uint64_t step_id = 0;
-  Part draft;
+  Message draft;
 };
 
 struct StreamDraftResponse {
   std::uint64_t step_id = 0;
-  Part draft, error;  // one of them at most: the one that came last
+  Message step;  // a DraftResponse or a StepError, whichever came last
+  bool is_error = true;
 };
 
-/// Read a message. Throws ParseError where it is none. Parts view `payload`.
+/// Read a message. Throws ParseError where it is none.
 DraftRequest read_request(std::string_view payload);
 DraftResponse read_response(std::string_view payload);
 StreamDraftRequest read_stream_request(std::string_view payload);
@@ -98,5 +99,17 @@ Written write(const DraftRequest& request);
 Written write(const DraftResponse& response);
 /// Put a StreamDraftRequest or StreamDraftResponse round a message.
 void envelope(Written& message, std::uint64_t step_id);
+
+inline std::uint64_t sum(const std::vector<std::uint32_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::uint64_t{0});
+}
+
+/// Check the length of an array; `meaning` says where the expected one comes from.
+template <class Number>
+void expect(const char* name, const std::vector<Number>& values, std::uint64_t expected, const char* meaning) {
+  if (values.size() == expected) return;
+  throw RequestError(std::string(name) + " has " + std::to_string(values.size()) + " entries; " + meaning + " is " +
+                     std::to_string(expected));
+}
 
 }  // namespace speculant::wire

@@ -112,7 +112,7 @@ class FeedbackWriter {
 wire::DraftRequest request_of(const nb::bytes& graph, const nb::bytes& options, const nb::object& sequences) {
   wire::DraftRequest request;
   request.graph.assign(graph.c_str(), graph.size());
-  request.options.assign(options.c_str(), options.size());
+  request.options.bytes.assign(options.c_str(), options.size());
   FeedbackWriter feedback(request);
   const std::size_t count = for_each(sequences.ptr(), [&](PyObject* sequence) {
     const auto field = [&](int index) { return PyTuple_GetItem(sequence, index); };
@@ -186,8 +186,8 @@ nb::object read_answer(const nb::bytes& payload, bool is_enveloped, const std::v
   wire::StreamDraftResponse enveloped;
   if (is_enveloped) {
     enveloped = read_envelope(payload);
-    if (!enveloped.draft.has_run()) return as_bytes(enveloped.error.view());
-    bytes = enveloped.draft.view();
+    if (enveloped.is_error) return as_bytes(enveloped.step.bytes);
+    bytes = enveloped.step.bytes;
   }
   wire::DraftResponse answer;
   try {
@@ -197,7 +197,7 @@ nb::object read_answer(const nb::bytes& payload, bool is_enveloped, const std::v
   }
   check_answer(answer, budgets, vocabulary_size);
   const nb::list drafts = drafts_of(answer, strategy);
-  return nb::make_tuple(answer.graph_generation, answer.draft_id, answer.server_time_ns,
+  return nb::make_tuple(answer.graph_generation, answer.draft_id, answer.server_time.ns(),
                         as_numbers(answer.sequence_statuses), as_numbers(answer.next_positions), drafts,
                         as_numbers(answer.sequence_generations));
 }
