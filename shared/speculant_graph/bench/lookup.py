@@ -128,10 +128,10 @@ def _measure(
     contenders = [
         Contender("small", _drafter(small), shared),
         Contender("dict", lambda context: dictionary.draft(context, _K), shared),
-        Contender("small_kernel", lambda context: small.draft_greedy(context, _K), contexts()),
+        Contender("small_core", lambda context: small.draft_greedy(context, _K), contexts()),
     ]
     if large is not None:
-        for name, draft in (("large", _drafter(large)), ("large_kernel", lambda c: large.draft_greedy(c, _K))):
+        for name, draft in (("large", _drafter(large)), ("large_core", lambda c: large.draft_greedy(c, _K))):
             drawn = graph_contexts(large, _MOST_ROUNDS, random)
             if len(texts) == 2:
                 drawn[1::2] = text_contexts(texts[1:], drawn[1::2].shape[0], large.max_order, random)
@@ -170,11 +170,11 @@ def _figures(latencies: Latencies, sharing: Sharing, measured: str, rounds: slic
     return {
         "p50_us": percentile(measured, 50),
         "p99_us": percentile(measured, 99),
-        "kernel_p50_us": percentile(f"{measured}_kernel", 50),
-        "kernel_p99_us": percentile(f"{measured}_kernel", 99),
+        "core_p50_us": percentile(f"{measured}_core", 50),
+        "core_p99_us": percentile(f"{measured}_core", 99),
         "small_p50_us": small_p50,
         "small_p99_us": percentile("small", 99),
-        "small_kernel_p50_us": percentile("small_kernel", 50),
+        "small_core_p50_us": percentile("small_core", 50),
         "dict_p50_us": dict_p50,
         "dict_p99_us": percentile("dict", 99),
         "dict_ratio": round(dict_p50 / small_p50, 2),
@@ -194,7 +194,7 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
 
     return [
         (f"draft of {_K} tokens, graph of {figures['graph_tokens']:,} tokens, p50 / p99", pair("")),
-        ("the core and its arguments alone", pair("kernel_")),
+        ("the core and its arguments alone", pair("core_")),
         (f"graph of {figures['dict_tokens']:,} tokens", pair("small_")),
         ("dict of dicts of the same tokens", pair("dict_")),
         ("dict / graph, p50", f"×{figures['dict_ratio']:.1f}"),
