@@ -7,8 +7,6 @@ CORE   := $(VENV)/.core
 SOURCES := $(wildcard shared/native/*.?pp shared/native/*/*.?pp)
 NATIVE := $(SOURCES) shared/native/CMakeLists.txt
 SANITIZED := .cache/sanitized
-DAMAGED := tests/unit/shared/test_graph_safety.py tests/unit/shared/test_builder_core.py tests/unit/shared/test_session_damage.py \
-	tests/congruence/test_graph_combination.py tests/congruence/test_draft_chain.py tests/congruence/test_sampled_tree.py
 STUB   := shared/speculant_graph/_core.pyi
 PROTO_VENV := .cache/protos
 PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
@@ -103,7 +101,7 @@ test-sanitized: $(CORE) ## run the tests of damaged graphs and messages against 
 	@echo 'import sys; sys.meta_path[:] = [each for each in sys.meta_path if "ScikitBuild" not in type(each).__name__]' \
 		> $(SANITIZED)/sitecustomize.py  # or the checkout's own core would be found first
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
-		PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider -k "damage or hostile" $(DAMAGED)
+		PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider -n auto --maxprocesses 4 --dist worksteal -m "hostile and not slow"
 
 train: $(CORE) ## train the demo model again (about an hour on two cores)
 	$(BIN)/python -m speculant_verifier.demo.train

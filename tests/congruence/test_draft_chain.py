@@ -360,6 +360,7 @@ def draft_from_damaged_graphs(num_graphs: int) -> None:
         draft_everywhere(damaged(graph, random))
 
 
+@pytest.mark.hostile
 def test_damaged_graphs_give_wrong_drafts_at_worst() -> None:
     draft_from_damaged_graphs(5)
 
@@ -376,6 +377,7 @@ def test_no_row_is_longer_than_the_vocabulary(mixing: MixingName) -> None:
     assert len(proposal.token_ids) == 6
 
 
+@pytest.mark.hostile
 @pytest.mark.slow
 def test_no_damage_leads_out_of_an_array() -> None:
     draft_from_damaged_graphs(150)

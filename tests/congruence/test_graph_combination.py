@@ -127,6 +127,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.hostile
 def test_damaged_graphs_are_not_made_into_others(tmp_path: Path) -> None:
     graph = graph_of([[1, 2, 3, 1, 2, 4] * 20], 3, 10)
     random = np.random.default_rng(0)

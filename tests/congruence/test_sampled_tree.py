@@ -297,10 +297,12 @@ def draw_from_damaged_graphs(num_graphs: int) -> None:
         draft_everywhere(damaged(graph, random))
 
 
+@pytest.mark.hostile
 def test_damaged_graphs_give_wrong_trees_at_worst() -> None:
     draw_from_damaged_graphs(5)
 
 
+@pytest.mark.hostile
 @pytest.mark.slow
 def test_no_damage_leads_out_of_an_array() -> None:
     draw_from_damaged_graphs(100)

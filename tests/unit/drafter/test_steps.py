@@ -191,12 +191,14 @@ def play(pair: Pair, steps: list[Any]) -> None:
         pair.send(bytes(payload))
 
 
+@pytest.mark.hostile
 @settings(max_examples=300)
 @given(STEPS)
 def test_any_steps(pair: Pair, steps: list[Any]) -> None:
     play(pair, steps)
 
 
+@pytest.mark.hostile
 @given(STEPS)
 def test_any_steps_within_tight_limits(tight_pair: Pair, steps: list[Any]) -> None:
     play(tight_pair, steps)
@@ -223,6 +225,7 @@ def varint(number: int) -> bytes:
     return bytes([*digits, number])
 
 
+@pytest.mark.hostile
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, VOCABULARY_SIZE), max_size=4)), max_size=4))
 def test_arrays_in_any_legal_encoding(pair: Pair, runs: list[tuple[bool, list[int]]]) -> None:
     pair.begin()
@@ -245,6 +248,7 @@ def test_arrays_in_any_legal_encoding(pair: Pair, runs: list[tuple[bool, list[in
 GROUPS = st.lists(st.sampled_from([0x0B, 0x0C, 0x13, 0x14, 0, 1, 0x80, 0x0A, 2]), max_size=30).map(bytes)
 
 
+@pytest.mark.hostile
 @settings(max_examples=500)
 @given(st.binary(max_size=24) | GROUPS)
 def test_any_bytes(pair: Pair, payload: bytes) -> None:
@@ -252,6 +256,7 @@ def test_any_bytes(pair: Pair, payload: bytes) -> None:
     pair.send(payload)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("depth", [98, 99, 100, 101, 102])
 def test_groups_within_groups(pair: Pair, depth: int) -> None:
     pair.begin()

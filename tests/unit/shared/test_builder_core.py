@@ -27,6 +27,7 @@ def wrong_numbers(random: np.random.Generator, size: int, dtype: type) -> np.nda
     return np.where(random.random(size) < 0.05, np.iinfo(dtype).max - numbers, numbers)
 
 
+@pytest.mark.hostile
 @given(seed=SEEDS)
 def test_a_damaged_graph_is_checked_and_read(seed: int) -> None:
     graph = damaged(GRAPH, np.random.default_rng(seed))
@@ -40,6 +41,7 @@ def test_a_damaged_graph_is_checked_and_read(seed: int) -> None:
                 break
 
 
+@pytest.mark.hostile
 @given(seed=SEEDS)
 def test_damaged_levels_are_finished_or_refused(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -61,6 +63,7 @@ def test_damaged_levels_are_finished_or_refused(seed: int) -> None:
             call()
 
 
+@pytest.mark.hostile
 @given(seed=SEEDS, size=st.integers(1, 400))
 def test_damaged_keys_are_sorted_emitted_and_merged(seed: int, size: int) -> None:
     random = np.random.default_rng(seed)

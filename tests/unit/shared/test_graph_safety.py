@@ -298,6 +298,7 @@ def look_into_damaged_graphs(path: str, num_graphs: int) -> None:
         look_everywhere(damaged(graph, random))
 
 
+@pytest.mark.hostile
 @pytest.mark.slow
 def test_no_damage_leads_a_lookup_out_of_its_array(path: Path) -> None:
     look_into_damaged_graphs(str(path), 300)

@@ -241,6 +241,7 @@ def outcome_of(decode: Callable[..., StepAnswer], payload: bytes, count: int) ->
         return str(error)
 
 
+@pytest.mark.hostile
 @settings(max_examples=400)
 @given(step_answers(), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3))
 def test_answers_are_read_as_protobuf_and_numpy_read_them(answer: StepAnswer, mutations: list[tuple[int, int]]) -> None:
@@ -309,6 +310,7 @@ def opening_of(payload: bytes) -> OpenRequest | None:
         return None
 
 
+@pytest.mark.hostile
 @given(
     step_requests(),
     step_answers(),
@@ -345,6 +347,7 @@ GOOD_ANSWER = {
 WITHOUT_Q: dict[str, Any] = {"candidate_counts": [], "candidate_tokens": [], "candidate_probabilities": []}
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

@@ -46,10 +46,12 @@ def draft_on_damaged_graphs(num_graphs: int) -> None:
         draft_on(damaged(NgramGraph(Trie(words, table), graph.metadata), random))
 
 
+@pytest.mark.hostile
 def test_damaged_graphs_give_wrong_drafts_at_worst() -> None:
     draft_on_damaged_graphs(8)
 
 
+@pytest.mark.hostile
 @pytest.mark.slow
 def test_no_damage_leads_out_of_an_array() -> None:
     draft_on_damaged_graphs(60)
