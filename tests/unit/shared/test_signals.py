@@ -33,12 +33,17 @@ def test_a_signal_leaves_by_an_exception(number: signal.Signals, ending: type[Ba
 
 def test_cleaning_up_is_not_interrupted_by_a_second_signal() -> None:
     cleaned: list[str] = []
-    with pytest.raises(SystemExit), signals_unwind():
+
+    @signals_unwind()
+    def end() -> None:
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.raise_signal(signal.SIGTERM)
             cleaned.append("all")
+
+    with pytest.raises(SystemExit):
+        end()
     assert cleaned == ["all"]
 
 
