@@ -6,7 +6,6 @@ so algorithms of NetworkX run on a graph of any size, and what they touch costs 
 
 from __future__ import annotations
 
-import pickle
 from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
@@ -77,6 +76,7 @@ class NgramDiGraph(_DiGraph):
             "built_at": metadata.built_at,
         }
         self.ngrams = graph
+        self._decode = decode
         self._node = _Nodes(graph, decode or lazy_decode(graph.metadata.tokenizer))
         self._adj = _Successors(self._node)
         self._pred = _Predecessors(self._node)
@@ -117,12 +117,9 @@ class NgramDiGraph(_DiGraph):
     add_edge = add_edges_from = add_weighted_edges_from = remove_edge = remove_edges_from = _refuse
     clear = clear_edges = update = _refuse
 
-    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
-        """Refuse to be pickled: it would bring all arrays of the graph."""
-        raise pickle.PicklingError(
-            "the networkx view of a graph is not pickled; load the graph file where it is needed, "
-            "or pickle a copy: nx.DiGraph(graph.nx)"
-        )
+    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
+        """Pickle the graph that this is a view of."""
+        return NgramDiGraph, (self.ngrams, self._decode)
 
 
 class _Edges(_OutEdgeView):
