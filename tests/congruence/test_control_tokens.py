@@ -39,7 +39,7 @@ EXPECTED = "final<|message|>It"
 LINES = "".join(json.dumps({"text": conversation}) + "\n" for conversation in CONVERSATIONS)
 
 
-@pytest.fixture(scope="module", params=["bytes", "gpt-oss"])
+@pytest.fixture(scope="module", params=["bytes", pytest.param("gpt-oss", marks=pytest.mark.slow)])
 def target(request: pytest.FixtureRequest, llama: TargetModel) -> TargetModel:
     """A model, as far as text is concerned: its tokenizer is the one that matters here."""
     return TargetModel(llama.model, harmony_tokenizer(request.param), "tiny")

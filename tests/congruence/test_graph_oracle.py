@@ -160,6 +160,7 @@ def test_a_corpus_of_thirty_thousand_tokens(max_order: int, boundaries: bool) ->
         assert list(generator.draft(context, 10, "greedy").token_ids) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("SPECULANT_DATA" not in os.environ, reason="SPECULANT_DATA names no folder of recorded data")
 @pytest.mark.parametrize(("max_order", "boundaries"), [(5, False), (5, True), (10, False)])
 def test_real_text(max_order: int, boundaries: bool) -> None:

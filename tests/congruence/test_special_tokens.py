@@ -82,7 +82,10 @@ TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], str, bool]] = {
 """How each is made; what encodes large corpora if special tokens are parsed, and whether texts are cut then."""
 
 
-@pytest.fixture(scope="module", params=TOKENIZERS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow) if name == "gpt-oss" else name for name in TOKENIZERS],
+)
 def made(request: pytest.FixtureRequest) -> tuple[str, dict[SpecialTokensName, CorpusTokenizer], Tokenizer]:
     """Its name; the tokenizer that reads special tokens as text, and the one that parses them; the oracle."""
     make, _, _ = TOKENIZERS[request.param]

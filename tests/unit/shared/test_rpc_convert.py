@@ -297,17 +297,15 @@ def test_openings_come_back(request: OpenRequest, answer: OpenAnswer) -> None:
 
 def mutated(payload: bytes, mutations: list[tuple[int, int]]) -> bytes:
     changed = bytearray(payload)
-    for place, value in mutations:
-        if changed:
-            changed[place % len(changed)] = value
+    for place, value in mutations if changed else ():
+        changed[place % len(changed)] = value
     return bytes(changed)
 
 
 def opening_of(payload: bytes) -> OpenRequest | None:
-    try:
+    with suppress(DecodeError):
         return convert.decode_open_request(pb.OpenSessionRequest.FromString(payload))
-    except DecodeError:
-        return None
+    return None
 
 
 @pytest.mark.hostile
