@@ -56,7 +56,10 @@ def byte_level() -> Any:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-@pytest.fixture(scope="module", params=["byte level", "pattern", "whole words", "demo", pytest.param("gpt-oss", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["byte level", "pattern", "whole words", "demo", pytest.param("gpt-oss", marks=pytest.mark.slow)],
+)
 def pair(request: pytest.FixtureRequest) -> tuple[CorpusTokenizer, CorpusTokenizer]:
     """A tokenizer that uses tiktoken, and the same one that does not."""
     match request.param:
