@@ -125,7 +125,7 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
       Candidate& candidate = candidates[static_cast<std::size_t>(index[slot])];
       candidate.probability += unit * static_cast<double>(successor.count);
       if (!(candidate.support & field)) candidate.support |= value;
-      if (successor.child >= 0 && candidate.order == 0) {
+      if (successor.child != Successor::kNoChild && candidate.order == 0) {
         candidate.child = successor.child, candidate.order = context.length;
       }
     }

@@ -44,7 +44,7 @@ std::size_t most_frequent(const Level& level, Range children, std::span<Successo
     if (kept == top.size() && count <= top[kept - 1].count) continue;
     std::size_t rank = std::min(kept, top.size() - 1);
     for (; rank > 0 && top[rank - 1].count < count; --rank) top[rank] = top[rank - 1];
-    top[rank] = {level.token(child), count, child};
+    top[rank] = {level.token(child), static_cast<std::uint32_t>(count), static_cast<std::uint32_t>(child)};
     kept = std::min(kept + 1, top.size());
   }
   return kept;
@@ -64,14 +64,14 @@ std::span<const Successor> SuccessorCache::top(const Trie& trie, Context context
 
 void SuffixMatches::begin(const SessionHistory& history, bool is_enabled) {
   history_ = &history;
-  chain_ = is_enabled ? 0 : history.chains().size();
+  chain_ = is_enabled ? 0 : kNumChains;
   matches_.clear(), counted_.clear();
   next_ = 0;
 }
 
 void SuffixMatches::find_next(const Token* end) {
   const SessionHistory& history = *history_;
-  const std::int64_t least = history.chains()[chain_].length, too_long = shortest_found();
+  const std::int64_t least = history.chain_length(chain_), too_long = shortest_found();
   const std::int64_t newest = history.size() - 1, oldest = history.oldest();
   const std::size_t first = matches_.size();
   std::int64_t position = history.newest_in_chain(chain_, end);
@@ -188,7 +188,7 @@ void ContextCollector::add_children(const Sources& sources, const Calibration& c
 
 /// Add the positions that match but for the last token.
 void ContextCollector::add_skip_gram(const SessionHistory& history, const Calibration& calibration, const Token* end) {
-  const std::size_t chain = history.chains().size() - 1;
+  const std::size_t chain = kNumChains - 1;
   const std::int64_t newest = history.size() - 1, oldest = history.oldest();
   std::int64_t position = history.newest_in_chain(chain, end - 1);
   std::int64_t total = 0, longest = 0;
@@ -222,11 +222,12 @@ void ContextCollector::add_rows(const TargetRows& rows, const Calibration& calib
   if (found == nullptr) return;
   auto& successors = found_.successors;
   const std::size_t start = found_.first_open();
-  std::int64_t total = 0, num_rows = 0, newest_weight = 1 << (kRowWidth + kRowDepth - 2);
+  std::int64_t total = 0, num_rows = 0;
+  std::uint32_t newest_weight = 1 << (kRowWidth + kRowDepth - 2);
   for (const auto& row : *found) {
     if (row.front() < 0) break;
     ++num_rows;
-    std::int64_t weight = newest_weight;
+    std::uint32_t weight = newest_weight;
     for (Token token : row) {
       if (token < 0) break;
       const auto known = std::find_if(successors.begin() + static_cast<std::ptrdiff_t>(start), successors.end(),

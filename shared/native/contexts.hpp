@@ -27,9 +27,11 @@ inline constexpr std::size_t kNumSources = 5;
 inline constexpr std::size_t kTopSuccessors = 16;
 
 struct Successor {
+  static constexpr std::uint32_t kNoChild = 0xFFFFFFFF;
+
   Token token;
-  std::int64_t count;
-  std::int64_t child = -1;  // corpus: its record, one level below the context's
+  std::uint32_t count;
+  std::uint32_t child = kNoChild;  // corpus: its record, one level below the context's
 };
 
 /// One context of one source.
@@ -87,9 +89,7 @@ class SuffixMatches {
  public:
   void begin(const SessionHistory& history, bool is_enabled);
   /// Whether matches shorter than `longest` are yet to be looked for.
-  bool has_chain_below(std::int64_t longest) const {
-    return chain_ < history_->chains().size() && longest < shortest_found();
-  }
+  bool has_chain_below(std::int64_t longest) const { return chain_ < kNumChains && longest < shortest_found(); }
   /// Find the matches of the next chain; those that longer chains have found are not found again.
   void find_next(const Token* end);
   /// The longest match that was not added yet, 0 if there is none.
@@ -101,7 +101,7 @@ class SuffixMatches {
   struct Match {
     std::int64_t position, length;
   };
-  std::int64_t shortest_found() const { return chain_ > 0 ? history_->chains()[chain_ - 1].length : kMaxMatch + 1; }
+  std::int64_t shortest_found() const { return chain_ > 0 ? history_->chain_length(chain_ - 1) : kMaxMatch + 1; }
 
   const SessionHistory* history_ = nullptr;
   std::size_t chain_ = 0;

@@ -24,19 +24,16 @@ std::size_t bucket_of(const Token* end, int length, std::size_t size) {
 
 }  // namespace
 
-SessionHistory::SessionHistory(std::int64_t max_tokens, const std::vector<int>& chain_lengths)
+SessionHistory::SessionHistory(std::int64_t max_tokens, const std::array<int, kNumChains>& chain_lengths)
     : max_tokens_(max_tokens) {
-  for (int length : chain_lengths) chains_.push_back({length, {}, {}});
+  for (std::size_t chain = 0; chain < kNumChains; ++chain) chains_[chain].length = chain_lengths[chain];
   allocate(std::min(power_of_two(max_tokens), kFirstCapacity));
 }
 
 void SessionHistory::allocate(std::int64_t capacity) {
   const auto slots = static_cast<std::size_t>(capacity);
-  ring_.assign(slots, kSeparator);
-  for (Chain& chain : chains_) {
-    chain.distances.assign(slots, 0);
-    chain.heads.assign(slots, -1);
-  }
+  ring_.assign(slots, {kSeparator, {}});
+  for (Chain& chain : chains_) chain.heads.assign(slots, 0);
   lookback_ = std::min(capacity, max_tokens_);
 }
 
@@ -68,24 +65,33 @@ void SessionHistory::fill(Window& window) const {
   }
 }
 
+/// Heads hold 32 bits of a position. One that is older than that may be taken for a younger one, which is then compared
+/// like any other.
+std::int64_t SessionHistory::position_of(std::uint32_t head) const {
+  const std::uint32_t distance = static_cast<std::uint32_t>(size_) + 1 - head;
+  return head == 0 || distance == 0 ? -1 : size_ - std::int64_t{distance};
+}
+
 std::int64_t SessionHistory::newest_in_chain(std::size_t chain, const Token* end) const {
-  const auto& [length, distances, heads] = chains_[chain];
-  return heads[bucket_of(end, length, heads.size())];
+  const auto& [length, heads] = chains_[chain];
+  return position_of(heads[bucket_of(end, length, heads.size())]);
 }
 
 void SessionHistory::push(Token token, Window& window) {
   const Token* end = window.data() + kMaxMatch;
   std::copy(window.begin() + 1, window.begin() + kMaxMatch, window.begin());
   window[kMaxMatch - 1] = token >= 0 ? token : kNoToken;
-  const auto slot = static_cast<std::size_t>(size_) & mask();
   // What is no token is stored as one thing and looked for as another, so that it never matches itself.
-  ring_[slot] = token >= 0 ? token : kSeparator;
-  for (Chain& chain : chains_) {
-    chain.distances[slot] = 0;
-    if (size_ + 1 < chain.length) continue;
-    std::int64_t& head = chain.heads[bucket_of(end, chain.length, chain.heads.size())];
-    if (head >= 0 && size_ - head < std::ssize(ring_)) chain.distances[slot] = static_cast<std::int32_t>(size_ - head);
-    head = size_;
+  Slot& slot = ring_[static_cast<std::size_t>(size_) & mask()] = {token >= 0 ? token : kSeparator, {}};
+  for (std::size_t chain = 0; chain < kNumChains; ++chain) {
+    auto& [length, heads] = chains_[chain];
+    if (size_ + 1 < length) continue;
+    std::uint32_t& head = heads[bucket_of(end, length, heads.size())];
+    const std::int64_t before = position_of(head);
+    if (before >= 0 && size_ - before < std::ssize(ring_)) {
+      slot.distances[chain] = static_cast<std::int32_t>(size_ - before);
+    }
+    head = static_cast<std::uint32_t>(size_) + 1;
   }
   ++size_;
 }
@@ -98,10 +104,8 @@ void SessionHistory::append(std::span<const Token> tokens) {
 }
 
 std::int64_t SessionHistory::num_bytes() const {
-  std::size_t bytes = ring_.size() * sizeof(Token);
-  for (const Chain& chain : chains_) {
-    bytes += chain.distances.size() * sizeof(std::int32_t) + chain.heads.size() * sizeof(std::int64_t);
-  }
+  std::size_t bytes = ring_.size() * sizeof(Slot);
+  for (const Chain& chain : chains_) bytes += chain.heads.size() * sizeof(std::uint32_t);
   return static_cast<std::int64_t>(bytes);
 }
 

@@ -28,29 +28,24 @@ inline constexpr int kMaxDepth = 255;
 /// The last tokens of a sequence, and capacity for a path that is drafted after them.
 using Window = std::array<Token, kMaxMatch + kMaxDepth + 1>;
 
+inline constexpr std::size_t kNumChains = 2;
+
 class SessionHistory {
  public:
-  struct Chain {
-    int length;                           // tokens that its positions have in common
-    std::vector<std::int32_t> distances;  // per slot of the ring, to the position before in the chain; 0: none
-    std::vector<std::int64_t> heads;      // per bucket, its newest position; -1: none
-  };
-
-  /// `chain_lengths`: longest first. Memory grows with what is added, up to `max_tokens`.
-  SessionHistory(std::int64_t max_tokens, const std::vector<int>& chain_lengths);
+  /// `chain_lengths`: tokens that the positions of a chain have in common, the longest first. Memory grows with what is
+  /// added, up to `max_tokens`.
+  SessionHistory(std::int64_t max_tokens, const std::array<int, kNumChains>& chain_lengths);
 
   /// Tokens added so far, forgotten ones included.
   std::int64_t size() const { return size_; }
   /// The oldest position that may be looked at.
   std::int64_t oldest() const { return size_ - std::min(size_, lookback_); }
-  Token at(std::int64_t position) const { return ring_[static_cast<std::size_t>(position) & mask()]; }
-  const std::vector<Chain>& chains() const { return chains_; }
+  Token at(std::int64_t position) const { return slot(position).token; }
+  int chain_length(std::size_t chain) const { return chains_[chain].length; }
   /// The newest position in the bucket of the tokens before `end`; -1 if there is none.
   std::int64_t newest_in_chain(std::size_t chain, const Token* end) const;
   /// How far the position before in the chain is away; 0 if there is none.
-  std::int64_t distance(std::size_t chain, std::int64_t position) const {
-    return chains_[chain].distances[static_cast<std::size_t>(position) & mask()];
-  }
+  std::int64_t distance(std::size_t chain, std::int64_t position) const { return slot(position).distances[chain]; }
 
   /// The newest tokens that are kept, oldest first, at most so many.
   std::vector<Token> latest(std::int64_t num_tokens) const;
@@ -66,14 +61,24 @@ class SessionHistory {
   std::int64_t num_bytes() const;
 
  private:
+  struct Slot {
+    Token token;
+    std::array<std::int32_t, kNumChains> distances;  // to the position before in a chain; 0: none
+  };
+  struct Chain {
+    int length;
+    std::vector<std::uint32_t> heads;  // per bucket, its newest position plus 1; 0: none
+  };
+  const Slot& slot(std::int64_t position) const { return ring_[static_cast<std::size_t>(position) & mask()]; }
   std::size_t mask() const { return ring_.size() - 1; }
   void allocate(std::int64_t capacity);
+  std::int64_t position_of(std::uint32_t head) const;
 
   std::int64_t max_tokens_;
   std::int64_t size_ = 0;
   std::int64_t lookback_ = 0;  // most tokens that may be looked back on
-  std::vector<Token> ring_;
-  std::vector<Chain> chains_;
+  std::vector<Slot> ring_;
+  std::array<Chain, kNumChains> chains_;
 };
 
 }  // namespace speculant

@@ -107,7 +107,7 @@ EXPECTED: dict[str, list[str]] = {
     "docs/sidecar.md": [r"max_sessions = 77", r"(?m)^[0-9a-f]{64}  -$", r"docs +2 "],
     "docs/sizing.md": [
         r"bytes a token|bytes per",
-        r"2000 tokens: 61440 bytes",
+        r"2000 tokens: 45056 bytes",
         r"RPC|echo",
         r"\d+ tokens: [1-9]\d* bytes",
     ],

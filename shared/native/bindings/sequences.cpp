@@ -1,4 +1,5 @@
 // Histories, target rows, memories, calibrations and sequences: what drafts are made from beside the graph.
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -71,7 +72,7 @@ MatchedContexts matches_of(const SessionHistory& history) {
 
 void bind_histories(nb::module_& module) {
   nb::class_<SessionHistory>(module, "SessionHistory", "Tokens in order, the newest ones kept, with hash chains.")
-      .def(nb::init<std::int64_t, const std::vector<int>&>(), "max_tokens"_a, "chain_lengths"_a,
+      .def(nb::init<std::int64_t, const std::array<int, kNumChains>&>(), "max_tokens"_a, "chain_lengths"_a,
            "Keep at most so many tokens; lengths of the chains, longest first.")
       .def("__len__", [](const SessionHistory& self) { return exclusively([&] { return self.size(); }); })
       .def(
