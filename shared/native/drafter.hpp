@@ -91,9 +91,6 @@ class Drafter {
     trees_.push_back(std::make_unique<TreeDrafter>());
   }
 
-  /// A token, or kNoToken for what is not in the vocabulary.
-  Token token_of(std::int64_t id) const { return 0 <= id && id < vocabulary_size ? static_cast<Token>(id) : kNoToken; }
-
   /// Begin a sequence without tokens, which goes by the settings of a request that chooses nothing.
   std::shared_ptr<Sequence> open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs);
 

@@ -20,8 +20,6 @@ namespace speculant {
 inline constexpr int kMaxMatch = 32;
 /// Stands between texts of one history; no context contains it.
 inline constexpr Token kSeparator = -1;
-/// Stands for what is no token, and before the beginning of a sequence; equal to nothing.
-inline constexpr Token kNoToken = -2;
 /// Longest path of a draft.
 inline constexpr int kMaxDepth = 255;
 

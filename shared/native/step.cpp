@@ -7,7 +7,6 @@ namespace speculant {
 namespace {
 
 constexpr std::size_t kMaxOptions = 256;  // clients may ask for anything, so nothing is kept for ever
-constexpr std::uint32_t kNoRowToken = 0xFFFFFFFF;
 // Most bytes of an answer: of any, for each sequence, node and entry of a distribution, and of an envelope.
 constexpr std::size_t kFixedBytes = 128, kSequenceBytes = 24, kNodeBytes = 16, kEntryBytes = 8, kEnvelopeBytes = 32;
 constexpr const char* kNotParsed = "the message can't be parsed; send one of this service's protocol";
@@ -179,8 +178,7 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   Drafter& drafter = *session->graph.drafter;
   Sequence& sequence = *session->sequence;
   const std::uint64_t position = request.positions[index], known = session->position();
-  std::vector<Token> tokens;
-  for (std::uint32_t id : step.context(index)) tokens.push_back(drafter.token_of(id));
+  const std::vector<Token> tokens = tokens_of(step.context(index), drafter.vocabulary_size);
   if (position < known && !sequence.agrees(static_cast<std::int64_t>(position), tokens)) {
     sessions_->end(*session, SessionEnd::kDiverged);
     return;
@@ -198,11 +196,9 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   const std::size_t num_rows = request.feedback_row_counts[index], width = request.feedback_width;
   if (num_rows * width > 0 && position == known && request.feedback_draft_ids[index] == session->draft_id) {
     std::vector<std::int64_t> nodes;
-    std::vector<Token> rows;
     append(nodes, std::span(request.feedback_nodes).subspan(part.first_row, num_rows));
-    for (std::uint32_t id : std::span(request.feedback_tokens).subspan(part.first_row * width, num_rows * width)) {
-      rows.push_back(id == kNoRowToken ? kNoToken : drafter.token_of(id));
-    }
+    const auto ids = std::span(request.feedback_tokens).subspan(part.first_row * width, num_rows * width);
+    const std::vector<Token> rows = tokens_of(ids, drafter.vocabulary_size);
     sequence.add_rows(nodes, rows, width);
   }
   drafter.accept(sequence, unseen, session->is_in_prompt);
@@ -257,8 +253,7 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
                                                 : step.parts[index].session->position();
     wanted.push_back({sequence, budget, request.seeds[index], position});
     if (!is_stateless) continue;
-    contexts.emplace_back();
-    for (std::uint32_t id : step.context(index)) contexts.back().push_back(drafter.token_of(id));
+    contexts.push_back(tokens_of(step.context(index), drafter.vocabulary_size));
   }
   const auto settings = drafter.settings_of(request.options.bytes);
   step.batches.push_back(std::make_unique<DraftBatch>(

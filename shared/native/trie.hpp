@@ -17,6 +17,18 @@ using Token = std::int32_t;
 
 /// Token ids are below it; 21 bits of a record hold one.
 inline constexpr Token kMaxVocabulary = (1 << 21) - 1;
+/// Stands for what is no token, and before the beginning of a sequence; equal to nothing.
+inline constexpr Token kNoToken = -2;
+
+/// Ids as tokens; what is not in the vocabulary is none.
+template <class Ids>
+std::vector<Token> tokens_of(const Ids& ids, Token vocabulary_size) {
+  std::vector<Token> tokens;
+  tokens.reserve(ids.size());
+  for (const std::int64_t id : ids)
+    tokens.push_back(0 <= id && id < vocabulary_size ? static_cast<Token>(id) : kNoToken);
+  return tokens;
+}
 
 /// The last tokens of a sequence that the graph knows: how many, and their record on that level. Order 0: none.
 struct Context {

@@ -16,14 +16,6 @@ namespace {
 
 using namespace nb::literals;
 
-template <class... Traits>
-std::vector<Token> tokens_of(const Drafter& drafter, const Array<const std::int64_t, Traits...>& ids) {
-  std::vector<Token> tokens;
-  tokens.reserve(ids.size());
-  for (std::int64_t id : as_span(ids)) tokens.push_back(drafter.token_of(id));
-  return tokens;
-}
-
 constexpr const char* kStrategies[] = {"", "greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam"};
 
 nb::list as_drafts(const DraftBatch& batch, Strategy strategy) {
@@ -185,21 +177,24 @@ void bind_drafter(nb::module_& module) {
       .def(
           "accept",
           [](Drafter& self, Sequence& sequence, const Ids& ids, bool is_prompt) {
-            exclusively([&] { self.accept(sequence, tokens_of(self, ids), is_prompt); });
+            exclusively([&] { self.accept(sequence, tokens_of(as_span(ids), self.vocabulary_size), is_prompt); });
           },
           "sequence"_a, "token_ids"_a, "is_prompt"_a, "Add tokens to a sequence, and learn from those of no prompt.")
       .def(
           "add_rows",
           [](Drafter& self, Sequence& sequence, const Ids& nodes, const Table<const std::int64_t>& rows) {
             if (rows.shape(0) != nodes.size()) throw RequestError("give one row per node");
-            exclusively([&] { sequence.add_rows(as_span(nodes), tokens_of(self, rows), rows.shape(1)); });
+            exclusively([&] {
+              sequence.add_rows(as_span(nodes), tokens_of(as_span(rows), self.vocabulary_size), rows.shape(1));
+            });
           },
           "sequence"_a, "nodes"_a, "rows"_a,
           "Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.")
       .def(
           "agrees",
           [](const Drafter& self, const Sequence& sequence, std::int64_t position, const Ids& ids) {
-            return exclusively([&] { return sequence.agrees(position, tokens_of(self, ids)); });
+            return exclusively(
+                [&] { return sequence.agrees(position, tokens_of(as_span(ids), self.vocabulary_size)); });
           },
           "sequence"_a, "position"_a, "token_ids"_a,
           "Return whether these are a sequence's tokens from ``position`` on, as far as both are known.")
@@ -244,7 +239,7 @@ void bind_drafter(nb::module_& module) {
               std::vector<std::vector<Token>> tokens;
               std::vector<DraftRequest> requests;
               for (std::size_t index = 0; index < count; ++index) {
-                tokens.push_back(tokens_of(self, contexts[index]));
+                tokens.push_back(tokens_of(as_span(contexts[index]), self.vocabulary_size));
                 requests.push_back({nullptr, budgets[index], seeds[index], positions[index]});
               }
               return self.draft_after(tokens, std::move(requests), settings, max_entries);
@@ -263,7 +258,9 @@ void bind_drafter(nb::module_& module) {
           [](Drafter& self, const Sequence& sequence, const Ids& path, std::size_t limit) {
             std::vector<Token> tokens;
             std::vector<double> probabilities;
-            exclusively([&] { self.propose(sequence, tokens_of(self, path), limit, tokens, probabilities); });
+            exclusively([&] {
+              self.propose(sequence, tokens_of(as_span(path), self.vocabulary_size), limit, tokens, probabilities);
+            });
             return nb::make_tuple(tokens, probabilities);
           },
           "sequence"_a, "path"_a, "limit"_a,

@@ -17,12 +17,7 @@ using namespace nb::literals;
 using Pair = std::pair<std::int64_t, std::int64_t>;
 
 std::vector<Token> tokens_of(const GraphView& graph, const Ids& ids) {
-  std::vector<Token> tokens;
-  tokens.reserve(ids.size());
-  for (std::int64_t id : as_span(ids)) {
-    tokens.push_back(0 <= id && id < graph.trie.vocabulary_size() ? static_cast<Token>(id) : kNoToken);
-  }
-  return tokens;
+  return speculant::tokens_of(as_span(ids), graph.trie.vocabulary_size());
 }
 
 /// A context that Python names, which may be none of this graph.

@@ -12,16 +12,6 @@ namespace {
 
 using namespace nb::literals;
 
-/// Ids as tokens of any vocabulary.
-std::vector<Token> tokens_of(const Ids& ids) {
-  std::vector<Token> tokens;
-  tokens.reserve(ids.size());
-  for (std::int64_t id : as_span(ids)) {
-    tokens.push_back(0 <= id && id < kMaxVocabulary ? static_cast<Token>(id) : kNoToken);
-  }
-  return tokens;
-}
-
 /// A storage in Python.
 struct PythonStorage : SequenceStorage {
   explicit PythonStorage(nb::object storage) : storage(std::move(storage)) {}
@@ -76,7 +66,10 @@ void bind_histories(nb::module_& module) {
            "Keep at most so many tokens; lengths of the chains, longest first.")
       .def("__len__", [](const SessionHistory& self) { return exclusively([&] { return self.size(); }); })
       .def(
-          "append", [](SessionHistory& self, const Ids& ids) { exclusively([&] { self.append(tokens_of(ids)); }); },
+          "append",
+          [](SessionHistory& self, const Ids& ids) {
+            exclusively([&] { self.append(tokens_of(as_span(ids), kMaxVocabulary)); });
+          },
           "token_ids"_a, "Add tokens; what is none matches nothing.")
       .def(
           "latest",
@@ -198,7 +191,10 @@ void bind_sequences(nb::module_& module) {
       .def(nb::init<std::int64_t>(), "max_tokens"_a)
       .def("__len__", [](const LearnedMemory& self) { return exclusively([&] { return self.history.size(); }); })
       .def(
-          "add", [](LearnedMemory& self, const Ids& ids) { exclusively([&] { self.add(tokens_of(ids)); }); },
+          "add",
+          [](LearnedMemory& self, const Ids& ids) {
+            exclusively([&] { self.add(tokens_of(as_span(ids), kMaxVocabulary)); });
+          },
           "token_ids"_a, "Add a text; no match runs across its ends.")
       .def_prop_rw(
           "rows", [](const LearnedMemory& self) { return self.rows; },

@@ -356,10 +356,10 @@ def test_delays_are_told(graph_path: Path) -> None:
     for session_id in range(1, 7):
         server.open(session_id)
     payloads = [convert.encode_step_request(chain_step(number, 0, CORPUS * 10)) for number in range(1, 7)]
-    for payload in payloads[:4]:
+    for payload in payloads[:5]:
         server.steps.answer(payload, EVERYBODY)
     with pytest.raises(DraftLimitError, match=r"memory for sessions is full; .*, or try again in 4 s") as caught:
-        server.steps.answer(payloads[4], EVERYBODY)
+        server.steps.answer(payloads[5], EVERYBODY)
     assert caught.value.retry_delay_s == 4.0
     assert len(server.sessions) == len(server.sessions.table) == 5
 
