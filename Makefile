@@ -29,9 +29,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,cluster]" --group dev
 	@touch $@ $(CORE)
 
+# The installation has just built it, unless something is newer.
 $(CORE): $(NATIVE) | $(STAMP)
-	@echo "building the core again: half a minute"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@test -e $@ && test -z "$$(find $(NATIVE) -newer $@)" || { echo "building the core again: half a minute"; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; }
 	@touch $@
 
 demo: $(CORE) ## corpus, graph, sidecar, model: the same text plainly and sooner

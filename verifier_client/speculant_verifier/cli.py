@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
 
     log_to_stderr("INFO")
     with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color):
-        require_sources(settings.verifier, settings.graph_path)
+        require_sources(settings.verifier, settings.graph_path, settings.client)
         from speculant_verifier.decoder import SpeculativeDecoder
 
         quiet_transformers()

@@ -15,7 +15,7 @@ from typing import Any, Self, overload
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.draft.strategies import FROM_GRAPH
-from speculant_graph.errors import ConfigError, GenerationRequestError, TokenizerMismatchError
+from speculant_graph.errors import GenerationRequestError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, Fingerprint, SessionOptions, TokenId
 from speculant_verifier.chat import Message, chat_tokens
@@ -24,6 +24,7 @@ from speculant_verifier.engine.runner import DraftSession, Runner
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
+from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, load_or_measure
 from speculant_verifier.speculation.cost_measure import batches_up_to
 from speculant_verifier.speculation.target_cache import TargetCacheStatistics
@@ -75,10 +76,7 @@ class SpeculativeDecoder:
             TokenizerMismatchError: the graph was built with another tokenizer than the model's.
         """
         sidecar = client_config if client_config is not None and client_config.address else None
-        if sum(source is not None for source in (graph_path, sidecar, drafter)) > 1:
-            raise ConfigError(
-                "drafts have one source: give a graph (graph_path, --graph) or a sidecar (client_config, --drafter)"
-            )
+        require_one_source(graph_path, client_config, drafter)
         self.draft_config = draft_config or DraftConfig()
         graph = None if graph_path is None else NgramGraph.load(graph_path, verify=True)
         self.verifier_config = verifier_config or VerifierConfig()

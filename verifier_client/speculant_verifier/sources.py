@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from speculant_graph.config import VerifierConfig
+from speculant_graph.config import ClientConfig, VerifierConfig
 from speculant_graph.corpus.hub import only_local
 from speculant_graph.errors import ConfigError
 
@@ -12,17 +12,24 @@ MODEL_SETTING = "--verifier.model-name"
 TOKENIZER_SETTING = "--verifier.tokenizer-name"
 
 
-def require_sources(config: VerifierConfig, graph_path: Path | None = None) -> None:
+def require_sources(config: VerifierConfig, graph_path: Path | None = None, client: ClientConfig | None = None) -> None:
     """Refuse names that lead nowhere.
 
     Args:
         config: names the model and its tokenizer.
         graph_path: a graph to draft from.
+        client: the sidecar to draft by, if it has an address.
 
     Raises:
-        ConfigError: there is no such model or tokenizer, or no way to the hub.
+        ConfigError: there is no such model or tokenizer, or no way to the hub; more than one source of drafts, or an
+            address or credentials that can't be.
         GraphFileError: the graph can't be opened.
     """
+    require_one_source(graph_path, client)
+    if client is not None and client.address:
+        from speculant_graph.client.setup import endpoints_of
+
+        endpoints_of(client)
     if graph_path is not None:
         from speculant_graph.graph.store import load_graph
 
@@ -30,6 +37,19 @@ def require_sources(config: VerifierConfig, graph_path: Path | None = None) -> N
     is_model_local(config)
     if config.tokenizer_name is not None:
         is_tokenizer_local(config)
+
+
+def require_one_source(graph_path: str | Path | None, client: ClientConfig | None, *others: object) -> None:
+    """Refuse more than one source of drafts.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    sidecar = client if client is not None and client.address else None
+    if sum(source is not None for source in (graph_path, sidecar, *others)) > 1:
+        raise ConfigError(
+            "drafts have one source: give a graph (graph_path, --graph) or a sidecar (client_config, --drafter)"
+        )
 
 
 def is_model_local(config: VerifierConfig) -> bool:

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from speculant_graph.config import VerifierConfig
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, SpeculantError
+from speculant_verifier import cli as generate
 from speculant_verifier.model import TargetModel, loading
 from support.caching import TOLERANCE, Rows
 from support.tiny_models import tiny_gpt_oss, tiny_model
@@ -170,3 +171,18 @@ def test_a_program_that_loads_a_model_sees_no_bars(tmp_path, capfd, is_wanted):
     finally:
         (logging.enable_progress_bar if was_wanted else logging.disable_progress_bar)()
     assert "weights" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--drafter", "localhost"], "'localhost' is not an address"),
+        (["--drafter", "unix:///x", "--graph", "x.pkl"], "drafts have one source"),
+        (["--graph", "no-such-file.pkl"], "can't be opened"),
+    ],
+)
+def test_what_drafts_come_from_is_refused_before_the_model_is_loaded(arguments, reason, monkeypatch, tmp_path):
+    tiny_model("llama").model.save_pretrained(tmp_path)
+    monkeypatch.setattr(TargetModel, "load", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(SpeculantError, match=reason):
+        generate.run(["x", "--model", str(tmp_path), *arguments])

@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     require_port(settings.service.http, "--service.http")
     require_free(settings.service.listen, "--service.listen")
     require_free(settings.service.http, "--service.http")
-    require_sources(settings.verifier, settings.graph_path)
+    require_sources(settings.verifier, settings.graph_path, settings.client)
     from speculant_graph.serving.process import serve_until_stopped
     from speculant_verifier.console import quiet_transformers
     from speculant_verifier.decoder import SpeculativeDecoder

@@ -89,7 +89,7 @@ def _local(settings: ChatSettings) -> Partner:
     from speculant_verifier.sources import require_sources
 
     with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color):
-        require_sources(settings.verifier, settings.graph_path)
+        require_sources(settings.verifier, settings.graph_path, settings.client)
         from speculant_verifier.decoder import SpeculativeDecoder
         from speculant_verifier.talk.local import LocalPartner
 
