@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CORE   := $(VENV)/.core
+TOOLS  := $(VENV)/.tools
 SOURCES := $(wildcard shared/native/*.?pp shared/native/*/*.?pp)
 NATIVE := $(SOURCES) shared/native/CMakeLists.txt
 SANITIZED := .cache/sanitized
@@ -18,7 +19,7 @@ PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(CORE) ## create .venv and install everything into it
+setup: $(TOOLS) ## create .venv and install everything into it
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -26,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing everything into $(VENV), silently: a few minutes, about 2.5 GB, more with CUDA; PyTorch is the largest part"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,cluster]" --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,cluster]"
 	@touch $@ $(CORE)
 
 # The installation has just built it, unless something is newer.
@@ -35,19 +36,24 @@ $(CORE): $(NATIVE) | $(STAMP)
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; }
 	@touch $@
 
+$(TOOLS): pyproject.toml constraints.txt | $(CORE)
+	@echo "installing what checks and tests need"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev
+	@touch $@
+
 demo: $(CORE) ## corpus, graph, sidecar, model: the same text plainly and sooner
 	$(BIN)/speculant demo
 
-test: $(CORE) ## run the tests
+test: $(TOOLS) ## run the tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not faults and not gpu"
 
-test-slow: $(CORE) ## run the tests that take longer
+test-slow: $(TOOLS) ## run the tests that take longer
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu"
 
-test-faults: $(CORE) ## run the tests that kill, flood and fuzz real processes
+test-faults: $(TOOLS) ## run the tests that kill, flood and fuzz real processes
 	$(BIN)/python -m pytest -m "faults and not slow and not gpu"
 
-test-gpu: $(CORE) ## run the tests that need a GPU, where there is one
+test-gpu: $(TOOLS) ## run the tests that need a GPU, where there is one
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 		then $(BIN)/python -m pytest -m gpu; else echo "torch sees no GPU here: nothing was tested"; fi
 
@@ -56,19 +62,19 @@ bench-gpu: $(CORE) ## measure the released model's configuration with random wei
 
 check: lint types layers protos-check stub-check ## lint, strict types, import contracts, fresh generated code
 
-lint: $(CORE) ## ruff, dependency declarations
+lint: $(TOOLS) ## ruff, dependency declarations
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
 	$(BIN)/deptry shared drafter_server verifier_client
 
-types: $(CORE) ## mypy, strict
+types: $(TOOLS) ## mypy, strict
 	$(BIN)/mypy
 
-layers: $(CORE) ## import contracts
+layers: $(TOOLS) ## import contracts
 	$(BIN)/lint-imports
 
-fmt: $(CORE) ## format the code
+fmt: $(TOOLS) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
@@ -81,21 +87,21 @@ $(PROTO_VENV)/.installed: constraints-protos.txt
 protos: $(PROTO_VENV)/.installed ## generate the wire's code
 	$(PROTOC) --python_out=shared --pyi_out=shared --grpc_python_out=shared $(PROTOS)
 
-protos-check: $(CORE) $(PROTO_VENV)/.installed ## lint the wire, prove that its generated code is fresh
+protos-check: $(TOOLS) $(PROTO_VENV)/.installed ## lint the wire, prove that its generated code is fresh
 	$(BIN)/buf lint
 	@rm -rf .cache/generated && mkdir -p .cache/generated
 	$(PROTOC) --python_out=.cache/generated --pyi_out=.cache/generated --grpc_python_out=.cache/generated $(PROTOS)
 	@for file in $$(cd .cache/generated && find . -name '*_pb2*'); do \
 		cmp .cache/generated/$$file shared/$$file || { echo "stale generated code: run 'make protos'"; exit 1; }; done
 
-stub: $(CORE) ## write what type checkers see of the core
+stub: $(TOOLS) ## write what type checkers see of the core
 	$(BIN)/python -m nanobind.stubgen -q -m speculant_graph._core -o $(STUB)
 
-stub-check: $(CORE)
+stub-check: $(TOOLS)
 	@mkdir -p .cache && $(BIN)/python -m nanobind.stubgen -q -m speculant_graph._core -o .cache/_core.pyi
 	@cmp .cache/_core.pyi $(STUB) || { echo "stale types of the core: run 'make stub'"; exit 1; }
 
-test-sanitized: $(CORE) ## run the tests of damaged graphs and messages against a core with sanitizers (needs gcc)
+test-sanitized: $(TOOLS) ## run the tests of damaged graphs and messages against a core with sanitizers (needs gcc)
 	rm -rf $(SANITIZED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED) \
 		-C build-dir=.cache/native/sanitized -C cmake.define.SANITIZE=ON -C install.strip=false .
@@ -107,14 +113,14 @@ test-sanitized: $(CORE) ## run the tests of damaged graphs and messages against 
 train: $(CORE) ## train the demo model again (about an hour on two cores)
 	$(BIN)/python -m speculant_verifier.demo.train
 
-pictures: $(CORE) ## take the pictures of README.md, docs/explorer.md and docs/terminal.md again, where there is Chromium
+pictures: $(TOOLS) ## take the pictures of README.md, docs/explorer.md and docs/terminal.md again, where there is Chromium
 	PYTHONPATH=tests $(BIN)/python -m support.explorer_pictures
 	PYTHONPATH=tests $(BIN)/python -m support.terminal_pictures
 
-reference: $(CORE) ## write the reference of the Python API to build/reference
+reference: $(TOOLS) ## write the reference of the Python API to build/reference
 	PYTHONPATH=tests $(BIN)/python -m support.reference build/reference
 
-constraints: $(CORE) ## write what is installed to constraints.txt
+constraints: $(TOOLS) ## write what is installed to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' | grep -E '^[A-Za-z0-9._-]+==' > constraints.txt
 
 clean: ## remove what the verbs made
