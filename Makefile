@@ -108,7 +108,7 @@ test-sanitized: $(TOOLS) ## run the tests of damaged graphs and messages against
 	@echo 'import sys; sys.meta_path[:] = [each for each in sys.meta_path if "ScikitBuild" not in type(each).__name__]' \
 		> $(SANITIZED)/sitecustomize.py  # or the checkout's own core would be found first
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
-		PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider -n auto --maxprocesses 4 --dist worksteal -m "hostile and not slow"
+		PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider -n auto --maxprocesses 4 --dist worksteal -m hostile
 
 train: $(CORE) ## train the demo model again (about an hour on two cores)
 	$(BIN)/python -m speculant_verifier.demo.train

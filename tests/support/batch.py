@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,8 @@ _NONE = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DraftBatch(Sequence[Draft]):
-    """Drafts of several sequences; as a sequence, the drafts themselves."""
+class DraftBatch:
+    """Drafts of several sequences."""
 
     strategy: StrategyName
     """What made the drafts."""
@@ -42,30 +42,6 @@ class DraftBatch(Sequence[Draft]):
     """Their probabilities."""
     draft_id: int = 0
     """Names the answer that these drafts are of."""
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @overload
-    def __getitem__(self, index: int) -> Draft: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Draft]: ...
-    def __getitem__(self, index: int | slice) -> Draft | list[Draft]:
-        if isinstance(index, slice):
-            return self.drafts()[index]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"no draft {index} in a batch of {len(self)}")
-        place = index % len(self)
-        start = sum(self.lengths[:place])
-        nodes = slice(start, start + self.lengths[place])
-        first = int(sum(self.candidate_counts[:start]))
-        bounds = list(accumulate(_as_list(self.candidate_counts[nodes]), initial=first))
-        tokens, parents = _as_list(self.token_ids[nodes]), _as_list(self.parents[nodes])
-        return self._draft(place, tokens, parents, _as_list(self.path_probabilities[nodes]), bounds)
-
-    def without_proposals(self) -> DraftBatch:
-        """Return the same drafts without their distributions, which are by far the largest of them."""
-        return replace(self, candidate_counts=(), candidate_token_ids=_NONE, candidate_probabilities=_NONE)
 
     def drafts(self) -> list[Draft]:
         """Return all drafts."""

@@ -76,7 +76,7 @@ class SpeculativeDecoder:
             TokenizerMismatchError: the graph was built with another tokenizer than the model's.
         """
         sidecar = client_config if client_config is not None and client_config.address else None
-        require_one_source(graph_path, client_config, drafter)
+        require_one_source(graph_path, sidecar, drafter)
         self.draft_config = draft_config or DraftConfig()
         graph = None if graph_path is None else NgramGraph.load(graph_path, verify=True)
         self.verifier_config = verifier_config or VerifierConfig()

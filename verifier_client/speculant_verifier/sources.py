@@ -25,11 +25,12 @@ def require_sources(config: VerifierConfig, graph_path: Path | None = None, clie
             address or credentials that can't be.
         GraphFileError: the graph can't be opened.
     """
-    require_one_source(graph_path, client)
-    if client is not None and client.address:
+    sidecar = client if client is not None and client.address else None
+    require_one_source(graph_path, sidecar)
+    if sidecar is not None:
         from speculant_graph.client.setup import endpoints_of
 
-        endpoints_of(client)
+        endpoints_of(sidecar)
     if graph_path is not None:
         from speculant_graph.graph.store import load_graph
 
@@ -39,14 +40,13 @@ def require_sources(config: VerifierConfig, graph_path: Path | None = None, clie
         is_tokenizer_local(config)
 
 
-def require_one_source(graph_path: str | Path | None, client: ClientConfig | None, *others: object) -> None:
-    """Refuse more than one source of drafts.
+def require_one_source(*sources: object) -> None:
+    """Refuse more than one source of drafts; None is none.
 
     Raises:
         ConfigError: there are several.
     """
-    sidecar = client if client is not None and client.address else None
-    if sum(source is not None for source in (graph_path, sidecar, *others)) > 1:
+    if sum(source is not None for source in sources) > 1:
         raise ConfigError(
             "drafts have one source: give a graph (graph_path, --graph) or a sidecar (client_config, --drafter)"
         )
