@@ -14,7 +14,7 @@ import re
 import tomllib
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -103,13 +103,16 @@ def as_typed(message: str, arguments: Sequence[str]) -> str:
     return re.sub(r"--[a-z]+\.([a-z0-9-]*[a-z0-9])", shorter, message)
 
 
-def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) -> Settings:
+def load_settings(
+    kind: type[Settings], command: str, arguments: Sequence[str], given: Mapping[str, Any] | None = None
+) -> Settings:
     """Read a command's settings from all sources.
 
     Args:
         kind: what to read.
         command: the command's name, for messages.
         arguments: its command line.
+        given: what a program sets, in the place of a command line; sections are tables.
 
     Raises:
         ConfigError: any source holds something wrong; one line that names the setting.
@@ -142,7 +145,7 @@ def load_settings(kind: type[Settings], command: str, arguments: Sequence[str]) 
             return tuple(sources)
 
     try:
-        loaded: Settings = Loaded()
+        loaded: Settings = Loaded(**(given or {}))
     except ValidationError as error:
         raise ConfigError(explain(kind, error, sources)) from error
     except SettingsError as error:

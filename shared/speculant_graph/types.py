@@ -6,7 +6,7 @@ Frozen values only. Nothing here knows files, sockets or torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 if TYPE_CHECKING:
@@ -127,6 +127,33 @@ class Draft:
     def is_chain(self) -> bool:
         """True if every node has at most one child."""
         return self.parents == tuple(range(len(self.token_ids)))
+
+    def part(self, nodes: Sequence[int]) -> Draft:
+        """Return the draft with these nodes only: ascending numbers, each of them with all its ancestors."""
+        if len(nodes) == len(self):
+            return self
+        numbers = {0: 0} | {node + 1: place + 1 for place, node in enumerate(nodes)}
+        probabilities, proposals = self.path_probabilities, self.proposals
+        return replace(
+            self,
+            token_ids=tuple(self.token_ids[node] for node in nodes),
+            parents=tuple(numbers[self.parents[node]] for node in nodes),
+            path_probabilities=tuple(probabilities[node] for node in nodes) if probabilities else (),
+            proposals=tuple(proposals[node] for node in nodes) if len(proposals) else (),
+        )
+
+    def best_path(self) -> Draft:
+        """Return the chain from the root to the most probable leaf that its first children lead to.
+
+        Strategies list the best child of a node before the others.
+        """
+        if self.is_chain:
+            return self
+        path: list[int] = []
+        for node, parent in enumerate(self.parents):
+            if parent == (path[-1] + 1 if path else 0):
+                path.append(node)
+        return self.part(path)
 
 
 EMPTY_DRAFT = Draft()

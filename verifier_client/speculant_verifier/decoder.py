@@ -14,10 +14,11 @@ from typing import Any, Self, overload
 
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.draft.strategies import FROM_GRAPH
-from speculant_graph.errors import GenerationRequestError, TokenizerMismatchError
+from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Drafter, Fingerprint, SessionOptions, TokenId
+from speculant_graph.types import Drafter, SessionOptions, TokenId
 from speculant_verifier.chat import Message, chat_tokens
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.runner import DraftSession, Runner
@@ -90,7 +91,7 @@ class SpeculativeDecoder:
         if drafter is not None:
             self.drafter = drafter
         elif graph is not None:
-            _check_tokenizers(graph.metadata.tokenizer, self.target.fingerprint)
+            require_same(graph.metadata.tokenizer, self.target.fingerprint)
             self.drafter = LocalDrafter(graph, self.draft_config, cost=curve)
         elif sidecar is not None:
             self.drafter = DrafterClient(
@@ -318,11 +319,3 @@ class SpeculativeDecoder:
             raise GenerationRequestError("there would be several results for one text; give the prompt in a list")
         is_single = isinstance(prompt, str)
         return Batch(self.target, prompts, configs, is_single=is_single, session=session)
-
-
-def _check_tokenizers(graph: Fingerprint, model: Fingerprint) -> None:
-    if graph.sha256 != model.sha256:
-        raise TokenizerMismatchError(
-            f"the graph was built with the tokenizer '{graph.name}', the model uses '{model.name}' and they differ; "
-            f"build the graph again with --graph.tokenizer-name {model.name}"
-        )

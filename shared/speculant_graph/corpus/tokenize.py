@@ -64,6 +64,23 @@ def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
     )
 
 
+def require_same(expected: Fingerprint, found: Fingerprint) -> None:
+    """Refuse a tokenizer other than that of a graph.
+
+    Args:
+        expected: the graph's.
+        found: of whoever wants to use it.
+
+    Raises:
+        TokenizerMismatchError: the fingerprints differ.
+    """
+    if expected.sha256 != found.sha256:
+        raise TokenizerMismatchError(
+            f"the graph was built with tokenizer {expected.name} ({expected.sha256[:12]}), "
+            f"not with {found.name} ({found.sha256[:12]}); use that tokenizer or build the graph again"
+        )
+
+
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[TokenId]:
     """Return the token ids of a prompt, the same for a verifier that decodes it and for a graph that is asked about it.
 
@@ -171,12 +188,7 @@ class CorpusTokenizer:
         Raises:
             TokenizerMismatchError: the fingerprints differ.
         """
-        found = self.fingerprint
-        if expected.sha256 != found.sha256:
-            raise TokenizerMismatchError(
-                f"the graph was built with tokenizer {expected.name} ({expected.sha256[:12]}), "
-                f"not with {found.name} ({found.sha256[:12]}); use that tokenizer or build the graph again"
-            )
+        require_same(expected, self.fingerprint)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of one text."""

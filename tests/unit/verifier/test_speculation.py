@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.types import Draft
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
-from speculant_verifier.speculation.controller import Speculation, trimmed
+from speculant_verifier.speculation.controller import Speculation
 
 
 def curve(name):
@@ -36,7 +36,7 @@ def play(name, accuracy, steps, *, promises, claimed=0.99, rows=1, most=8, seed=
             for budget in budgets
         ]
         kept = speculation.keep(histories, drafts, [True] * rows)
-        drafts = [trimmed(draft, nodes) for draft, nodes in zip(drafts, kept, strict=True)]
+        drafts = [draft.part(nodes) for draft, nodes in zip(drafts, kept, strict=True)]
         cost += COST_CURVES[name].at(1 + max(map(len, drafts)))
         right = accuracy(step) if callable(accuracy) else accuracy
         for history, draft in zip(histories, drafts, strict=True):
@@ -108,7 +108,7 @@ def drafts_with_probabilities(draw):
 def test_trimming_keeps_the_most_probable_nodes_with_their_ancestors(draft, data):
     size = data.draw(st.integers(0, len(draft)))
     order = np.argsort(-np.asarray(draft.path_probabilities), kind="stable")[:size]
-    less = trimmed(draft, sorted(order.tolist()))
+    less = draft.part(sorted(order.tolist()))
     assert len(less) == size
 
     def paths(tree):

@@ -16,7 +16,7 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import WANTS_PROPOSALS
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
-from speculant_verifier.speculation.controller import Speculation, trimmed
+from speculant_verifier.speculation.controller import Speculation
 
 _ROUNDING = 1e-6
 _MAKE_TREES = frozenset(("tree", "specexec", "beam"))
@@ -96,7 +96,7 @@ class Drafting:
             sequences[number].feedback = None
             looks_at_q = sequences[number].config.rule in WANTS_PROPOSALS
             shallow[number] = self._usable_nodes(draft, self._most_depth(sequences[number]), looks_at_q=looks_at_q)
-            drafts[number] = trimmed(draft, shallow[number])
+            drafts[number] = draft.part(shallow[number])
         if answer is None or self._drafter.state == "unavailable":
             for number in asked:
                 sequences[number].num_steps_without_drafter += 1
@@ -104,11 +104,11 @@ class Drafting:
         for number, sequence in enumerate(sequences):
             if sequence.offered is not None:
                 shallow[number] = nodes_within(sequence.offered.draft, self._most_depth(sequence))
-                drafts[number] = trimmed(sequence.offered.draft, shallow[number])
+                drafts[number] = sequence.offered.draft.part(shallow[number])
         can_trim = [sequence.config.rule not in WANTS_PROPOSALS for sequence in sequences]
         for number, nodes in enumerate(self._speculation.keep(histories, drafts, can_trim)):
             sequences[number].draft_nodes = [shallow[number][node] for node in nodes]
-            drafts[number] = trimmed(drafts[number], nodes)
+            drafts[number] = drafts[number].part(nodes)
         elapsed_s = time.perf_counter() - started_s
         self._totals.draft_s += elapsed_s
         if asked:

@@ -9,7 +9,6 @@ Where nothing pays, drafts are tried again after a while, and each time without 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,17 +144,3 @@ class Speculation:
         self._resume_at = self._step + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         return max(2, int(np.count_nonzero(costs <= _PROBE_COST)))
-
-
-def trimmed(draft: Draft, nodes: Sequence[int]) -> Draft:
-    """Return the draft with these nodes only: ascending numbers, each of them with all its ancestors."""
-    if len(nodes) == len(draft):
-        return draft
-    numbers = {0: 0} | {node + 1: place + 1 for place, node in enumerate(nodes)}
-    return replace(
-        draft,
-        token_ids=tuple(draft.token_ids[node] for node in nodes),
-        parents=tuple(numbers[draft.parents[node]] for node in nodes),
-        path_probabilities=tuple(draft.path_probabilities[node] for node in nodes) if draft.path_probabilities else (),
-        proposals=tuple(draft.proposals[node] for node in nodes) if len(draft.proposals) else (),
-    )

@@ -1,0 +1,93 @@
+"""Opens the drafts of an engine: a graph in its process, a sidecar, or what the engine writes itself."""
+
+from __future__ import annotations
+
+from loguru import logger
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.corpus.tokenize import require_same
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.engines.price import KnownCost, LearnedCost, PassCost
+from speculant_graph.engines.sessions import EngineSessions
+from speculant_graph.engines.settings import EngineSettings
+from speculant_graph.types import Drafter, Fingerprint
+
+_PROBE = 0
+"""Session that no sequence of an engine has."""
+
+
+def open_sessions(
+    settings: EngineSettings,
+    tokenizer: Fingerprint,
+    *,
+    most_drafted: int,
+    vocabulary_size: int,
+    makes_trees: bool = False,
+    has_fixed_width: bool = False,
+) -> EngineSessions:
+    """Return the sessions of an engine.
+
+    Args:
+        settings: where drafts come from.
+        tokenizer: the engine's.
+        most_drafted: most tokens that it verifies for a sequence.
+        vocabulary_size: of its model.
+        makes_trees: whether it verifies trees.
+        has_fixed_width: whether its passes are as wide whatever is drafted, so that there is nothing to price.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        GraphFileError: the graph can't be read.
+        TokenizerMismatchError: the graph, here or at the sidecar, is of another tokenizer.
+    """
+    config = settings.draft
+    if not makes_trees and config.strategy == "tree":  # the same as a chain
+        config = config.model_copy(update={"strategy": "adaptive"})
+    drafter: Drafter
+    if settings.client.address:
+        drafter, where = _sidecar(settings, tokenizer, config), settings.client.address
+    else:
+        drafter, where = _local(settings, tokenizer, config), str(settings.graph_path or "what is written here alone")
+    logger.info("drafts of up to {} tokens by {} from {}", most_drafted, config.strategy, where)
+    cost: PassCost | None = None
+    if not (settings.pad or has_fixed_width):
+        cost = LearnedCost() if settings.cost is None else KnownCost(CostCurve.from_file(settings.cost))
+    return EngineSessions(
+        drafter, most_drafted=most_drafted, vocabulary_size=vocabulary_size, makes_trees=makes_trees, cost=cost
+    )
+
+
+def _sidecar(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> Drafter:
+    from speculant_graph.client import DrafterClient
+
+    client = DrafterClient(settings.client, tokenizer=tokenizer, draft=config, wants_proposals=False)
+    try:
+        client.open(_PROBE)  # a sidecar that is away may come later, one of another tokenizer must not
+        client.finish(_PROBE)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> Drafter:
+    from speculant_graph.client.local import LocalDrafter
+    from speculant_graph.draft.learned import LearnedStore
+    from speculant_graph.draft.learned_log import LearnedLog
+    from speculant_graph.graph.ngrams import NgramGraph
+
+    class LoggedDrafter(LocalDrafter):
+        """Closes its log, too."""
+
+        def close(self) -> None:
+            super().close()
+            log.close()
+
+    graph = None if settings.graph_path is None else NgramGraph.load(settings.graph_path, verify=True)
+    if graph is not None:
+        require_same(graph.metadata.tokenizer, tokenizer)
+    if settings.learned is None:
+        return LocalDrafter(graph, config, vocabulary_size=tokenizer.vocabulary_size)
+    log = LearnedLog(settings.learned, max_tokens=config.max_learned_tokens, identity=tokenizer)
+    store = LearnedStore(config.max_learned_tokens, log, config.max_tenants)
+    return LoggedDrafter(graph, config, store, vocabulary_size=tokenizer.vocabulary_size)

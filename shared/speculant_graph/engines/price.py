@@ -1,0 +1,148 @@
+"""How many drafted tokens pay, for a whole batch: a pass over more tokens takes longer for every sequence in it.
+
+The drafts of a step are the nodes of all its sequences, each with the probability that it is accepted. Of the most
+probable ones as many are verified as give the most expected tokens for the time of the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.draft.cost import COST_CURVES, CostCurve
+from speculant_graph.types import Draft
+
+
+class PassCost(Protocol):
+    """What passes cost."""
+
+    def of(self, num_rows: int, most_drafted: int) -> NDArray[np.float64]:
+        """Return the cost of passes over ``num_rows`` sequences and 0 to ``most_drafted`` drafted tokens, in any unit.
+
+        Shape ``[most_drafted + 1]``, positive, never falling.
+        """
+
+    def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
+        """Note how long a pass took."""
+
+
+class KnownCost:
+    """A curve that was measured beforehand."""
+
+    def __init__(self, curve: CostCurve) -> None:
+        """Take the curve."""
+        self._curve = curve
+
+    def of(self, num_rows: int, most_drafted: int) -> NDArray[np.float64]:
+        """See :class:`PassCost`."""
+        return self._curve.table(num_rows + most_drafted)[num_rows:]
+
+    def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
+        """See :class:`PassCost`; nothing is learned."""
+
+
+class LearnedCost:
+    """A curve that is learned from the passes, and goes on learning.
+
+    Seconds = a + b T + c T / (T + 16) + d [something is drafted], for a pass over T tokens, no coefficient below 0: a
+    dense model is a and b, a mixture of experts wakes fewer and fewer further experts (c), and engines have quicker
+    ways for passes in which nothing is drafted (d). Least squares in which older passes count less and less, and a
+    curve that is assumed counts a little: what has not been seen for long is tried again.
+    """
+
+    def __init__(self) -> None:
+        """Begin with what is assumed."""
+        self._products = np.zeros((_NUM_FEATURES, _NUM_FEATURES))
+        self._sums = np.zeros(_NUM_FEATURES)
+        self._assumed_sum = self._seconds_sum = 0.0
+        self._coefficients = _ASSUMED_COEFFICIENTS
+        self._num_seen = 0
+
+    def of(self, num_rows: int, most_drafted: int) -> NDArray[np.float64]:
+        """See :class:`PassCost`; seconds, once passes were seen."""
+        drafted = np.arange(most_drafted + 1)
+        return _features(num_rows + drafted, drafted > 0) @ self._coefficients
+
+    def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
+        """See :class:`PassCost`."""
+        features = _features(np.array([num_rows + num_drafted]), np.array([num_drafted > 0]))[0]
+        if self._num_seen >= _FEW:
+            seconds = min(seconds, _LONGEST * float(features @ self._coefficients))
+        self._products = _MEMORY * self._products + np.outer(features, features)
+        self._sums = _MEMORY * self._sums + seconds * features
+        self._assumed_sum = _MEMORY * self._assumed_sum + float(features @ _ASSUMED_COEFFICIENTS)
+        self._seconds_sum = _MEMORY * self._seconds_sum + seconds
+        self._num_seen += 1
+        if self._num_seen % _EVERY == 0 or self._num_seen <= _FEW:
+            assumed = self._seconds_sum / self._assumed_sum * _ASSUMED_COEFFICIENTS
+            self._coefficients = _non_negative_fit(
+                self._products + _ASSUMED_PRODUCTS, self._sums + _ASSUMED_PRODUCTS @ assumed
+            )
+
+
+_NUM_FEATURES = 4
+_HALF = 16.0
+_MEMORY = 0.99
+_LONGEST = 4.0
+"""Longer than so many times what was expected, something else took the time."""
+_FEW, _EVERY = 8, 8
+
+
+def _features(num_tokens: NDArray[np.int64], has_drafts: NDArray[np.bool_]) -> NDArray[np.float64]:
+    columns = (np.ones(num_tokens.size), num_tokens / _HALF, num_tokens / (num_tokens + _HALF), has_drafts)
+    return np.stack(columns, axis=1).astype(np.float64)
+
+
+def _non_negative_fit(products: NDArray[np.float64], sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the coefficients >= 0 of least squares, leaving out the most negative one again and again."""
+    kept = list(range(sums.size))
+    while True:
+        found = np.linalg.solve(products[np.ix_(kept, kept)], sums[kept])
+        if found.min() >= 0.0 or len(kept) == 1:
+            coefficients = np.zeros(sums.size)
+            coefficients[kept] = np.maximum(found, 0.0)
+            return coefficients
+        del kept[int(found.argmin())]
+
+
+def _assume() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    curve = COST_CURVES["cpu-moe"]
+    tokens = np.array(curve.tokens)
+    features = _features(tokens, tokens > 1)
+    products = 0.1 * features.T @ features + 1e-6 * np.eye(_NUM_FEATURES)
+    return _non_negative_fit(products, 0.1 * features.T @ np.array(curve.relative)), products
+
+
+_ASSUMED_COEFFICIENTS, _ASSUMED_PRODUCTS = _assume()
+
+
+def paying_drafts(drafts: Sequence[Draft], cost: PassCost) -> list[Draft]:
+    """Return what is worth verifying of the drafts of a batch, one draft for each of its sequences.
+
+    Exact only where the engine verifies by what it would have chosen itself, as all engines do that take tokens without
+    their distributions. A node is kept with all its ancestors. Drafts without path probabilities stay whole.
+    """
+    free = [draft for draft in drafts if draft.path_probabilities]
+    num_fixed = sum(len(draft) for draft in drafts if not draft.path_probabilities)
+    if not free:
+        return list(drafts)
+    probabilities = np.concatenate([draft.path_probabilities for draft in free])
+    order = np.argsort(-probabilities, kind="stable")  # parents stay before their children
+    expected = len(drafts) + np.concatenate(([0.0], np.cumsum(probabilities[order])))
+    costs = cost.of(len(drafts), num_fixed + order.size)[num_fixed:]
+    num_kept = int(np.argmax(expected / costs))
+    if num_kept == order.size:
+        return list(drafts)
+    is_kept = np.zeros(order.size, bool)
+    is_kept[order[:num_kept]] = True
+    kept, start = [], 0
+    for draft in drafts:
+        if draft.path_probabilities:
+            nodes = np.flatnonzero(is_kept[start : start + len(draft)]).tolist()
+            start += len(draft)
+            draft = draft.part(nodes)
+        kept.append(draft)
+    return kept

@@ -1,0 +1,125 @@
+"""vLLM: the proposer that its method ``custom_class`` asks for drafts.
+
+.. code-block:: sh
+
+    vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
+        "model": "speculant_graph.engines.vllm.SpeculantProposer"}'
+        --additional-config '{"speculant": {"graph_path": "graph.pkl"}}'
+
+vLLM calls it after every pass with the rows of its batch, without the ids of requests, and verifies chains of any
+length up to ``num_speculative_tokens``.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.engines.matching import EngineRow
+from speculant_graph.engines.opening import open_sessions
+from speculant_graph.engines.settings import load_engine_settings
+from speculant_graph.log import log_to_stderr
+from speculant_graph.types import Draft, TokenId
+
+if TYPE_CHECKING:
+    from speculant_graph.engines.metrics import EngineMetrics
+    from speculant_graph.engines.sessions import EngineSessions
+
+_PLACE = "--additional-config 'speculant'"
+
+
+class SpeculantProposer:
+    """What vLLM makes in every worker and asks after every pass."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        """Read the settings below ``speculant`` of ``--additional-config`` and open what drafts come from.
+
+        Args:
+            vllm_config: vLLM's ``VllmConfig``.
+
+        Raises:
+            ConfigError: a setting is wrong, or the tokenizer can't be read.
+            GraphFileError: the graph can't be read.
+            TokenizerMismatchError: the graph is of another tokenizer than the model's.
+        """
+        model = vllm_config.model_config
+        self._most = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._max_length = int(model.max_model_len)
+        self._sessions: EngineSessions | None = None
+        self._metrics: EngineMetrics | None = None
+        if not _is_asked():
+            return
+        from speculant_graph.engines.metrics import EngineMetrics
+
+        log_to_stderr("INFO")
+        settings = load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant") or {}, _PLACE)
+        self._pads = settings.pad
+        self._sessions = open_sessions(
+            settings,
+            CorpusTokenizer.load(model.tokenizer, special_tokens="parse").fingerprint,
+            most_drafted=self._most,
+            vocabulary_size=int(model.get_vocab_size()),
+        )
+        self._metrics = EngineMetrics(self._sessions)
+        atexit.register(self.close)  # vLLM does not say when it ends
+
+    def load_model(self, *_: object, **__: object) -> None:
+        """Load nothing: vLLM asks every proposer to."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[TokenId]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: object = None,
+        **_: object,
+    ) -> list[list[TokenId]]:
+        """Draft for the batch.
+
+        Args:
+            sampled_token_ids: per row what the pass added to it; nothing for rows that still read their prompts.
+            num_tokens_no_spec: length of every row's text, with that.
+            token_ids_cpu: the texts, shape ``[rows, max_model_len]``.
+            slot_mappings: not used.
+
+        Returns:
+            Per row up to ``num_speculative_tokens`` tokens.
+        """
+        drafts: list[list[TokenId]] = [[] for _ in sampled_token_ids]
+        if self._sessions is None:
+            return drafts
+        places = [place for place, sampled in enumerate(sampled_token_ids) if sampled]
+        rows = [
+            EngineRow(token_ids_cpu[place, : num_tokens_no_spec[place]], self._room(num_tokens_no_spec[place]), place)
+            for place in places
+        ]
+        made = self._sessions.draft(rows, read_prompts=len(places) < len(drafts))
+        for row, draft in zip(rows, made, strict=True):
+            drafts[row.place] = self._padded(row, draft) if self._pads else list(draft.token_ids)
+        if self._metrics is not None:
+            self._metrics.update()
+        return drafts
+
+    def close(self) -> None:
+        """End all sequences, so that what they accepted is learned, and let the drafter go."""
+        if self._sessions is not None:
+            self._sessions.close()
+
+    def _room(self, length: int) -> int:
+        return min(self._most, self._max_length - int(length) - 1)
+
+    def _padded(self, row: EngineRow, draft: Draft) -> list[TokenId]:
+        last = (int(row.token_ids[-1]), *draft.token_ids)[-1]
+        return [*draft.token_ids, *[last] * (max(row.room, 0) - len(draft))]
+
+
+def _is_asked() -> bool:
+    """Whether vLLM takes the drafts of this worker: of several that share a layer's weights only the first's."""
+    from vllm.distributed import get_tensor_model_parallel_rank, model_parallel_is_initialized
+
+    return not model_parallel_is_initialized() or get_tensor_model_parallel_rank() == 0

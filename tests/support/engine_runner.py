@@ -1,0 +1,147 @@
+"""An engine without a model: a batch whose rows come, move, are put off, come back and go, as vLLM's do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from speculant_graph.engines.matching import EngineRow
+from speculant_graph.engines.sessions import EngineSessions
+from speculant_graph.types import Draft, Drafter, DrafterState, DrafterStatistics, SequenceStep, SessionOptions
+
+
+@dataclass
+class WatchedDrafter:
+    """Passes everything on to a real drafter, and notes what is wrong.
+
+    Rows must be drafted for from their own texts, and a session must be of one text from its beginning to its end.
+    """
+
+    inner: Drafter
+    rows: list[list[int]] | None = None
+    """What stands in the rows of the batch."""
+    complaints: list[str] = field(default_factory=list)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    num_opened: int = 0
+    tenants: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> DrafterState:
+        return self.inner.state
+
+    @property
+    def statistics(self) -> DrafterStatistics:
+        return self.inner.statistics
+
+    def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
+        if options is not None and options.tenant is not None:
+            self.tenants[session_id] = options.tenant
+        return self.inner.open(session_id, options)
+
+    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        ids = [step.session_id for step in steps]
+        if len(set(ids)) < len(ids):
+            self.complaints.append("a session stands for several rows")
+        if self.rows is not None and self.rows != [list(step.token_ids) for step in steps]:
+            self.complaints.append("rows are drafted for from other texts than theirs")
+        for step in steps:
+            before, now = self.texts.get(step.session_id), list(step.token_ids)
+            if before is None:
+                self.num_opened += 1
+            elif now[: len(before)] != before:
+                self.complaints.append("a session goes on with another text")
+            self.texts[step.session_id] = now
+        return self.inner.draft(steps)
+
+    def finish(self, session_id: int) -> None:
+        self.texts.pop(session_id, None)
+        self.inner.finish(session_id)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class Request:
+    """A request: its text, and what is still to be written of it."""
+
+    number: int
+    text: list[int]
+    rest: list[int]
+    is_read: bool = False
+    draft: tuple[int, ...] = ()
+
+
+class EngineRunner:
+    """Runs requests to their ends. The array of texts is used again and again, as an engine's is."""
+
+    def __init__(
+        self,
+        drafter: WatchedDrafter,
+        sessions: EngineSessions,
+        requests: Sequence[Request],
+        *,
+        batch: int,
+        seed: int,
+        tells_ids: bool = False,
+    ) -> None:
+        self.drafter, self.sessions, self.waiting, self.batch = drafter, sessions, list(requests), batch
+        self.random = random.Random(seed)
+        self.tells_ids = tells_ids
+        longest = max(len(each.text) + len(each.rest) for each in requests)
+        self.tokens = np.zeros((batch, longest), np.int32)
+        self.rows: list[Request] = []
+        self.num_passes = 0
+        self.done: list[Request] = []
+
+    def run(self) -> None:
+        while self.waiting or self.rows:
+            self.step()
+        self.drafter.rows = None
+        self.sessions.draft([])
+
+    def step(self) -> None:
+        """Admit and put off, make a pass, ask for drafts."""
+        while self.waiting and len(self.rows) < self.batch and self.random.random() < 0.7:
+            self.rows.insert(self.random.randint(0, len(self.rows)), self.waiting.pop(0))
+        if self.rows and self.random.random() < 0.1:  # preempted: it reads its whole text again later
+            away = self.rows.pop(self.random.randrange(len(self.rows)))
+            away.is_read, away.draft = False, ()
+            self.waiting.insert(self.random.randint(0, len(self.waiting)), away)
+        if self.random.random() < 0.3:
+            self.random.shuffle(self.rows)
+        self.num_passes += 1
+        decoding: list[Request] = []
+        for row in self.rows:
+            if not row.is_read and self.random.random() < 0.3:
+                continue  # a further stretch of its prompt
+            row.is_read = True
+            accepted = 0
+            while accepted < min(len(row.draft), len(row.rest) - 1) and row.draft[accepted] == row.rest[accepted]:
+                accepted += 1
+            row.text += row.rest[: accepted + 1]
+            row.rest = row.rest[accepted + 1 :]
+            decoding.append(row)
+        engine_rows = []
+        self.tokens[:] = self.random.randrange(3)  # whatever lies there is not theirs
+        for place, row in enumerate(self.rows):
+            self.tokens[place, : len(row.text)] = row.text
+            if row in decoding:
+                engine_rows.append(
+                    EngineRow(
+                        self.tokens[place, : len(row.text)],
+                        len(row.rest),
+                        place,
+                        str(row.number) if self.tells_ids else None,
+                    )
+                )
+        self.drafter.rows = [row.text for row in decoding]
+        drafts = self.sessions.draft(engine_rows, read_prompts=len(decoding) < len(self.rows))
+        self.tokens[:] = 0
+        for row, draft in zip(decoding, drafts, strict=True):
+            row.draft = draft.token_ids
+        self.done += [row for row in self.rows if not row.rest]
+        self.rows = [row for row in self.rows if row.rest]

@@ -1,0 +1,153 @@
+"""An engine's rows as sessions: whoever moves, comes back or stands beside an equal prompt is drafted from its text."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculant_graph import DraftConfig, LocalDrafter
+from speculant_graph.engines.matching import EngineRow, SequenceTracker, TrackedSequence
+from speculant_graph.engines.price import LearnedCost
+from speculant_graph.engines.sessions import EngineSessions
+from support.engine_runner import EngineRunner, Request, WatchedDrafter
+from support.graphs import graph_of
+
+_VOCABULARY = 40
+_PHRASES = [list(range(start, start + 5)) for start in (5, 20, 30)]
+
+
+def _text(chooser: random.Random, length: int) -> list[int]:
+    """A text of few phrases, so that beginnings and ends are often alike."""
+    text: list[int] = []
+    while len(text) < length:
+        text += chooser.choice(_PHRASES) if chooser.random() < 0.9 else [chooser.randrange(_VOCABULARY)]
+    return text[:length]
+
+
+def _requests(number: int, seed: int) -> list[Request]:
+    chooser = random.Random(seed)
+    prompts = [_text(chooser, chooser.choice((1, 3, 20, 60))) for _ in range(max(1, number // 5))]
+    return [
+        Request(each, list(chooser.choice(prompts)), _text(chooser, chooser.randint(1, 40))) for each in range(number)
+    ]
+
+
+def _run(number: int, batch: int, seed: int, strategy: str = "adaptive", tells_ids: bool = False):
+    graph = graph_of([_text(random.Random(seed + 1), 2_000)], 5, _VOCABULARY)
+    drafter = WatchedDrafter(LocalDrafter(graph, DraftConfig(strategy=strategy)))
+    sessions = EngineSessions(drafter, most_drafted=6, vocabulary_size=_VOCABULARY, cost=LearnedCost())
+    requests = _requests(number, seed)
+    wanted = {each.number: each.text + each.rest for each in requests}
+    runner = EngineRunner(drafter, sessions, requests, batch=batch, seed=seed, tells_ids=tells_ids)
+    runner.run()
+    assert {each.number: each.text for each in runner.done} == wanted
+    assert not drafter.texts, "a session is left open"
+    assert not drafter.complaints
+    assert drafter.state == "ok"
+    assert not sessions.has_failed
+    return runner, drafter, sessions
+
+
+@settings(max_examples=6)
+@given(seed=st.integers(0, 1 << 30), batch=st.sampled_from([1, 8, 32]), tells_ids=st.booleans())
+def test_five_hundred_requests_are_drafted_from_their_own_texts(seed, batch, tells_ids):
+    runner, drafter, sessions = _run(500, batch, seed, tells_ids=tells_ids)
+    assert sessions.counts.offered_tokens > 100
+    assert 500 <= drafter.num_opened < runner.num_passes * batch
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 1 << 30), strategy=st.sampled_from(["tree", "greedy", "sampling", "nasd", "beam"]))
+def test_every_strategy_gives_chains(seed, strategy):
+    _run(20, 4, seed, strategy)
+
+
+def test_the_watch_notices_sequences_that_are_told_by_their_last_tokens_alone(monkeypatch):
+    def by_tail(self, token_ids):
+        length = self.text.size
+        return length <= token_ids.size <= length + self.most_new and np.array_equal(
+            token_ids[max(length - 3, 0) : length], self.text[-3:]
+        )
+
+    monkeypatch.setattr(TrackedSequence, "is_begun_by", by_tail)
+    monkeypatch.setattr("speculant_graph.engines.matching._TAIL", 3)
+    assert any(_complaints(seed) for seed in range(20))
+
+
+def _complaints(seed: int) -> list[str]:
+    drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))
+    sessions = EngineSessions(drafter, most_drafted=6, vocabulary_size=_VOCABULARY)
+    EngineRunner(drafter, sessions, _requests(100, seed), batch=8, seed=seed).run()
+    return drafter.complaints
+
+
+def _row(*token_ids: int, place: int = 0, **more: str) -> EngineRow:
+    return EngineRow(np.array(token_ids, np.int32), 8, place, **more)
+
+
+def test_equal_rows_are_two_sequences():
+    tracker = SequenceTracker()
+    first, num_new, _ = tracker.match([_row(1, 2, 3), _row(1, 2, 3, place=1)])
+    assert num_new == 2
+    assert first[0] is not first[1]
+    again, num_new, ended = tracker.match([_row(1, 2, 3, 4), _row(1, 2, 3, 5, place=1)])
+    assert (again, num_new, ended) == (first, 0, [])
+
+
+def test_rows_that_change_places_keep_their_sequences():
+    tracker = SequenceTracker()
+    [a, b], _, _ = tracker.match([_row(1, 2), _row(7, 8, place=1)])
+    [c, d], num_new, _ = tracker.match([_row(7, 8, 9), _row(1, 2, 3, place=1)])
+    assert (c, d, num_new) == (b, a, 0)
+
+
+def test_a_longer_text_than_a_step_can_write_is_a_new_sequence():
+    tracker = SequenceTracker()
+    [first], _, _ = tracker.match([_row(1, 2)])
+    first.most_new = 3
+    [second], num_new, ended = tracker.match([_row(1, 2, 3, 4, 5, 6)])
+    assert (num_new, ended) == (1, [first])
+    assert second.text.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_request_is_told_by_its_id_and_its_text():
+    tracker = SequenceTracker()
+    [first], _, _ = tracker.match([_row(1, 2, request_id="a")])
+    [same], _, _ = tracker.match([_row(1, 2, 3, place=5, request_id="a")])
+    assert same is first
+    [other], num_new, ended = tracker.match([_row(9, 9, 9, 9, request_id="a")])
+    assert (num_new, ended) == (1, [first])
+    [another], num_new, _ = tracker.match([_row(9, 9, 9, 9, request_id="b")])
+    assert num_new == 1
+    assert another is not other
+
+
+def test_tenants_are_passed_on_when_a_sequence_begins():
+    drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))
+    sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY)
+    sessions.draft([_row(1, 2, tenant="red"), _row(3, 4, place=1)])
+    sessions.draft([_row(1, 2, 3, tenant="red"), _row(3, 4, 5, place=1)])
+    assert list(drafter.tenants.values()) == ["red"]
+
+
+class _Broken(WatchedDrafter):
+    def draft(self, steps):
+        raise RuntimeError("no")
+
+
+def test_a_drafter_that_fails_costs_nothing_but_its_drafts():
+    sessions = EngineSessions(
+        _Broken(LocalDrafter(None, DraftConfig(strategy="adaptive"))), most_drafted=4, vocabulary_size=_VOCABULARY
+    )
+    assert [len(draft) for draft in sessions.draft([_row(1, 2), _row(3, 4, place=1)])] == [0, 0]
+    sessions.close()
+    assert [len(draft) for draft in sessions.draft([_row(1, 2)])] == [0]
+
+
+def test_ids_that_the_model_does_not_have_are_not_drafted():
+    drafter = LocalDrafter(graph_of([[1, 30, 1, 30, 1, 30, 1]], 3, _VOCABULARY), DraftConfig(strategy="greedy"))
+    assert len(EngineSessions(drafter, most_drafted=4, vocabulary_size=31).draft([_row(1, 30, 1)])[0]) == 4
+    assert len(EngineSessions(drafter, most_drafted=4, vocabulary_size=30).draft([_row(1, 30, 1)])[0]) == 0
