@@ -87,6 +87,9 @@ def test_what_contradicts_the_graph_is_one_line(
         (("export", graph, "-o", tmp_path / "x.txt"), ".gexf"),
         (("export", graph, "-o", tmp_path / "x.gexf", "--max-edges", 3), "max_edges"),
         (("export", graph, "-o", tmp_path / "x.gexf", "--tokenizer", other_tokenizer), "tokenizer"),
+        (("export", graph, "--format", "llama-lookup", "--tokenizer", other_tokenizer), "was built with tokenizer"),
+        (("export", graph, "--format", "llama-lookup", "--min-count", 0), "min-count"),
+        (("export", graph, "--format", "dot", "-o", tmp_path / "x.gexf"), "llama-lookup"),
     ):
         assert speculant(*arguments) in (1, 2)
         error = capsys.readouterr().err
@@ -104,3 +107,22 @@ def test_export(texts: tuple[Path, Path], tmp_path: Path, ending: str) -> None:
     read = nx.read_gexf(output) if ending == "gexf" else nx.read_graphml(output)
     assert read.number_of_edges() == sum(graph.metadata.transitions_per_order)
     assert " this" in {data.get("text") for _, data in read.nodes(data=True)}
+
+
+def test_export_with_a_format(
+    texts: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = built(Path("graph.pkl"), texts[0], more=("--max-order", "2"))
+    assert speculant("export", "graph.pkl", "--format", "graphml", "-o", "any") == 0
+    assert nx.read_graphml("any").number_of_edges() == sum(graph.metadata.transitions_per_order)
+    capsys.readouterr()
+    assert speculant("export", "graph.pkl", "--format", "llama-lookup", "--min-count", 1, "--json") == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["output"] == "lookup.bin"
+    assert report["contexts"] == sum(graph.metadata.contexts_per_order)
+    assert report["successors"] == sum(graph.metadata.transitions_per_order)
+    assert report["file_bytes"] == 20 * report["contexts"] + 8 * report["successors"]
+    assert report["file_bytes"] == Path("lookup.bin").stat().st_size
+    assert speculant("export", "graph.pkl", "--format", "llama-lookup", "--json") == 0
+    assert 0 < json.loads(capsys.readouterr().out.splitlines()[-1])["contexts"] < report["contexts"]

@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,12 +49,23 @@ def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
         name: what it was loaded by, kept for messages.
         tokenizer: the tokenizer; it is not changed.
     """
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     definition = json.loads(tokenizer.to_str())
+    return fingerprint_from(
+        name,
+        tokenizer.get_vocab(with_added_tokens=True),
+        definition["model"].get("merges"),
+        [token["content"] for token in definition["added_tokens"] if token["special"]],
+    )
+
+
+def fingerprint_from(
+    name: str, vocabulary: Mapping[str, int], merges: Sequence[Any] | None, special_tokens: Iterable[str]
+) -> Fingerprint:
+    """Return the identity of a tokenizer by what it consists of; see :func:`fingerprint_of`."""
     identity = {
         "vocabulary": sorted((token_id, token) for token, token_id in vocabulary.items()),
-        "merges": definition["model"].get("merges"),
-        "special_tokens": sorted(token["content"] for token in definition["added_tokens"] if token["special"]),
+        "merges": merges,
+        "special_tokens": sorted(special_tokens),
     }
     canonical = json.dumps(identity, ensure_ascii=True, separators=(",", ":"), sort_keys=True)
     return Fingerprint(

@@ -40,7 +40,7 @@ class EngineRow:
 class TrackedSequence:
     """A sequence that an engine decodes, and a copy of its text: the engine may change its own at any time."""
 
-    __slots__ = ("_buffer", "_length", "is_new", "most_new", "place", "request_id", "session_id")
+    __slots__ = ("_buffer", "_length", "is_new", "place", "request_id", "session_id")
 
     def __init__(self, session_id: int, row: EngineRow, token_ids: Tokens) -> None:
         """Begin with the text of a row."""
@@ -48,8 +48,6 @@ class TrackedSequence:
         self.request_id = row.request_id
         self.is_new = True
         """Whether nothing was asked for it yet."""
-        self.most_new = 1
-        """Most tokens that the next pass may add: one more than were drafted."""
         self._buffer = np.empty(max(2 * token_ids.size, 256), np.int32)
         self._length = 0
         self.go_on(row, token_ids)
@@ -63,10 +61,10 @@ class TrackedSequence:
         """Return what a row that goes on with it has where its text ends."""
         return self._buffer[max(self._length - _TAIL, 0) : self._length].tobytes()
 
-    def is_begun_by(self, token_ids: Tokens) -> bool:
-        """Return whether a row goes on with it."""
+    def is_begun_by(self, token_ids: Tokens, most_new: int) -> bool:
+        """Return whether a row goes on with it, by at most so many tokens."""
         length = self._length
-        return length <= token_ids.size <= length + self.most_new and np.array_equal(token_ids[:length], self.text)
+        return length <= token_ids.size <= length + most_new and np.array_equal(token_ids[:length], self.text)
 
     def go_on(self, row: EngineRow, token_ids: Tokens) -> None:
         """Take what is new of a row's text."""
@@ -82,8 +80,13 @@ class TrackedSequence:
 class SequenceTracker:
     """The sequences of the batch as it was at the last call."""
 
-    def __init__(self) -> None:
-        """Begin without sequences."""
+    def __init__(self, most_new: int) -> None:
+        """Begin without sequences.
+
+        Args:
+            most_new: most tokens that a pass may add to one.
+        """
+        self._most_new = most_new
         self._sequences: list[TrackedSequence] = []
         self._ids = itertools.count(1)
 
@@ -99,17 +102,16 @@ class SequenceTracker:
         by_place: dict[int | str, TrackedSequence] = {_key_of(each): each for each in self._sequences}
         for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
             there = by_place.get(_key_of(row))
-            if there in unclaimed and there is not None and there.is_begun_by(text):
+            if there in unclaimed and there is not None and there.is_begun_by(text, self._most_new):
                 found[index] = there
                 del unclaimed[there]
         if unclaimed and None in found:
             by_tail: dict[bytes, list[TrackedSequence]] = {}
             for each in unclaimed:
                 by_tail.setdefault(each.tail(), []).append(each)
-            most_new = max(each.most_new for each in unclaimed)
             for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
                 if found[index] is None and row.request_id is None:
-                    found[index] = _moved(text, by_tail, most_new, unclaimed)
+                    found[index] = _moved(text, by_tail, self._most_new, unclaimed)
         num_new, sequences = 0, []
         for row, text, sequence in zip(rows, texts, found, strict=True):
             if sequence is None:
@@ -135,7 +137,7 @@ def _moved(
     """Return the longest sequence that a text goes on with, of those that no row has claimed."""
     for length in range(text.size, max(text.size - most_new, 1) - 1, -1):
         for each in by_tail.get(text[max(length - _TAIL, 0) : length].tobytes(), ()):
-            if each in unclaimed and each.is_begun_by(text):
+            if each in unclaimed and each.is_begun_by(text, most_new):
                 del unclaimed[each]
                 return each
     return None

@@ -64,7 +64,7 @@ class EngineSessions:
         """What was drafted so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
         self._makes_trees, self._cost, self._clock = makes_trees, cost, clock
-        self._tracker = SequenceTracker()
+        self._tracker = SequenceTracker(most_drafted + 1)
         self._pass: tuple[int, int] | None = None  # sequences and drafted tokens of the pass that is under way
         self._pass_began_s = 0.0
         self._lock = threading.Lock()
@@ -126,8 +126,6 @@ class EngineSessions:
         self.counts.drafted_tokens += sum(map(len, drafts))
         if self._cost is not None:
             drafts = paying_drafts(drafts, self._cost)
-        for sequence, draft in zip(sequences, drafts, strict=True):
-            sequence.most_new = len(draft) + 1
         num_offered = sum(map(len, drafts))
         self.counts.offered_tokens += num_offered
         self._pass = (len(rows), num_offered) if rows else None

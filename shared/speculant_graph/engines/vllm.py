@@ -50,7 +50,8 @@ class SpeculantProposer:
         model = vllm_config.model_config
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_length = int(model.max_model_len)
-        self._sessions: EngineSessions | None = None
+        self.sessions: EngineSessions | None = None
+        """The batch's sequences; None in workers that vLLM takes no drafts of."""
         self._metrics: EngineMetrics | None = None
         if not _is_asked():
             return
@@ -59,13 +60,13 @@ class SpeculantProposer:
         log_to_stderr("INFO")
         settings = load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant") or {}, _PLACE)
         self._pads = settings.pad
-        self._sessions = open_sessions(
+        self.sessions = open_sessions(
             settings,
             CorpusTokenizer.load(model.tokenizer, special_tokens="parse").fingerprint,
             most_drafted=self._most,
             vocabulary_size=int(model.get_vocab_size()),
         )
-        self._metrics = EngineMetrics(self._sessions)
+        self._metrics = EngineMetrics(self.sessions)
         atexit.register(self.close)  # vLLM does not say when it ends
 
     def load_model(self, *_: object, **__: object) -> None:
@@ -91,14 +92,14 @@ class SpeculantProposer:
             Per row up to ``num_speculative_tokens`` tokens.
         """
         drafts: list[list[TokenId]] = [[] for _ in sampled_token_ids]
-        if self._sessions is None:
+        if self.sessions is None:
             return drafts
         places = [place for place, sampled in enumerate(sampled_token_ids) if sampled]
         rows = [
             EngineRow(token_ids_cpu[place, : num_tokens_no_spec[place]], self._room(num_tokens_no_spec[place]), place)
             for place in places
         ]
-        made = self._sessions.draft(rows, read_prompts=len(places) < len(drafts))
+        made = self.sessions.draft(rows, read_prompts=len(places) < len(drafts))
         for row, draft in zip(rows, made, strict=True):
             drafts[row.place] = self._padded(row, draft) if self._pads else list(draft.token_ids)
         if self._metrics is not None:
@@ -107,8 +108,8 @@ class SpeculantProposer:
 
     def close(self) -> None:
         """End all sequences, so that what they accepted is learned, and let the drafter go."""
-        if self._sessions is not None:
-            self._sessions.close()
+        if self.sessions is not None:
+            self.sessions.close()
 
     def _room(self, length: int) -> int:
         return min(self._most, self._max_length - int(length) - 1)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from speculant_graph.corpus.tokenize import lazy_decode
 from speculant_graph.errors import ConfigError
@@ -48,8 +48,14 @@ def to_networkx(graph: NgramGraph, decode: Decode | None = None, max_edges: int 
     return view.copy()
 
 
-def export_graph(graph: NgramGraph, path: str | Path, decode: Decode | None = None, max_edges: int = 1_000_000) -> None:
-    """Write the whole graph as GEXF (``.gexf``) or GraphML (``.graphml``).
+def export_graph(
+    graph: NgramGraph,
+    path: str | Path,
+    decode: Decode | None = None,
+    max_edges: int = 1_000_000,
+    format_name: Literal["gexf", "graphml"] | None = None,
+) -> None:
+    """Write the whole graph as GEXF or GraphML.
 
     Ids of nodes are ``12`` for a token and ``(3, 5)`` for a context. Control characters that XML can't hold become
     U+FFFD in the attribute ``text``.
@@ -59,9 +65,10 @@ def export_graph(graph: NgramGraph, path: str | Path, decode: Decode | None = No
         path: the file; an older one stays intact until the new one is complete.
         decode: token ids to text; the graph's tokenizer if None, as in ``NgramDiGraph``.
         max_edges: refuse larger graphs.
+        format_name: the path's ending, ``.gexf`` or ``.graphml``, decides if None.
 
     Raises:
-        ConfigError: the path has another ending, or the graph has more edges.
+        ConfigError: the path has another ending and no format is given, or the graph has more edges.
         GraphFileError: the file can't be written.
     """
     import networkx as nx
@@ -71,9 +78,9 @@ def export_graph(graph: NgramGraph, path: str | Path, decode: Decode | None = No
         ".gexf": nx.write_gexf,
         ".graphml": nx.write_graphml,
     }
-    write = writers.get(path.suffix.lower())
+    write = writers.get(f".{format_name}" if format_name else path.suffix.lower())
     if write is None:
-        raise ConfigError(f"{path} ends in neither {' nor '.join(writers)}; choose one of these")
+        raise ConfigError(f"{path} ends in neither {' nor '.join(writers)}; choose one of these or a format (--format)")
     text_of = decode or lazy_decode(graph.metadata.tokenizer)
     exported = to_networkx(graph, lambda token_ids: _NOT_XML.sub("\ufffd", text_of(token_ids)), max_edges)
     with replacing(path) as temporary:

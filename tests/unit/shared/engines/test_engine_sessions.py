@@ -66,9 +66,9 @@ def test_every_strategy_gives_chains(seed, strategy):
 
 
 def test_the_watch_notices_sequences_that_are_told_by_their_last_tokens_alone(monkeypatch):
-    def by_tail(self, token_ids):
+    def by_tail(self, token_ids, most_new):
         length = self.text.size
-        return length <= token_ids.size <= length + self.most_new and np.array_equal(
+        return length <= token_ids.size <= length + most_new and np.array_equal(
             token_ids[max(length - 3, 0) : length], self.text[-3:]
         )
 
@@ -89,7 +89,7 @@ def _row(*token_ids: int, place: int = 0, **more: str) -> EngineRow:
 
 
 def test_equal_rows_are_two_sequences():
-    tracker = SequenceTracker()
+    tracker = SequenceTracker(4)
     first, num_new, _ = tracker.match([_row(1, 2, 3), _row(1, 2, 3, place=1)])
     assert num_new == 2
     assert first[0] is not first[1]
@@ -98,29 +98,28 @@ def test_equal_rows_are_two_sequences():
 
 
 def test_rows_that_change_places_keep_their_sequences():
-    tracker = SequenceTracker()
+    tracker = SequenceTracker(4)
     [a, b], _, _ = tracker.match([_row(1, 2), _row(7, 8, place=1)])
     [c, d], num_new, _ = tracker.match([_row(7, 8, 9), _row(1, 2, 3, place=1)])
     assert (c, d, num_new) == (b, a, 0)
 
 
 def test_a_longer_text_than_a_step_can_write_is_a_new_sequence():
-    tracker = SequenceTracker()
+    tracker = SequenceTracker(4)
     [first], _, _ = tracker.match([_row(1, 2)])
-    first.most_new = 3
-    [second], num_new, ended = tracker.match([_row(1, 2, 3, 4, 5, 6)])
+    [second], num_new, ended = tracker.match([_row(1, 2, 3, 4, 5, 6, 7)])
     assert (num_new, ended) == (1, [first])
-    assert second.text.tolist() == [1, 2, 3, 4, 5, 6]
+    assert second.text.tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_request_is_told_by_its_id_and_its_text():
-    tracker = SequenceTracker()
+    tracker = SequenceTracker(4)
     [first], _, _ = tracker.match([_row(1, 2, request_id="a")])
     [same], _, _ = tracker.match([_row(1, 2, 3, place=5, request_id="a")])
     assert same is first
-    [other], num_new, ended = tracker.match([_row(9, 9, 9, 9, request_id="a")])
+    [other], num_new, ended = tracker.match([_row(9, 9, 9, 9, 9, request_id="a")])
     assert (num_new, ended) == (1, [first])
-    [another], num_new, _ = tracker.match([_row(9, 9, 9, 9, request_id="b")])
+    [another], num_new, _ = tracker.match([_row(9, 9, 9, 9, 9, request_id="b")])
     assert num_new == 1
     assert another is not other
 

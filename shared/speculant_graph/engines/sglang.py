@@ -1,0 +1,76 @@
+"""SGLang: the algorithm SPECULANT, as a plug-in that SGLang finds by its entry point. It has never run on a GPU.
+
+.. code-block:: sh
+
+    SPECULANT_CLIENT__ADDRESS=unix:///run/drafter.sock sglang serve MODEL
+        --speculative-algorithm SPECULANT --speculative-num-draft-tokens 12 --speculative-ngram-max-bfs-breadth 8
+
+SGLang verifies trees of one width for every request and step; what a draft leaves free is filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.types import Draft, TokenId
+
+_NAME = "SPECULANT"
+
+
+def register() -> None:
+    """Register the algorithm: the entry point of the group ``sglang.srt.plugins``, called in every process."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo, get_spec
+
+    if get_spec(_NAME) is not None:
+        return
+
+    class Speculant(CustomSpecAlgo):  # type: ignore[misc]
+        """What SGLang does for its own NGRAM is done for this one: trees as masks, and no draft model."""
+
+        def is_ngram(self) -> bool:
+            return True
+
+        def has_draft_kv(self) -> bool:
+            return False
+
+        def handle_server_args(self, server_args: Any) -> None:
+            from sglang.srt.arg_groups.speculative_hook import _handle_ngram
+
+            _handle_ngram(server_args)
+
+    def worker_class(_server_args: Any) -> type:
+        from speculant_graph.engines.sglang_worker import SpeculantWorker
+
+        return SpeculantWorker
+
+    SpeculativeAlgorithm.register(_NAME, supports_overlap=True, spec_class=Speculant)(worker_class)
+
+
+def lay_out(roots: Sequence[TokenId], drafts: Sequence[Draft], width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return drafts as SGLang's NGRAM takes them.
+
+    Args:
+        roots: the last token of every request.
+        drafts: their drafts.
+        width: nodes of a tree, the root included. What a draft leaves free is token 0 below the root.
+
+    Returns:
+        Token ids, int64 of shape ``[requests * width]``, the root first; and which nodes are ancestors of which, or the
+        node itself, uint8 of shape ``[requests * width * width]``.
+    """
+    tokens = np.zeros((len(roots), width), np.int64)
+    ancestors = np.zeros((len(roots), width, width), np.uint8)
+    ancestors[:, range(width), range(width)] = 1
+    ancestors[:, :, 0] = 1
+    for row, (root, draft) in enumerate(zip(roots, drafts, strict=True)):
+        tokens[row, 0] = root
+        nodes = zip(draft.token_ids[: width - 1], draft.parents, strict=False)
+        for node, (token, parent) in enumerate(nodes, start=1):
+            tokens[row, node] = token
+            ancestors[row, node, :node] = ancestors[row, parent, :node]
+    return tokens.reshape(-1), ancestors.reshape(-1)

@@ -1,0 +1,91 @@
+"""SGLang's worker for NGRAM with our drafts in the place of its corpus. Experimental: it has never run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sglang.srt.speculative.ngram_worker import NGRAMWorker
+
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.engines.matching import EngineRow
+from speculant_graph.engines.opening import open_sessions
+from speculant_graph.engines.sessions import EngineSessions
+from speculant_graph.engines.settings import load_engine_settings
+from speculant_graph.engines.sglang import lay_out
+
+_TENANT = "speculant_tenant"
+"""Key of a request's ``custom_params``."""
+
+
+class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
+    """One of the ranks that share the model; the first asks for drafts, and tells the others."""
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        """Begin as SGLang's own does; settings are variables (``SPECULANT_...``) or in ``speculant.toml``.
+
+        Raises:
+            ConfigError: a setting is wrong, or the tokenizer can't be read.
+            GraphFileError: the graph can't be read.
+            TokenizerMismatchError: the graph is of another tokenizer than the model.
+        """
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self._group = target_worker.get_tp_group()
+        self.sessions: EngineSessions | None = None
+        """The batch's sequences, on the first rank."""
+        if self._group.rank_in_group == 0:
+            name = server_args.tokenizer_path or server_args.model_path
+            self.sessions = open_sessions(
+                load_engine_settings({}, "SGLang"),
+                CorpusTokenizer.load(name, special_tokens="parse").fingerprint,
+                most_drafted=self.draft_token_num - 1,
+                vocabulary_size=int(target_worker.model_config.vocab_size),
+                makes_trees=self.topk > 1,
+                has_fixed_width=True,
+            )
+
+    def clear_cache_pool(self) -> None:
+        """End all sequences."""
+        super().clear_cache_pool()
+        if self.sessions is not None:
+            self.sessions.draft([])
+
+    def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        laid_out = None
+        if self.sessions is not None:
+            texts = self._texts(batch)
+            rows = [
+                EngineRow(text, self.draft_token_num - 1, place, request.rid, _tenant_of(request))
+                for place, (request, text) in enumerate(zip(batch.reqs, texts, strict=True))
+            ]
+            laid_out = lay_out([int(text[-1]) for text in texts], self.sessions.draft(rows), self.draft_token_num)
+        if self._group.world_size > 1:  # drafts that come too late must come too late for all
+            laid_out = self._group.broadcast_object(laid_out, src=0)
+        assert laid_out is not None
+        return laid_out
+
+    def _texts(self, batch: Any) -> list[NDArray[np.int32]]:
+        """Return the whole text of every request; where steps overlap, with what its ``output_ids`` lack yet."""
+        width = self.draft_token_num
+        new: list[list[int]] = [[]] * len(batch.reqs)
+        if self.enable_overlap and not batch.grammar_needs_sync():
+            accepted = batch.spec_info.accept_tokens.cpu().tolist()
+            sizes = batch.spec_info.accept_lens.cpu().tolist()
+            new = [accepted[row * width : row * width + size] for row, size in enumerate(sizes)]
+        return [
+            np.concatenate([
+                np.asarray(request.origin_input_ids_unpadded, np.int32),
+                np.asarray(request.output_ids, np.int32),
+                np.asarray(more, np.int32),
+            ])
+            for request, more in zip(batch.reqs, new, strict=True)
+        ]  # fmt: skip
+
+    def _update_ngram_corpus(self, batch: Any) -> None:
+        """Do nothing: what was accepted comes with the next step."""
+
+
+def _tenant_of(request: Any) -> str | None:
+    custom = getattr(request.sampling_params, "custom_params", None) or {}
+    return custom.get(_TENANT)

@@ -1,0 +1,134 @@
+"""The lookup cache of llama.cpp, read back as llama.cpp reads it."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_graph.errors import ConfigError, GraphFileError
+from speculant_graph.graph import llama_lookup
+from speculant_graph.graph.layout import CHILD, CUMULATIVE, trie_of
+from speculant_graph.graph.llama_lookup import LARGEST_TOTAL, LookupSize, export_llama_lookup
+from speculant_graph.graph.ngrams import NgramGraph
+from support.graphs import graph_of
+from support.oracle import OracleGraph
+
+VOCABULARY_SIZE = 50
+
+documents = st.lists(
+    st.lists(st.one_of(st.integers(0, 4), st.just(VOCABULARY_SIZE - 1)), min_size=1, max_size=40),
+    min_size=1,
+    max_size=3,
+)
+
+Cache = dict[tuple[int, ...], dict[int, int]]
+
+
+def read_cache(path: Path) -> Cache:
+    """Follow ``common_ngram_cache_load`` with its assertions; contexts without their padding."""
+    cache: Cache = {}
+    with path.open("rb") as file:
+        while context := file.read(16):
+            token_ids = struct.unpack("<4i", context)
+            (num_tokens,) = struct.unpack("<i", file.read(4))
+            assert num_tokens > 0
+            counts = {}
+            for _ in range(num_tokens):
+                token_id, count = struct.unpack("<2i", file.read(8))
+                assert count > 0
+                assert counts.setdefault(token_id, count) is count, "a token twice"
+            length = token_ids.index(-1) if -1 in token_ids else 4
+            assert set(token_ids[length:]) <= {-1}
+            assert cache.setdefault(token_ids[:length], counts) is counts, "a context twice"
+    return cache
+
+
+def times(graph: NgramGraph, factor: int) -> NgramGraph:
+    """Return a graph whose counts are as often as large."""
+    trie = trie_of(graph.trie.words.copy(), graph.trie.nodes_per_level, graph.vocabulary_size)
+    for length in range(1, graph.max_order + 2):
+        trie.level(length)[:, CUMULATIVE] *= np.uint32(factor)
+    return NgramGraph(trie, graph.metadata)
+
+
+@given(
+    texts=documents,
+    max_order=st.integers(1, 6),
+    min_count=st.integers(1, 4),
+    boundaries=st.booleans(),
+    contexts_at_a_time=st.integers(1, 9),
+    successors_at_a_time=st.integers(1, 9),
+)
+def test_the_file_holds_what_was_counted(
+    texts: list[list[int]],
+    max_order: int,
+    min_count: int,
+    boundaries: bool,
+    contexts_at_a_time: int,
+    successors_at_a_time: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    stream = [token_id for text in texts for token_id in text]
+    slow = OracleGraph(texts if boundaries else [stream], max_order)
+    expected = {
+        context: dict(successors)
+        for context, successors in slow.context_index.items()
+        if len(context) <= 4 and slow.ngram_counts[context] >= min_count
+    }
+    path = tmp_path_factory.mktemp("lookup") / "lookup.bin"
+    graph = graph_of(texts, max_order, VOCABULARY_SIZE, boundaries=boundaries)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(llama_lookup, "_CONTEXTS_AT_A_TIME", contexts_at_a_time)
+        patched.setattr(llama_lookup, "_SUCCESSORS_AT_A_TIME", successors_at_a_time)
+        size = export_llama_lookup(graph, path, min_count)
+    assert read_cache(path) == expected
+    assert size == LookupSize(len(expected), sum(map(len, expected.values())))
+
+
+def test_every_byte(tmp_path: Path) -> None:
+    export_llama_lookup(graph_of([[7, 3, 7, 3, 9]], 2, VOCABULARY_SIZE), tmp_path / "a.bin", 2)
+    words = [3, -1, -1, -1, 2, 7, 1, 9, 1, 7, -1, -1, -1, 1, 3, 2, 7, 3, -1, -1, 2, 7, 1, 9, 1]
+    assert (tmp_path / "a.bin").read_bytes() == struct.pack(f"<{len(words)}i", *words)
+
+
+def test_counts_fit_into_the_arithmetic_of_llama_cpp(tmp_path: Path) -> None:
+    small = graph_of([[1, 2, 1, 2, 1, 2, 1, 3, 4]], 1, VOCABULARY_SIZE)
+    factor = 2**32 // 9
+    export_llama_lookup(times(small, factor), tmp_path / "large.bin")
+    cache = read_cache(tmp_path / "large.bin")
+    assert cache.keys() == {(1,), (2,), (3,)}
+    for counts in cache.values():
+        assert LARGEST_TOTAL * 0.99 < sum(counts.values()) <= LARGEST_TOTAL
+        assert 100 * max(counts.values()) < 2**31
+    assert cache[1,][2] == pytest.approx(3 * cache[1,][3])
+
+
+def test_rare_successors_of_a_frequent_context_stay(tmp_path: Path) -> None:
+    graph = times(graph_of([[1, 2, 1, 2, 1, 2, 1, 3]], 1, VOCABULARY_SIZE), 2**28)
+    below = graph.trie.level(2)
+    # (1, 3) is the record behind (1, 2): let it occur once only, and what comes later as often as before.
+    below[2:, CUMULATIVE] -= np.uint32(2**28 - 1)
+    export_llama_lookup(graph, tmp_path / "lookup.bin")
+    assert read_cache(tmp_path / "lookup.bin")[1,] == {2: 3 * 2**28 // (3 * 2**28 // LARGEST_TOTAL + 1), 3: 1}
+
+
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    graph = graph_of([[1, 2, 1, 2, 3]], 3, VOCABULARY_SIZE)
+    with pytest.raises(ConfigError, match="min_count = 0"):
+        export_llama_lookup(graph, tmp_path / "lookup.bin", 0)
+    with pytest.raises(GraphFileError, match="check folder"):
+        export_llama_lookup(graph, tmp_path / "none" / "lookup.bin")
+    for record, child in ((2, 0), (3, 2**32 - 1)):
+        broken = times(graph, 1)
+        broken.trie.level(2)[record, CHILD] = child
+        (tmp_path / "lookup.bin").write_bytes(b"older")
+        with pytest.raises(GraphFileError, match="damaged"):
+            export_llama_lookup(broken, tmp_path / "lookup.bin")
+        assert (tmp_path / "lookup.bin").read_bytes() == b"older"
+        (tmp_path / "lookup.bin").unlink()
+        assert not list(tmp_path.iterdir())

@@ -1,0 +1,134 @@
+"""The demo's model in the shapes that other engines take, with the same outputs.
+
+Kernels of other engines want widths that are multiples of 32, and passes of a model of 5 million parameters take no
+time that is worth measuring. Zeros around its weights cure both and change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from speculant_graph.errors import ConfigError
+
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+_COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_LAYER = re.compile(r"model\.layers\.\d+\.")
+
+# Name behind the layer's -> what its dimensions are: as wide as the model, as an expert, as gate and up of an expert.
+_HIDDEN, _INTERMEDIATE, _GATE_UP, _SAME = "hidden", "intermediate", "gate_up", ""
+_DIMENSIONS = {
+    _EMBEDDING: (_SAME, _HIDDEN),
+    _HEAD: (_SAME, _HIDDEN),
+    "model.norm.weight": (_HIDDEN,),
+    "input_layernorm.weight": (_HIDDEN,),
+    "post_attention_layernorm.weight": (_HIDDEN,),
+    **{f"self_attn.{name}_proj.weight": (_SAME, _HIDDEN) for name in "qkv"},
+    **{f"self_attn.{name}_proj.bias": (_SAME,) for name in "qkv"},
+    "self_attn.o_proj.weight": (_HIDDEN, _SAME),
+    "self_attn.o_proj.bias": (_HIDDEN,),
+    "self_attn.sinks": (_SAME,),
+    "mlp.router.weight": (_SAME, _HIDDEN),
+    "mlp.router.bias": (_SAME,),
+    "mlp.experts.gate_up_proj": (_SAME, _HIDDEN, _GATE_UP),
+    "mlp.experts.gate_up_proj_bias": (_SAME, _GATE_UP),
+    "mlp.experts.down_proj": (_SAME, _INTERMEDIATE, _HIDDEN),
+    "mlp.experts.down_proj_bias": (_SAME, _HIDDEN),
+}
+
+
+def pad_checkpoint(source: Path, target: Path, hidden: int, intermediate: int) -> None:
+    """Write a gpt-oss checkpoint with zeros around its weights: wider, float32, and with the same outputs.
+
+    The norms divide by the root of the mean square of more numbers, so their weights and their epsilon shrink in
+    proportion. What is shared or left to a default is written out, as vLLM wants it: the output matrix, and rotary
+    positions as YaRN with the factor 1.
+
+    Args:
+        source: folder of a checkpoint of unquantised weights in one file.
+        target: folder that is made, or whose files are replaced.
+        hidden: width of the model; 160 and 192 are the least for vLLM's CPU kernels.
+        intermediate: width of an expert.
+
+    Raises:
+        ConfigError: the source is something else, or is wider.
+    """
+    config, weights = read_checkpoint(source)
+    old_hidden = int(config["hidden_size"])
+    if hidden < old_hidden or intermediate < config["intermediate_size"]:
+        raise ConfigError(
+            f"{source} is {old_hidden} wide and its experts {config['intermediate_size']}, which zeros can't make "
+            f"{hidden} and {intermediate}; choose no less"
+        )
+    weights.setdefault(_HEAD, weights[_EMBEDDING])
+    sizes = {_HIDDEN: hidden, _INTERMEDIATE: intermediate, _GATE_UP: 2 * intermediate}
+    padded = {}
+    for name, weight in weights.items():
+        dimensions = _dimensions(source, name)
+        scale = math.sqrt(old_hidden / hidden) if name.endswith("norm.weight") else 1.0
+        wider = weight.new_zeros([sizes.get(kind, size) for kind, size in zip(dimensions, weight.shape, strict=True)])
+        wider[tuple(slice(size) for size in weight.shape)] = weight * scale
+        padded[name] = wider
+    config |= {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "rms_norm_eps": config["rms_norm_eps"] * old_hidden / hidden,
+        "rope_parameters": _rope_as_yarn(config),
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+    target.mkdir(parents=True, exist_ok=True)
+    for file in _COPIED:
+        if (source / file).exists():
+            shutil.copyfile(source / file, target / file)
+    save_file(padded, target / _WEIGHTS, metadata={"format": "pt"})
+    (target / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return a gpt-oss checkpoint's configuration and its weights as float32.
+
+    Raises:
+        ConfigError: there is none, it is of another architecture, quantised, or in several files.
+    """
+    try:
+        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        weights = load_file(folder / _WEIGHTS)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} has no {_CONFIG} or no {_WEIGHTS} ({error.strerror}); name a checkpoint in one file"
+        ) from error
+    if config.get("model_type") != "gpt_oss" or "quantization_config" in config:
+        raise ConfigError(f"{folder} is no gpt-oss, or a quantised one; name a gpt-oss of unquantised weights")
+    return config, {name: weight.float() for name, weight in weights.items()}
+
+
+def _dimensions(source: Path, name: str) -> tuple[str, ...]:
+    try:
+        return _DIMENSIONS[_LAYER.sub("", name)]
+    except KeyError as error:
+        raise ConfigError(f"{source} has weights '{name}', which no gpt-oss has; name another checkpoint") from error
+
+
+def _rope_as_yarn(config: dict[str, Any]) -> dict[str, Any]:
+    """Return rotary parameters that name YaRN; with the factor 1 it leaves all frequencies as they are."""
+    rope: dict[str, Any] = config["rope_parameters"]
+    if rope["rope_type"] != "default":
+        return rope
+    return {
+        "rope_type": "yarn",
+        "rope_theta": rope["rope_theta"],
+        "factor": 1.0,
+        "original_max_position_embeddings": config["max_position_embeddings"],
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    }

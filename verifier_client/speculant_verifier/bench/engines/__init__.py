@@ -1,0 +1,1 @@
+"""``speculant bench engines``: the engines that people run, without drafts, with their own, and with ours."""
