@@ -93,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
             progress.begin(f"starting servers ({transport})")
             with running_servers(transport, path, [], folder, certificate, cores[1] if pinned else None) as servers:
                 plans = [
-                    Plan(batch, client, settings.steps, settings.draft, texts[:batch], graph.vocabulary_size, cost)
+                    Plan(batch, client, settings.steps, settings.draft, texts[:batch], graph, cost)
                     for client in settings.client
                     for batch in settings.batch
                 ]
@@ -126,6 +126,14 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+_ENGINE_STEPS = {"engine": "an engine's step", "engine_in_process": "an engine's step, in process"}
+
+
+def _engine_figures(result: dict[str, Any], name: str) -> str:
+    p50, p99, ratio = (result[f"{name}_{figure}"] for figure in ("p50_us", "p99_us", "echo_ratio"))
+    return f"{p50:,.0f} / {p99:,.0f} µs; ×{ratio:.2f}"
+
+
 def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("graph", f"{figures['graph_tokens']:,} tokens"),
@@ -141,6 +149,8 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
              f"{result['echo_p50_us']:,.0f} / {result['echo_p99_us']:,.0f} µs; ×{result['echo_ratio']:.2f}"),
             ("  whole step of our client; over the echo",
              f"{result['client_p50_us']:,.0f} / {result['client_p99_us']:,.0f} µs; ×{result['client_echo_ratio']:.2f}"),
+            *((f"  {label}; over the echo", _engine_figures(result, name)) for name, label in _ENGINE_STEPS.items()
+              if f"{name}_p50_us" in result),
             ("  raw socket echo, not encrypted", f"{result['socket_p50_us']:,.0f} µs"),
             ("  a second, without pause: StreamDraft; client",
              f"{result['rpc_per_s']:,.0f}; {result['client_rpc_per_s']:,.0f}"),

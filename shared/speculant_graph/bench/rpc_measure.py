@@ -17,11 +17,13 @@ import numpy as np
 import psutil
 
 from speculant_graph.bench import rpc_echo
+from speculant_graph.bench.rpc_engine import engine_steps
 from speculant_graph.bench.rpc_processes import Certificate, Servers
 from speculant_graph.client import AsyncDrafterClient, DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import SpeculantError
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel, connect_channel_async
 from speculant_graph.rpc.messages import OpenRequest, SequenceRequest, StepOptions, StepRequest
@@ -55,10 +57,15 @@ class Plan:
     """How is drafted; ``k`` tokens for every sequence."""
     texts: list[list[int]]
     """One text for every sequence, long enough for all steps."""
-    vocabulary_size: int
-    """Token ids are below it."""
+    graph: NgramGraph
+    """What the drafter drafts from."""
     cost: CostCurve | None = None
     """What sessions say that verifying costs."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below it."""
+        return self.graph.vocabulary_size
 
 
 class _Batch:
@@ -127,6 +134,9 @@ async def measure(plan: Plan, servers: Servers, certificate: Certificate | None)
             "echo": await stack.enter_async_context(_echoing(plan, servers.echo, config, request, reply)),
             "socket": stack.enter_context(_raw_socket(servers.socket, request, reply)),
         }
+        if plan.client == "blocking":  # as engines call it
+            for name, of in (("engine", config), ("engine_in_process", None)):
+                contenders[name] = stack.enter_context(engine_steps(plan, of, PROMPT_TOKENS, TOKENS_PER_STEP))
         times: dict[str, list[int]] = {name: [] for name in contenders}
         names = list(contenders)
         for turn in range(_WARM_UP + plan.steps):
@@ -138,7 +148,18 @@ async def measure(plan: Plan, servers: Servers, certificate: Certificate | None)
             for name, address in (("stream", servers.drafter), ("client", servers.drafter), ("echo", servers.echo))
         }
     taken = {name: np.array(values[_WARM_UP:]) / 1e3 for name, values in times.items()}
+    engines = {
+        f"{name}_{figure}": value
+        for name in ("engine", "engine_in_process")
+        if name in taken
+        for figure, value in (
+            ("p50_us", _percentile(taken[name], 50)),
+            ("p99_us", _percentile(taken[name], 99)),
+            ("echo_ratio", round(float(np.median(taken[name]) / np.median(taken["echo"])), 3)),
+        )
+    }
     return {
+        **engines,
         "batch": plan.batch,
         "client": plan.client,
         "steps": plan.steps,

@@ -1,6 +1,8 @@
-"""What is drafted for an engine, for its own Prometheus registry."""
+"""What is drafted for the engines of this process, for prometheus_client's own registry, which engines export."""
 
 from __future__ import annotations
+
+from functools import cache
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -9,26 +11,35 @@ from speculant_graph.engines.sessions import EngineSessions
 _BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 
 
+@cache
+def _metrics() -> tuple[Counter, Counter, Counter, Gauge, Histogram]:
+    """Return the metrics; several engines of a process share them."""
+    return (
+        Counter("speculant_drafted_tokens", "Tokens that the drafter proposed."),
+        Counter("speculant_offered_tokens", "Tokens of drafts that the engine was given to verify."),
+        Counter("speculant_failed_steps", "Batches that got no drafts in time."),
+        Gauge(
+            "speculant_sequences", "Sequences that were drafted for in the latest step.", multiprocess_mode="livesum"
+        ),
+        Histogram("speculant_draft_seconds", "Time of the drafts for a batch.", buckets=_BUCKETS),
+    )
+
+
 class EngineMetrics:
-    """Metrics of one engine's sessions; one in a process."""
+    """Brings what the sessions of one engine count to the metrics."""
 
     def __init__(self, sessions: EngineSessions) -> None:
-        """Register the metrics with prometheus_client's own registry, which engines export."""
+        """Take the sessions."""
         self._sessions = sessions
-        self._drafted = Counter("speculant_drafted_tokens", "Tokens that the drafter proposed.")
-        self._offered = Counter("speculant_offered_tokens", "Tokens of drafts that the engine was given to verify.")
-        self._failed = Counter("speculant_failed_steps", "Batches that got no drafts in time.")
-        self._running = Gauge("speculant_sequences", "Sequences that were drafted for in the latest step.")
-        self._seconds = Histogram("speculant_draft_seconds", "Time of the drafts for a batch.", buckets=_BUCKETS)
         self._seen = (0, 0, 0)
 
     def update(self) -> None:
         """Take over what the latest step counted."""
-        counts, failed = self._sessions.counts, self._sessions.drafter.statistics.failed_steps
-        drafted, offered, failed_before = self._seen
-        self._drafted.inc(counts.drafted_tokens - drafted)
-        self._offered.inc(counts.offered_tokens - offered)
-        self._failed.inc(failed - failed_before)
-        self._running.set(counts.running)
-        self._seconds.observe(counts.seconds[-1])
-        self._seen = counts.drafted_tokens, counts.offered_tokens, failed
+        counts = self._sessions.counts
+        totals = counts.drafted_tokens, counts.offered_tokens, self._sessions.drafter.statistics.failed_steps
+        *counters, running, seconds = _metrics()
+        for counter, now, before in zip(counters, totals, self._seen, strict=True):
+            counter.inc(now - before)
+        running.set(counts.running)
+        seconds.observe(counts.seconds[-1])
+        self._seen = totals

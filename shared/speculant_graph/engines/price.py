@@ -7,7 +7,7 @@ probable ones as many are verified as give the most expected tokens for the time
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,28 +59,39 @@ class LearnedCost:
         self._sums = np.zeros(_NUM_FEATURES)
         self._assumed_sum = self._seconds_sum = 0.0
         self._coefficients = _ASSUMED_COEFFICIENTS
-        self._num_seen = 0
+        self._new: list[tuple[int, int, float]] = []
+        self._has_fit = False
 
     def of(self, num_rows: int, most_drafted: int) -> NDArray[np.float64]:
         """See :class:`PassCost`; seconds, once passes were seen."""
-        drafted = np.arange(most_drafted + 1)
-        return _features(num_rows + drafted, drafted > 0) @ self._coefficients
+        fixed, linear, saturating, drafting = self._coefficients.tolist()
+        tokens = np.arange(num_rows, num_rows + most_drafted + 1, dtype=np.float64)
+        costs: NDArray[np.float64] = fixed + drafting + tokens * (linear / _HALF + saturating / (tokens + _HALF))
+        costs[0] -= drafting
+        return costs
 
     def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
         """See :class:`PassCost`."""
-        features = _features(np.array([num_rows + num_drafted]), np.array([num_drafted > 0]))[0]
-        if self._num_seen >= _FEW:
-            seconds = min(seconds, _LONGEST * float(features @ self._coefficients))
-        self._products = _MEMORY * self._products + np.outer(features, features)
-        self._sums = _MEMORY * self._sums + seconds * features
-        self._assumed_sum = _MEMORY * self._assumed_sum + float(features @ _ASSUMED_COEFFICIENTS)
-        self._seconds_sum = _MEMORY * self._seconds_sum + seconds
-        self._num_seen += 1
-        if self._num_seen % _EVERY == 0 or self._num_seen <= _FEW:
-            assumed = self._seconds_sum / self._assumed_sum * _ASSUMED_COEFFICIENTS
-            self._coefficients = _non_negative_fit(
-                self._products + _ASSUMED_PRODUCTS, self._sums + _ASSUMED_PRODUCTS @ assumed
-            )
+        self._new.append((num_rows, num_drafted, seconds))
+        if len(self._new) == _EVERY or not self._has_fit:
+            self._fit()
+
+    def _fit(self) -> None:
+        rows, drafted, seconds = np.array(self._new).T
+        features = _features(rows + drafted, drafted > 0)
+        if self._has_fit:
+            seconds = np.minimum(seconds, _LONGEST * (features @ self._coefficients))
+        weights = _MEMORY ** np.arange(seconds.size)[::-1]
+        fading = _MEMORY**seconds.size
+        self._products = fading * self._products + (features.T * weights) @ features
+        self._sums = fading * self._sums + features.T @ (weights * seconds)
+        self._assumed_sum = fading * self._assumed_sum + float(weights @ features @ _ASSUMED_COEFFICIENTS)
+        self._seconds_sum = fading * self._seconds_sum + float(weights @ seconds)
+        assumed = self._seconds_sum / self._assumed_sum * _ASSUMED_COEFFICIENTS
+        self._coefficients = _non_negative_fit(
+            self._products + _ASSUMED_PRODUCTS, self._sums + _ASSUMED_PRODUCTS @ assumed
+        )
+        self._new, self._has_fit = [], True
 
 
 _NUM_FEATURES = 4
@@ -88,10 +99,11 @@ _HALF = 16.0
 _MEMORY = 0.99
 _LONGEST = 4.0
 """Longer than so many times what was expected, something else took the time."""
-_FEW, _EVERY = 8, 8
+_EVERY = 8
+"""Passes between two fits."""
 
 
-def _features(num_tokens: NDArray[np.int64], has_drafts: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _features(num_tokens: NDArray[Any], has_drafts: NDArray[np.bool_]) -> NDArray[np.float64]:
     columns = (np.ones(num_tokens.size), num_tokens / _HALF, num_tokens / (num_tokens + _HALF), has_drafts)
     return np.stack(columns, axis=1).astype(np.float64)
 
@@ -125,11 +137,10 @@ def paying_drafts(drafts: Sequence[Draft], cost: PassCost) -> list[Draft]:
     Exact only where the engine verifies by what it would have chosen itself, as all engines do that take tokens without
     their distributions. A node is kept with all its ancestors. Drafts without path probabilities stay whole.
     """
-    free = [draft for draft in drafts if draft.path_probabilities]
-    num_fixed = sum(len(draft) for draft in drafts if not draft.path_probabilities)
-    if not free:
+    probabilities = np.array([p for draft in drafts for p in draft.path_probabilities])
+    if not probabilities.size:
         return list(drafts)
-    probabilities = np.concatenate([draft.path_probabilities for draft in free])
+    num_fixed = sum(len(draft) for draft in drafts if not draft.path_probabilities)
     order = np.argsort(-probabilities, kind="stable")  # parents stay before their children
     expected = len(drafts) + np.concatenate(([0.0], np.cumsum(probabilities[order])))
     costs = cost.of(len(drafts), num_fixed + order.size)[num_fixed:]

@@ -73,7 +73,7 @@ class WorkerContender:
                 text=True,
                 cwd=log.parent,  # the settings of whoever starts the bench are not theirs
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ},
             )
         self._ask(order)
 

@@ -11,7 +11,7 @@ from speculant_verifier.bench.engines.worker import Decode, serve_orders
 
 def _start(order: dict[str, Any]) -> tuple[Decode, Any]:
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
-    os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_PLUGINS="none", VLLM_CPU_OMP_THREADS_BIND="0")
+    os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_PLUGINS="none")
     from vllm import LLM, SamplingParams
 
     llm = LLM(
