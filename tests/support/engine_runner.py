@@ -26,6 +26,7 @@ class WatchedDrafter:
     complaints: list[str] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
     num_opened: int = 0
+    num_calls: int = 0
     tenants: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -42,6 +43,7 @@ class WatchedDrafter:
         return self.inner.open(session_id, options)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        self.num_calls += 1
         ids = [step.session_id for step in steps]
         if len(set(ids)) < len(ids):
             self.complaints.append("a session stands for several rows")

@@ -31,7 +31,7 @@ def gguf_fingerprint(path: str | Path) -> Fingerprint:
         from gguf import GGUFReader
     try:
         reader = GGUFReader(path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of damaged files the library raises anything
         raise ConfigError(f"{path} can't be read as GGUF ({error}); name the model's file") from error
     tokens, types, merges = (_field(reader, name) for name in ("tokens", "token_type", "merges"))
     if not tokens or not merges or len(types) != len(tokens):

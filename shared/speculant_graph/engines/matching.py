@@ -64,7 +64,7 @@ class TrackedSequence:
     def is_begun_by(self, token_ids: Tokens, most_new: int) -> bool:
         """Return whether a row goes on with it, by at most so many tokens."""
         length = self._length
-        return length <= token_ids.size <= length + most_new and np.array_equal(token_ids[:length], self.text)
+        return length <= token_ids.size <= length + most_new and bool((token_ids[:length] == self.text).all())
 
     def go_on(self, row: EngineRow, token_ids: Tokens) -> None:
         """Take what is new of a row's text."""
@@ -87,7 +87,7 @@ class SequenceTracker:
             most_new: most tokens that a pass may add to one.
         """
         self._most_new = most_new
-        self._sequences: list[TrackedSequence] = []
+        self._by_key: dict[int | str, TrackedSequence] = {}  # by request, or by place
         self._ids = itertools.count(1)
 
     def match(self, rows: Sequence[EngineRow]) -> tuple[list[TrackedSequence], int, list[TrackedSequence]]:
@@ -97,14 +97,15 @@ class SequenceTracker:
             The sequence of every row, how many of them are new, and the ones that have ended.
         """
         texts = [np.asarray(row.token_ids, np.int32) for row in rows]
-        found: list[TrackedSequence | None] = [None] * len(rows)
-        unclaimed = dict.fromkeys(self._sequences)
-        by_place: dict[int | str, TrackedSequence] = {_key_of(each): each for each in self._sequences}
-        for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
-            there = by_place.get(_key_of(row))
-            if there in unclaimed and there is not None and there.is_begun_by(text, self._most_new):
-                found[index] = there
+        found: list[TrackedSequence | None] = []
+        unclaimed = dict.fromkeys(self._by_key.values())
+        for row, text in zip(rows, texts, strict=True):
+            there = self._by_key.get(_key_of(row))
+            if there is not None and there in unclaimed and there.is_begun_by(text, self._most_new):
+                found.append(there)
                 del unclaimed[there]
+            else:
+                found.append(None)
         if unclaimed and None in found:
             by_tail: dict[bytes, list[TrackedSequence]] = {}
             for each in unclaimed:
@@ -120,7 +121,7 @@ class SequenceTracker:
             else:
                 sequence.go_on(row, text)
             sequences.append(sequence)
-        self._sequences = sequences
+        self._by_key = {_key_of(sequence): sequence for sequence in sequences}
         return sequences, num_new, list(unclaimed)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from speculant_graph.engines.sessions import EngineSessions
 
+_INTERVAL_S = 1.0
 _BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 
 
@@ -32,14 +34,22 @@ class EngineMetrics:
         """Take the sessions."""
         self._sessions = sessions
         self._seen = (0, 0, 0)
+        self._num_steps = 0
+        self._updated_s = 0.0
 
-    def update(self) -> None:
-        """Take over what the latest step counted."""
-        counts = self._sessions.counts
+    def update(self, *, at_once: bool = False) -> None:
+        """Take over what was counted, once a second: they cost more than a draft."""
+        now_s = time.monotonic()
+        if now_s - self._updated_s < _INTERVAL_S and not at_once:
+            return
+        self._updated_s, counts = now_s, self._sessions.counts
         totals = counts.drafted_tokens, counts.offered_tokens, self._sessions.drafter.statistics.failed_steps
         *counters, running, seconds = _metrics()
         for counter, now, before in zip(counters, totals, self._seen, strict=True):
             counter.inc(now - before)
         running.set(counts.running)
-        seconds.observe(counts.seconds[-1])
+        num_new = min(counts.steps - self._num_steps, len(counts.seconds))
+        for number in range(-num_new, 0):
+            seconds.observe(counts.seconds[number])
+        self._num_steps = counts.steps
         self._seen = totals

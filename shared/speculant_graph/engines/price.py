@@ -19,10 +19,10 @@ from speculant_graph.types import Draft
 class PassCost(Protocol):
     """What passes cost."""
 
-    def of(self, num_rows: int, most_drafted: int) -> NDArray[np.float64]:
+    def of(self, num_rows: int, most_drafted: int) -> list[float]:
         """Return the cost of passes over ``num_rows`` sequences and 0 to ``most_drafted`` drafted tokens, in any unit.
 
-        Shape ``[most_drafted + 1]``, positive, never falling.
+        As many numbers and one, positive, never falling.
         """
 
     def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
@@ -36,9 +36,10 @@ class KnownCost:
         """Take the curve."""
         self._curve = curve
 
-    def of(self, num_rows: int, most_drafted: int) -> NDArray[np.float64]:
+    def of(self, num_rows: int, most_drafted: int) -> list[float]:
         """See :class:`PassCost`."""
-        return self._curve.table(num_rows + most_drafted)[num_rows:]
+        costs: list[float] = self._curve.table(num_rows + most_drafted)[num_rows:].tolist()
+        return costs
 
     def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
         """See :class:`PassCost`; nothing is learned."""
@@ -62,11 +63,14 @@ class LearnedCost:
         self._new: list[tuple[int, int, float]] = []
         self._has_fit = False
 
-    def of(self, num_rows: int, most_drafted: int) -> NDArray[np.float64]:
+    def of(self, num_rows: int, most_drafted: int) -> list[float]:
         """See :class:`PassCost`; seconds, once passes were seen."""
         fixed, linear, saturating, drafting = self._coefficients.tolist()
-        tokens = np.arange(num_rows, num_rows + most_drafted + 1, dtype=np.float64)
-        costs: NDArray[np.float64] = fixed + drafting + tokens * (linear / _HALF + saturating / (tokens + _HALF))
+        # Plain numbers: between two passes the caches are cold, and a call of NumPy takes longer than the sum.
+        costs = [
+            fixed + drafting + tokens * (linear / _HALF + saturating / (tokens + _HALF))
+            for tokens in range(num_rows, num_rows + most_drafted + 1)
+        ]
         costs[0] -= drafting
         return costs
 
@@ -137,23 +141,26 @@ def paying_drafts(drafts: Sequence[Draft], cost: PassCost) -> list[Draft]:
     Exact only where the engine verifies by what it would have chosen itself, as all engines do that take tokens without
     their distributions. A node is kept with all its ancestors. Drafts without path probabilities stay whole.
     """
-    probabilities = np.array([p for draft in drafts for p in draft.path_probabilities])
-    if not probabilities.size:
+    # Parents stay before their children: the sort is stable, and no path is more probable than its beginning.
+    nodes = sorted(
+        ((probability, row, node) for row, draft in enumerate(drafts)
+         for node, probability in enumerate(draft.path_probabilities)),
+        key=lambda each: -each[0],
+    )  # fmt: skip
+    if not nodes:
         return list(drafts)
     num_fixed = sum(len(draft) for draft in drafts if not draft.path_probabilities)
-    order = np.argsort(-probabilities, kind="stable")  # parents stay before their children
-    expected = len(drafts) + np.concatenate(([0.0], np.cumsum(probabilities[order])))
-    costs = cost.of(len(drafts), num_fixed + order.size)[num_fixed:]
-    num_kept = int(np.argmax(expected / costs))
-    if num_kept == order.size:
-        return list(drafts)
-    is_kept = np.zeros(order.size, bool)
-    is_kept[order[:num_kept]] = True
-    kept, start = [], 0
-    for draft in drafts:
-        if draft.path_probabilities:
-            nodes = np.flatnonzero(is_kept[start : start + len(draft)]).tolist()
-            start += len(draft)
-            draft = draft.part(nodes)
-        kept.append(draft)
-    return kept
+    costs = cost.of(len(drafts), num_fixed + len(nodes))[num_fixed:]
+    expected = float(len(drafts))
+    best, num_kept = expected / costs[0], 0
+    for number, (probability, _, _) in enumerate(nodes, start=1):
+        expected += probability
+        if expected > best * costs[number]:
+            best, num_kept = expected / costs[number], number
+    kept: list[list[int]] = [[] for _ in drafts]
+    for _, row, node in nodes[:num_kept]:
+        kept[row].append(node)
+    return [
+        draft.part(sorted(of_row)) if draft.path_probabilities else draft
+        for draft, of_row in zip(drafts, kept, strict=True)
+    ]

@@ -17,6 +17,8 @@ from speculant_graph.errors import SpeculantError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep, SessionOptions
 
 _NUM_TIMES_KEPT = 10_000
+_PATIENCE, _REST = 32, 3
+"""After so many batches of which nothing paid, so many steps are left out between two."""
 
 
 @dataclass(slots=True)
@@ -64,9 +66,10 @@ class EngineSessions:
         """What was drafted so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
         self._makes_trees, self._cost, self._clock = makes_trees, cost, clock
-        self._tracker = SequenceTracker(most_drafted + 1)
+        self._tracker = SequenceTracker(max(most_drafted, _REST) + 1)
         self._pass: tuple[int, int] | None = None  # sequences and drafted tokens of the pass that is under way
         self._pass_began_s = 0.0
+        self._num_in_vain = self._num_rests = 0
         self._lock = threading.Lock()
         self._is_closed = False
         self.has_failed = False
@@ -110,6 +113,9 @@ class EngineSessions:
             self._drafter.close()
 
     def _draft(self, rows: Sequence[EngineRow], started_s: float, read_prompts: bool) -> list[Draft]:
+        if self._cost is not None and self._num_in_vain >= _PATIENCE and self._num_rests < _REST and rows:
+            return self._rest(self._cost, len(rows), started_s, read_prompts)
+        self._num_rests = 0
         sequences, num_new, ended = self._tracker.match(rows)
         self.counts.sequences += num_new
         self.counts.running = len(rows)
@@ -127,9 +133,18 @@ class EngineSessions:
         if self._cost is not None:
             drafts = paying_drafts(drafts, self._cost)
         num_offered = sum(map(len, drafts))
+        self._num_in_vain = 0 if num_offered else self._num_in_vain + 1
         self.counts.offered_tokens += num_offered
         self._pass = (len(rows), num_offered) if rows else None
         return drafts
+
+    def _rest(self, cost: PassCost, num_rows: int, started_s: float, read_prompts: bool) -> list[Draft]:
+        """Draft nothing; what was written meanwhile is noticed at the next batch that is drafted for."""
+        self._num_rests += 1
+        if self._pass is not None and self._pass[0] == num_rows and not read_prompts:
+            cost.observe(*self._pass, started_s - self._pass_began_s)
+        self._pass = num_rows, 0
+        return [EMPTY_DRAFT] * num_rows
 
     def _usable(self, draft: Draft, step: SequenceStep) -> Draft:
         if not self._makes_trees:

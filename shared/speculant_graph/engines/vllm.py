@@ -110,6 +110,8 @@ class SpeculantProposer:
         """End all sequences, so that what they accepted is learned, and let the drafter go."""
         if self.sessions is not None:
             self.sessions.close()
+        if self._metrics is not None:
+            self._metrics.update(at_once=True)
 
     def _room(self, length: int) -> int:
         return min(self._most, self._max_length - int(length) - 1)

@@ -67,7 +67,7 @@ def test_what_passes_cost_is_learned_from_noisy_passes(seconds, num_rows):
         drafted = int(chance.choice([0, 0, 1, 2, 4, 8])) * num_rows
         noise = chance.lognormal(0.0, 0.1) * (20.0 if chance.random() < 0.02 else 1.0)
         cost.observe(num_rows, drafted, seconds(num_rows, drafted) * noise)
-    found = cost.of(num_rows, 8 * num_rows)
+    found = np.array(cost.of(num_rows, 8 * num_rows))
     assert (np.diff(found) >= 0.0).all()
     for drafted in (0, num_rows, 8 * num_rows):
         relative = seconds(num_rows, drafted) / seconds(num_rows, 0)
@@ -76,9 +76,9 @@ def test_what_passes_cost_is_learned_from_noisy_passes(seconds, num_rows):
 
 def test_what_was_assumed_holds_until_passes_were_seen_and_in_their_unit():
     cost = LearnedCost()
-    assumed = cost.of(1, 8) / cost.of(1, 8)[0]
+    assumed = np.array(cost.of(1, 8)) / cost.of(1, 8)[0]
     cost.observe(1, 0, 0.02)
-    found = cost.of(1, 8)
+    found = np.array(cost.of(1, 8))
     assert found[0] == pytest.approx(0.02, rel=0.2)
     np.testing.assert_allclose(found / found[0], assumed, rtol=0.2)
 

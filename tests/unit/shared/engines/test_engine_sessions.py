@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_graph import DraftConfig, LocalDrafter
+from speculant_graph import CostCurve, DraftConfig, LocalDrafter
 from speculant_graph.engines.matching import EngineRow, SequenceTracker, TrackedSequence
-from speculant_graph.engines.price import LearnedCost
+from speculant_graph.engines.price import KnownCost, LearnedCost
 from speculant_graph.engines.sessions import EngineSessions
 from support.engine_runner import EngineRunner, Request, WatchedDrafter
 from support.graphs import graph_of
@@ -150,3 +150,27 @@ def test_ids_that_the_model_does_not_have_are_not_drafted():
     drafter = LocalDrafter(graph_of([[1, 30, 1, 30, 1, 30, 1]], 3, _VOCABULARY), DraftConfig(strategy="greedy"))
     assert len(EngineSessions(drafter, most_drafted=4, vocabulary_size=31).draft([_row(1, 30, 1)])[0]) == 4
     assert len(EngineSessions(drafter, most_drafted=4, vocabulary_size=30).draft([_row(1, 30, 1)])[0]) == 0
+
+
+def test_where_nothing_pays_fewer_steps_are_drafted_for_until_something_does():
+    phrase = list(range(8))
+    drafter = WatchedDrafter(LocalDrafter(graph_of([phrase * 50], 3, _VOCABULARY), DraftConfig(strategy="adaptive")))
+    flat = KnownCost(CostCurve((1,), (1.0,)))
+    steep = KnownCost(CostCurve((1, 2), (1.0, 50.0)))
+    sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY, cost=steep)
+    text = phrase * 10
+
+    def asked(num_steps: int) -> int:
+        before = drafter.num_calls
+        for _ in range(num_steps):
+            text.append(phrase[len(text) % 8])
+            sessions.draft([EngineRow(text, 8)])
+        return drafter.num_calls - before
+
+    assert asked(32) == 32
+    assert asked(40) == 10
+    sessions._cost = flat
+    assert asked(4) == 1
+    assert asked(4) == 4
+    assert drafter.num_opened == 1
+    assert not drafter.complaints

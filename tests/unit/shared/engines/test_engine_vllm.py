@@ -113,9 +113,9 @@ def test_metrics_say_what_was_drafted(graph_path: Path) -> None:
 
     before, proposer, rows = values(), SpeculantProposer(_config(graph_path=str(graph_path))), _Rows(1)
     offered = len(proposer.propose([rows.add(0, *range(10, 20))], rows.lengths, rows.tokens)[0])
+    proposer.close()
     assert [now - old for now, old in zip(values(), before, strict=True)] == [_MOST, offered, 1]
     assert REGISTRY.get_sample_value("speculant_sequences") == 1
-    proposer.close()
 
 
 def test_what_is_accepted_is_learned_and_kept_over_restarts(tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ class WorkerContender:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_S)  # it has orders no more, and ends in its own way
         _end(self._process)
 
     def _ask(self, order: dict[str, Any]) -> Any:

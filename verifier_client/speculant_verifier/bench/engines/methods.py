@@ -70,7 +70,8 @@ def methods_of(
         return _llama_server(installation, files, most_drafted, max_length)
     ours: dict[str, dict[str, Any]] = {
         OURS: {"graph_path": str(files.graph)},
-        f"{OURS}, sidecar": {"client": {"address": files.sidecar}},
+        # What earlier runs taught the sidecar is no help for a later one.
+        f"{OURS}, sidecar": {"client": {"address": files.sidecar, "tenant": f"{installation.engine}-{batch}"}},
         HELPLESS: {"graph_path": str(files.helpless), "draft": {"sources": ["corpus"]}},
     }
     common: dict[str, Any] = {"batch": batch, "max_length": max_length, "most_drafted": most_drafted}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 Decode = Callable[[list[list[int]], int], dict[str, Any]]
-"""Of prompts and a number of new tokens: ``ids``, ``seconds``, ``passes`` (sequences in each, together), as JSON takes it."""
+"""Of prompts and a number of new tokens: ``ids``, ``seconds``, ``passes`` (sequences in each, together), for JSON."""
 
 
 def serve_orders(start: Callable[[dict[str, Any]], tuple[Decode, Callable[[], list[float]]]]) -> None:

@@ -1,0 +1,27 @@
+"""What the tests of engines share: the demo's model and graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from speculant_graph.graph.builder import GraphBuilder
+from speculant_verifier.bench.engine_models import pad_checkpoint
+from speculant_verifier.demo.corpus import standard_library_files
+from speculant_verifier.demo.run import MODEL_FOLDER
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model in the least shape that vLLM's CPU kernels take."""
+    folder = tmp_path_factory.mktemp("model")
+    pad_checkpoint(MODEL_FOLDER, folder, 160, 192)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graph") / "graph.pkl"
+    GraphBuilder(tokenizer_name=str(MODEL_FOLDER)).build(standard_library_files(), path)
+    return path

@@ -1,0 +1,122 @@
+"""vLLM's server under many requests at a time, with a sidecar that is killed and started again in their midst."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from speculant_graph.bench.processes import free_ports
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_verifier.bench.engines.methods import PROPOSER
+from speculant_verifier.bench.serve_processes import OwnDrafter
+from speculant_verifier.demo.corpus import beginnings
+from speculant_verifier.demo.run import MODEL_FOLDER
+from support.real_engines import installed
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1_800)]
+
+_AT_A_TIME = 12
+_TOKENS = 100
+
+
+class _Server:
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def complete(self, prompt: list[int]) -> list[int]:
+        body = {
+            "model": "demo", "prompt": prompt, "max_tokens": _TOKENS, "temperature": 0, "return_token_ids": True
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"{self.address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return json.load(answer)["choices"][0]["token_ids"]
+
+    def complete_all(self, prompts: list[list[int]]) -> list[list[int]]:
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            return list(pool.map(self.complete, prompts))
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"{self.address}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
+@contextmanager
+def _serving(checkpoint: Path, folder: Path, address: str | None) -> Iterator[_Server]:
+    [port] = free_ports(1)
+    speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 8}
+    drafting = [] if address is None else [
+        "--speculative-config", json.dumps(speculative),
+        "--additional-config", json.dumps({"speculant": {"client": {"address": address, "deadline_ms": 100}}}),
+    ]  # fmt: skip
+    metrics = folder / "metrics"
+    metrics.mkdir(exist_ok=True)
+    log = folder / f"vllm-{port}.log"
+    with log.open("w") as messages:
+        process = subprocess.Popen(
+            [str(installed("vllm/bin/python")), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint),
+             "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+             "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8", "--no-enable-prefix-caching",
+             *drafting],
+            stdout=messages,
+            stderr=messages,
+            cwd=folder,
+            env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": "none", "HF_HUB_OFFLINE": "1",
+                 "PROMETHEUS_MULTIPROC_DIR": str(metrics)},
+        )  # fmt: skip
+    server = _Server(f"http://127.0.0.1:{port}")
+    try:
+        deadline = time.monotonic() + 300
+        while True:
+            assert process.poll() is None, log.read_text()[-3_000:]
+            assert time.monotonic() < deadline, "vLLM does not start"
+            try:
+                urllib.request.urlopen(f"{server.address}/health", timeout=1).close()
+                break
+            except (OSError, urllib.error.URLError):
+                time.sleep(0.5)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_no_request_fails_and_no_token_differs_when_the_sidecar_is_killed(
+    checkpoint: Path, graph: Path, tmp_path: Path
+) -> None:
+    tokenizer = CorpusTokenizer.load(MODEL_FOLDER, special_tokens="parse")
+    prompts = [tokenizer.encode_prompt(text) for text in beginnings(24)]
+    with _serving(checkpoint, tmp_path, None) as server:
+        plain = server.complete_all(prompts)
+    drafter = OwnDrafter(graph, f"unix://{tmp_path}/d.sock")
+    try:
+        drafter.await_ready()
+        with _serving(checkpoint, tmp_path, drafter.address) as server:
+            assert server.complete_all(prompts) == plain
+            drafted = server.metric("speculant_drafted_tokens_total")
+            assert drafted > 0
+            with ThreadPoolExecutor(1) as pool:
+                outcome = pool.submit(server.complete_all, prompts * 3)
+                time.sleep(1.0)
+                drafter.kill_and_start()
+                assert outcome.result() == plain * 3
+            assert server.metric("speculant_failed_steps_total") > 0
+            drafted = server.metric("speculant_drafted_tokens_total")
+            assert server.complete_all(prompts) == plain
+            assert server.metric("speculant_drafted_tokens_total") > drafted, "drafts come back"
+            drafter.close()
+            assert server.complete_all(prompts) == plain
+    finally:
+        drafter.close()
