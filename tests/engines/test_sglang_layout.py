@@ -45,7 +45,7 @@ for width in (2, 6, 12):
             sizes += size - 1
         ours = lay_out([query[-1] for query in queries], drafts, width)
         same += all(
-            (mine.dtype, mine.tobytes()) == (theirs.dtype, theirs.tobytes()) for mine, theirs in zip(ours, (tokens, mask))
+            (a.dtype, a.tobytes()) == (b.dtype, b.tobytes()) for a, b in zip(ours, (tokens, mask))
         )
 print(json.dumps({"same": same, "sizes": sizes, "is_ngram": algorithm.is_ngram()}))
 """

@@ -61,7 +61,7 @@ class LearnedCost:
         self._assumed_sum = self._seconds_sum = 0.0
         self._coefficients = _ASSUMED_COEFFICIENTS
         self._new: list[tuple[int, int, float]] = []
-        self._has_fit = False
+        self._num_left_out = self._num_fits = 0
 
     def of(self, num_rows: int, most_drafted: int) -> list[float]:
         """See :class:`PassCost`; seconds, once passes were seen."""
@@ -76,15 +76,20 @@ class LearnedCost:
 
     def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
         """See :class:`PassCost`."""
+        if self._num_left_out < _WARM_UP:
+            self._num_left_out += 1
+            return
         self._new.append((num_rows, num_drafted, seconds))
-        if len(self._new) == _EVERY or not self._has_fit:
+        if len(self._new) == _EVERY:
             self._fit()
 
     def _fit(self) -> None:
         rows, drafted, seconds = np.array(self._new).T
         features = _features(rows + drafted, drafted > 0)
-        if self._has_fit:
-            seconds = np.minimum(seconds, _LONGEST * (features @ self._coefficients))
+        expected = features @ self._coefficients
+        if not self._num_fits:
+            expected *= np.median(seconds / expected)
+        seconds = np.minimum(seconds, _LONGEST * expected)
         weights = _MEMORY ** np.arange(seconds.size)[::-1]
         fading = _MEMORY**seconds.size
         self._products = fading * self._products + (features.T * weights) @ features
@@ -95,16 +100,17 @@ class LearnedCost:
         self._coefficients = _non_negative_fit(
             self._products + _ASSUMED_PRODUCTS, self._sums + _ASSUMED_PRODUCTS @ assumed
         )
-        self._new, self._has_fit = [], True
+        self._new.clear()
+        self._num_fits += 1
 
 
 _NUM_FEATURES = 4
 _HALF = 16.0
 _MEMORY = 0.99
-_LONGEST = 4.0
+_LONGEST = 2.0
 """Longer than so many times what was expected, something else took the time."""
-_EVERY = 8
-"""Passes between two fits."""
+_WARM_UP, _EVERY = 8, 8
+"""Passes in which an engine warms up, which say nothing; and between two fits."""
 
 
 def _features(num_tokens: NDArray[Any], has_drafts: NDArray[np.bool_]) -> NDArray[np.float64]:
