@@ -117,12 +117,11 @@ def test_export_with_a_format(
     assert speculant("export", "graph.pkl", "--format", "graphml", "-o", "any") == 0
     assert nx.read_graphml("any").number_of_edges() == sum(graph.metadata.transitions_per_order)
     capsys.readouterr()
-    assert speculant("export", "graph.pkl", "--format", "llama-lookup", "--min-count", 1, "--json") == 0
+    assert speculant("export", "graph.pkl", "--format", "llama-lookup", "--min-share", 0, "--json") == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["output"] == "lookup.bin"
-    assert report["contexts"] == sum(graph.metadata.contexts_per_order)
-    assert report["successors"] == sum(graph.metadata.transitions_per_order)
-    assert report["file_bytes"] == 20 * report["contexts"] + 8 * report["successors"]
-    assert report["file_bytes"] == Path("lookup.bin").stat().st_size
-    assert speculant("export", "graph.pkl", "--format", "llama-lookup", "--json") == 0
-    assert 0 < json.loads(capsys.readouterr().out.splitlines()[-1])["contexts"] < report["contexts"]
+    assert report["contexts"] == graph.metadata.contexts_per_order[-1]
+    assert report["file_bytes"] == 28 * report["contexts"] == Path("lookup.bin").stat().st_size
+    for more in ((), ("--min-share", 0, "--min-count", 2)):
+        assert speculant("export", "graph.pkl", "--format", "llama-lookup", *more, "--json") == 0
+        assert 0 < json.loads(capsys.readouterr().out.splitlines()[-1])["contexts"] < report["contexts"]

@@ -31,8 +31,10 @@ class ExportSettings(CommandSettings):
     ending .gexf or .graphml decides."""
     max_edges: int = Field(200_000, ge=1)
     """Refuse graphs with more edges: each takes about a kilobyte of memory. Not for llama-lookup."""
-    min_count: int = Field(2, ge=1)
-    """For llama-lookup: contexts that occur less often are left out."""
+    min_count: int = Field(1, ge=1)
+    """For llama-lookup: contexts that occur less often are left out, for a smaller file."""
+    min_share: float = Field(0.75, ge=0.0, le=1.0)
+    """For llama-lookup: contexts are left out whose most frequent successor makes up less of what followed them."""
     tokenizer: str | None = None
     """Tokenizer for the texts of tokens; the graph's own if not given. llama-lookup needs none, but compares one that
     is given with the graph's."""
@@ -82,5 +84,5 @@ def _export_lookup(graph: NgramGraph, output: Path, settings: ExportSettings) ->
 
     if settings.tokenizer is not None:
         CorpusTokenizer.load(settings.tokenizer).require(graph.metadata.tokenizer)
-    size = export_llama_lookup(graph, output, settings.min_count)
-    return {"contexts": size.contexts, "successors": size.successors}
+    num_contexts = export_llama_lookup(graph, output, min_count=settings.min_count, min_share=settings.min_share)
+    return {"contexts": num_contexts}

@@ -1,5 +1,11 @@
 """A graph as the lookup cache of llama.cpp, from which an unmodified ``llama-server`` drafts.
 
+llama.cpp drafts the most frequent successor of the longest context that it finds, if it followed often enough: its
+thresholds are fixed, and let contexts of few tokens and two occurrences pass, so that most drafts of a whole graph are
+wrong. What it drafts is decided here instead: a context is in the file if its best successor is likely enough, with
+that successor alone. Shorter contexts than the longest are left out, as what they draft costs more than it brings
+(docs/engines.md).
+
 The file has no head; it is what ``common_ngram_cache_load`` of llama.cpp's ``common/ngram-cache.cpp`` reads, one record
 per context, all of them little-endian int32:
 
@@ -13,7 +19,6 @@ per context, all of them little-endian int32:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,57 +27,53 @@ from numpy.typing import NDArray
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.container import damaged
 from speculant_graph.graph.export import replacing
-from speculant_graph.graph.layout import CHILD, CUMULATIVE, TOKEN, TOKEN_MASK, Int64Array, UInt32Array
+from speculant_graph.graph.layout import CHILD, CUMULATIVE, TOKEN, TOKEN_MASK, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 
 LONGEST = 4
 """Tokens of the longest context that llama.cpp looks up."""
-LARGEST_TOTAL = 20_000_000
-"""llama.cpp multiplies sums of counts by percentages in 32 bits; a context seen more often is written in proportion."""
+LARGEST_COUNT = 20_000_000
+"""llama.cpp multiplies counts by percentages in 32 bits; larger ones are written as this."""
+
+ALWAYS_ENOUGH = 4
+"""Occurrences that are enough for llama.cpp whatever the length of a context."""
 
 _WORD = np.dtype("<i4")
 _CONTEXTS_AT_A_TIME = 1 << 16
 _SUCCESSORS_AT_A_TIME = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class LookupSize:
-    """What a lookup cache holds."""
-
-    contexts: int
-    """Contexts of 1 to 4 tokens."""
-    successors: int
-    """Their successors, all together."""
-
-
-def export_llama_lookup(graph: NgramGraph, path: str | Path, min_count: int = 2) -> LookupSize:
-    """Write the graph's contexts of 1 to 4 tokens with all their successors as llama.cpp's lookup cache.
+def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int = 1, min_share: float = 0.75) -> int:
+    """Write what llama.cpp is to draft from, as its lookup cache.
 
     The file is for ``llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE``. As the cache knows token ids
     only, the model must have the graph's tokenizer; nothing compares them. Takes some 50 MB of memory at most, or
     more if a context has millions of successors.
 
     Args:
-        graph: the graph; one of a lower order has shorter contexts only.
+        graph: the graph; of one of a lower order than 4 the longest contexts are written.
         path: the file; an older one stays intact until the new one is complete.
-        min_count: contexts that occur less often in the corpus are left out. As a dynamic cache none that occurs once
-            is ever drafted from, so 2 loses nothing.
+        min_count: contexts that occur less often in the corpus are left out.
+        min_share: contexts whose most frequent successor has a smaller share of what followed are left out.
+
+    Returns:
+        The number of contexts written.
 
     Raises:
-        ConfigError: ``min_count`` is below 1.
+        ConfigError: ``min_count`` is below 1, or ``min_share`` no share.
         GraphFileError: the file can't be written, or the graph is damaged.
     """
     if min_count < 1:
         raise ConfigError(f"min_count = {min_count} is below 1; take 1 to keep every context")
-    contexts = successors = 0
+    if not 0.0 <= min_share <= 1.0:
+        raise ConfigError(f"min_share = {min_share} is no share; take a number from 0 to 1")
+    num_contexts, length = 0, min(LONGEST, graph.max_order)
     with replacing(Path(path)) as temporary, temporary.open("wb") as file:
-        for length in range(1, min(LONGEST, graph.max_order) + 1):
-            for first, sizes in _portions(graph, length):
-                words, kept = _records(graph, length, first, sizes, min_count)
-                file.write(words.data)
-                contexts += kept
-                successors += (words.size - (LONGEST + 1) * kept) // 2
-    return LookupSize(contexts, successors)
+        for first, bounds in _portions(graph, length):
+            records = _records(graph, length, first, bounds, min_count, min_share)
+            file.write(records.data)
+            num_contexts += len(records)
+    return num_contexts
 
 
 def _portions(graph: NgramGraph, length: int) -> Iterator[tuple[int, Int64Array]]:
@@ -95,40 +96,35 @@ def _portions(graph: NgramGraph, length: int) -> Iterator[tuple[int, Int64Array]
 
 
 def _records(
-    graph: NgramGraph, length: int, first: int, bounds: Int64Array, min_count: int
-) -> tuple[NDArray[np.int32], int]:
-    """Return the words of a run of contexts, and how many of them are kept.
+    graph: NgramGraph, length: int, first: int, bounds: Int64Array, min_count: int, min_share: float
+) -> NDArray[np.int32]:
+    """Return the records of a run of contexts, shape ``[kept, 7]``.
 
     Args:
         graph: the graph.
         length: tokens of a context.
         first: number of the first one.
         bounds: where the successors of each begin, shape ``[contexts + 1]``.
-        min_count: contexts that occur less often are left out.
+        min_count: see above.
+        min_share: see above.
     """
     num_contexts = bounds.size - 1
     below = graph.trie.level(length + 1)[bounds[0] : bounds[-1] + 1]
     counts = np.diff(graph.trie.level(length)[first : first + num_contexts + 1, CUMULATIVE])
-    sizes = np.diff(bounds)
-    kept = (counts >= min_count) & (sizes > 0)
-    of_kept = np.repeat(kept, sizes)
-    totals = np.diff(below[bounds - bounds[0], CUMULATIVE])[kept]
-    sizes = sizes[kept]
-
-    starts = np.cumsum(LONGEST + 1 + 2 * sizes) - (LONGEST + 1 + 2 * sizes)
-    words = np.full(int((LONGEST + 1 + 2 * sizes).sum()), -1, _WORD)
-    ngrams = graph.ngrams(length, first, first + num_contexts)[kept]
-    words[starts[:, None] + np.arange(length)] = ngrams
-    words[starts + LONGEST] = sizes
-    # The j-th successor of a context is 2 j words behind its head.
-    numbers = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    places = np.repeat(starts + LONGEST + 1, sizes) + 2 * numbers
-    words[places] = below[:-1, TOKEN][of_kept] & TOKEN_MASK
-    words[places + 1] = _in_proportion(np.diff(below[:, CUMULATIVE])[of_kept], totals, sizes)
-    return words, int(sizes.size)
-
-
-def _in_proportion(counts: UInt32Array, totals: UInt32Array, sizes: Int64Array) -> UInt32Array:
-    """Return counts, divided where those of a context add up to more than :data:`LARGEST_TOTAL`; all stay positive."""
-    divisors = -(-totals.astype(np.int64) // LARGEST_TOTAL)
-    return np.maximum(counts // np.repeat(divisors.astype(np.uint32), sizes), np.uint32(1))
+    has_successors = np.diff(bounds) > 0
+    starts = (bounds[:-1] - bounds[0])[has_successors]
+    if not starts.size:
+        return np.empty((0, LONGEST + 3), _WORD)
+    of_successors = np.diff(below[:, CUMULATIVE])
+    best, totals = np.maximum.reduceat(of_successors, starts), np.add.reduceat(of_successors, starts)
+    kept = (counts[has_successors] >= min_count) & (best >= min_share * totals)
+    # Of several that are as frequent, the first.
+    owners = np.repeat(np.arange(starts.size), np.diff(np.append(starts, of_successors.size)))
+    candidates = np.flatnonzero(of_successors == best[owners])
+    places = candidates[np.searchsorted(owners[candidates], np.flatnonzero(kept))]
+    records = np.full((places.size, LONGEST + 3), -1, _WORD)
+    records[:, :length] = graph.ngrams(length, first, first + num_contexts)[has_successors][kept]
+    records[:, LONGEST] = 1
+    records[:, LONGEST + 1] = below[places, TOKEN] & TOKEN_MASK
+    records[:, LONGEST + 2] = np.clip(best[kept], ALWAYS_ENOUGH, LARGEST_COUNT)
+    return records

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from speculant_graph.errors import ConfigError, GraphFileError
 from speculant_graph.graph import llama_lookup
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, trie_of
-from speculant_graph.graph.llama_lookup import LARGEST_TOTAL, LookupSize, export_llama_lookup
+from speculant_graph.graph.llama_lookup import ALWAYS_ENOUGH, LARGEST_COUNT, export_llama_lookup
 from speculant_graph.graph.ngrams import NgramGraph
 from support.graphs import graph_of
 from support.oracle import OracleGraph
@@ -60,14 +60,16 @@ def times(graph: NgramGraph, factor: int) -> NgramGraph:
     texts=documents,
     max_order=st.integers(1, 6),
     min_count=st.integers(1, 4),
+    min_share=st.sampled_from([0.0, 0.5, 0.75, 1.0]),
     boundaries=st.booleans(),
     contexts_at_a_time=st.integers(1, 9),
     successors_at_a_time=st.integers(1, 9),
 )
-def test_the_file_holds_what_was_counted(
+def test_the_file_holds_what_is_likely_enough(
     texts: list[list[int]],
     max_order: int,
     min_count: int,
+    min_share: float,
     boundaries: bool,
     contexts_at_a_time: int,
     successors_at_a_time: int,
@@ -75,57 +77,47 @@ def test_the_file_holds_what_was_counted(
 ) -> None:
     stream = [token_id for text in texts for token_id in text]
     slow = OracleGraph(texts if boundaries else [stream], max_order)
-    expected = {
-        context: dict(successors)
-        for context, successors in slow.context_index.items()
-        if len(context) <= 4 and slow.ngram_counts[context] >= min_count
-    }
+    expected: Cache = {}
+    for context, successors in slow.context_index.items():
+        best = max(successors.values())
+        is_frequent = slow.ngram_counts[context] >= min_count
+        if len(context) == min(4, max_order) and is_frequent and best >= min_share * sum(successors.values()):
+            first = min(token for token, count in successors.items() if count == best)
+            expected[context] = {first: max(best, ALWAYS_ENOUGH)}
     path = tmp_path_factory.mktemp("lookup") / "lookup.bin"
     graph = graph_of(texts, max_order, VOCABULARY_SIZE, boundaries=boundaries)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(llama_lookup, "_CONTEXTS_AT_A_TIME", contexts_at_a_time)
         patched.setattr(llama_lookup, "_SUCCESSORS_AT_A_TIME", successors_at_a_time)
-        size = export_llama_lookup(graph, path, min_count)
+        num_contexts = export_llama_lookup(graph, path, min_count=min_count, min_share=min_share)
     assert read_cache(path) == expected
-    assert size == LookupSize(len(expected), sum(map(len, expected.values())))
+    assert num_contexts == len(expected)
 
 
 def test_every_byte(tmp_path: Path) -> None:
-    export_llama_lookup(graph_of([[7, 3, 7, 3, 9]], 2, VOCABULARY_SIZE), tmp_path / "a.bin", 2)
-    words = [3, -1, -1, -1, 2, 7, 1, 9, 1, 7, -1, -1, -1, 1, 3, 2, 7, 3, -1, -1, 2, 7, 1, 9, 1]
-    assert (tmp_path / "a.bin").read_bytes() == struct.pack(f"<{len(words)}i", *words)
+    graph = graph_of([[7, 3, 7, 3, 9]], 2, VOCABULARY_SIZE)
+    assert export_llama_lookup(graph, tmp_path / "a.bin", min_share=0.6) == 1  # after 7, 3 come 7 and 9
+    assert (tmp_path / "a.bin").read_bytes() == struct.pack("<7i", 3, 7, -1, -1, 1, 3, 4)
 
 
 def test_counts_fit_into_the_arithmetic_of_llama_cpp(tmp_path: Path) -> None:
-    small = graph_of([[1, 2, 1, 2, 1, 2, 1, 3, 4]], 1, VOCABULARY_SIZE)
-    factor = 2**32 // 9
-    export_llama_lookup(times(small, factor), tmp_path / "large.bin")
-    cache = read_cache(tmp_path / "large.bin")
-    assert cache.keys() == {(1,), (2,), (3,)}
-    for counts in cache.values():
-        assert LARGEST_TOTAL * 0.99 < sum(counts.values()) <= LARGEST_TOTAL
-        assert 100 * max(counts.values()) < 2**31
-    assert cache[1,][2] == pytest.approx(3 * cache[1,][3])
-
-
-def test_rare_successors_of_a_frequent_context_stay(tmp_path: Path) -> None:
-    graph = times(graph_of([[1, 2, 1, 2, 1, 2, 1, 3]], 1, VOCABULARY_SIZE), 2**28)
-    below = graph.trie.level(2)
-    # (1, 3) is the record behind (1, 2): let it occur once only, and what comes later as often as before.
-    below[2:, CUMULATIVE] -= np.uint32(2**28 - 1)
-    export_llama_lookup(graph, tmp_path / "lookup.bin")
-    assert read_cache(tmp_path / "lookup.bin")[1,] == {2: 3 * 2**28 // (3 * 2**28 // LARGEST_TOTAL + 1), 3: 1}
+    graph = times(graph_of([[1, 2, 1, 2, 1, 2]], 1, VOCABULARY_SIZE), 2**29)
+    export_llama_lookup(graph, tmp_path / "large.bin")
+    assert read_cache(tmp_path / "large.bin") == {(1,): {2: LARGEST_COUNT}, (2,): {1: LARGEST_COUNT}}
+    assert 100 * LARGEST_COUNT < 2**31
 
 
 def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     graph = graph_of([[1, 2, 1, 2, 3]], 3, VOCABULARY_SIZE)
     with pytest.raises(ConfigError, match="min_count = 0"):
-        export_llama_lookup(graph, tmp_path / "lookup.bin", 0)
+        export_llama_lookup(graph, tmp_path / "lookup.bin", min_count=0)
+    with pytest.raises(ConfigError, match="min_share = 2"):
+        export_llama_lookup(graph, tmp_path / "lookup.bin", min_share=2)
     with pytest.raises(GraphFileError, match="check folder"):
         export_llama_lookup(graph, tmp_path / "none" / "lookup.bin")
-    for record, child in ((2, 0), (3, 2**32 - 1)):
+    for record, child in ((2, 0), (1, 2**32 - 1)):
         broken = times(graph, 1)
-        broken.trie.level(2)[record, CHILD] = child
+        broken.trie.level(3)[record, CHILD] = child
         (tmp_path / "lookup.bin").write_bytes(b"older")
         with pytest.raises(GraphFileError, match="damaged"):
             export_llama_lookup(broken, tmp_path / "lookup.bin")
