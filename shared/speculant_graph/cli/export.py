@@ -33,7 +33,7 @@ class ExportSettings(CommandSettings):
     """Refuse graphs with more edges: each takes about a kilobyte of memory. Not for llama-lookup."""
     min_count: int = Field(1, ge=1)
     """For llama-lookup: contexts that occur less often are left out, for a smaller file."""
-    min_share: float = Field(0.75, ge=0.0, le=1.0)
+    min_share: float = Field(0.6, ge=0.0, le=1.0)
     """For llama-lookup: contexts are left out whose most frequent successor makes up less of what followed them."""
     tokenizer: str | None = None
     """Tokenizer for the texts of tokens; the graph's own if not given. llama-lookup needs none, but compares one that

@@ -43,7 +43,7 @@ _CONTEXTS_AT_A_TIME = 1 << 16
 _SUCCESSORS_AT_A_TIME = 1 << 20
 
 
-def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int = 1, min_share: float = 0.75) -> int:
+def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int = 1, min_share: float = 0.6) -> int:
     """Write what llama.cpp is to draft from, as its lookup cache.
 
     The file is for ``llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE``. As the cache knows token ids

@@ -135,7 +135,7 @@ class LlamaServer:
         with self.log.open("w", encoding="utf-8") as messages:
             self._process = subprocess.Popen(
                 [str(self.binary.absolute()), "-m", str(self.model), "--host", "127.0.0.1", "--port", str(port),
-                 "-t", "1", "-tb", "1", "-c", str(self.max_length), "-np", "1", "--no-webui", "--swa-full",
+                 "-c", str(self.max_length), "-np", "1", "--no-webui", "--swa-full",
                  "--cache-ram", "0", *self.arguments],
                 stdout=messages,
                 stderr=messages,
