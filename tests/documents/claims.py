@@ -22,11 +22,23 @@ ELSEWHERE = {
 
 ELSEWHERE_BY_LINE = {
     ("docs/sidecar.md", "[[clients]]"): "tests/integration/test_docs.py::test_the_access_file_is_one",
+    (
+        "docs/engines.md",
+        "from llama_cpp import Llama",
+    ): "tests/engines/test_llama_page.py::test_the_program_of_the_page",
+    (
+        "docs/engines.md",
+        "from tensorrt_llm import LLM",
+    ): "tests/documents/test_engines_page.py::test_the_drafter_for_tensorrt_llm_drafts",
     ("docs/security.md", "[server]"): "tests/documents/test_guides.py::test_the_settings_for_a_network_are_settings",
 }
 """(page, first line of the block) -> the test that runs that block, or reads it as the program would."""
 
 NOT_RUN = {
+    ("docs/engines.md", "vllm serve MODEL \\"):
+        "tests/documents/test_engines_page.py::test_the_command_for_vllm_names_what_is_there",
+    ("docs/engines.md", "SPECULANT_CLIENT__ADDRESS=unix:///run/speculant/drafter.sock sglang serve MODEL \\"):
+        "tests/documents/test_engines_page.py::test_the_command_for_sglang_sets_what_is_there",
     ("README.md", "make demo     # creates .venv, installs, decodes six prompts plainly and with drafts"):
         "tests/documents/test_guides.py::test_verbs_of_make_do_what_pages_say",
     ("CONTRIBUTING.md", "make setup          # .venv with everything"):
@@ -47,6 +59,7 @@ the test that looks whether what they name is there. ``test_command_line.py::tes
 all is installed."""
 
 OUTPUT = {
+    ("docs/engines.md", "llama-server -m model.gguf --spec-type ngram-cache --lookup-cache-dynamic lookup.bin"),
     ("docs/experiments.md", "prompt tokens plain/s spec./s faster per step accepted RPC p50     p99 same"),
     ("docs/clients.md", "client (beside the model)                                   sidecar"),
     ("docs/clients.md", "context_lengths  6                              2           draft_lengths  3            2"),
@@ -102,6 +115,7 @@ EXPECTED: dict[str, list[str]] = {
         r"tokens a step",
         r"speculant_verifier_passes_total [1-9]",
     ],
+    "docs/engines.md": [r"lookup.bin: [1-9]\d* contexts", r"\(\d+, .*\)"],
     "docs/operating.md": [r'"completion_tokens": ?20', r'"object": ?"list"', r"invalid_api_key"],
     "docs/python.md": [r"drafted tokens accepted", r"DrafterStatistics\("],
     "docs/sidecar.md": [r"max_sessions = 77", r"(?m)^[0-9a-f]{64}  -$", r"docs +2 "],

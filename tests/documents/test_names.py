@@ -28,7 +28,8 @@ KINDS = {
 }  # fmt: skip
 FILES = r"(?:py|pkl|nx|pem|key|md|proto|toml)"
 FOREIGN_FLAGS = {"--help", "--upgrade", "--no-sandbox", "--headless", "--screenshot", "--schema", "--unix-socket",
-                 "--protocol", "--group", "--profile"}  # fmt: skip
+                 "--protocol", "--group", "--profile", "--tokenizer", "--speculative-num-draft-tokens",
+                 "--speculative-ngram-max-bfs-breadth"}  # fmt: skip
 """Those of other programs, and what every command has."""
 EVERYWHERE = sorted({*pages(), "ARCHITECTURE.md", "CHANGELOG.md"})
 

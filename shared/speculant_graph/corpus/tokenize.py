@@ -61,7 +61,14 @@ def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
 def fingerprint_from(
     name: str, vocabulary: Mapping[str, int], merges: Sequence[Any] | None, special_tokens: Iterable[str]
 ) -> Fingerprint:
-    """Return the identity of a tokenizer by what it consists of; see :func:`fingerprint_of`."""
+    """Return the identity of a tokenizer by what it consists of; see :func:`fingerprint_of`.
+
+    Args:
+        name: what people call it; no part of the identity.
+        vocabulary: id of every token.
+        merges: pairs in the order in which they are merged, of a tokenizer that merges.
+        special_tokens: those that text must not make.
+    """
     identity = {
         "vocabulary": sorted((token_id, token) for token, token_id in vocabulary.items()),
         "merges": merges,

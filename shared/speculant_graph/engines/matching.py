@@ -43,7 +43,13 @@ class TrackedSequence:
     __slots__ = ("_buffer", "_length", "is_new", "place", "request_id", "session_id")
 
     def __init__(self, session_id: int, row: EngineRow, token_ids: Tokens) -> None:
-        """Begin with the text of a row."""
+        """Begin with the text of a row.
+
+        Args:
+            session_id: its session with the drafter.
+            row: where the engine has it.
+            token_ids: the row's whole text, as an array.
+        """
         self.session_id = session_id
         self.request_id = row.request_id
         self.is_new = True

@@ -36,13 +36,13 @@ class BenchEnginesSettings(CommandSettings):
     methods: str = ""
     """Measure these ways of drafting alone, separated by semicolons; 'none' is always one."""
     width: Annotated[int, Field(ge=160)] = 1_024
-    """Width of the model: 160 is the least that engines take, and takes 2 ms a pass."""
+    """Width of the model, at least 160, which engines need and pass in 2 ms."""
     batch: list[Annotated[int, Field(ge=1, le=64)]] = [1, 8]  # noqa: RUF012 - every instance gets its own copy
     """Sequences decoded together, by engines that can."""
     limit: Annotated[int, Field(ge=1)] = 24
     """Prompts: beginnings of functions."""
     max_tokens: Annotated[int, Field(ge=2)] = 60
-    """Most new tokens of each."""
+    """Most new tokens of each, at least 2."""
     most_drafted: Annotated[int, Field(ge=1, le=64)] = 8
     """Most tokens drafted for a sequence in a step."""
     rounds: Annotated[int, Field(ge=1)] = 2
