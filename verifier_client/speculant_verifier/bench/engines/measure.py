@@ -1,4 +1,4 @@
-"""Measures one engine: all its ways of drafting are running, and take turns with a few prompts each."""
+"""Measures one engine: all its ways of drafting are running, and take turns with a batch of prompts each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from speculant_verifier.bench.engines.methods import NONE, Files, Installation, 
 if TYPE_CHECKING:
     from speculant_graph.bench.replay_progress import BenchProgress
     from speculant_verifier.bench.engines.command import BenchEnginesSettings
-
-_PROMPTS_A_TURN = 8
 
 
 @dataclass
@@ -79,7 +77,8 @@ def _measure_batch(
             contender.decode(prompts[:1], 4)
         plain: _Round | None = None
         for number in range(1, settings.rounds + 1):
-            rounds = _round(running, prompts, settings.max_tokens, progress, f"{installation.engine}, round {number}")
+            label = f"{installation.engine}, round {number}"
+            rounds = _round(running, prompts, batch, settings.max_tokens, progress, label)
             plain = plain or rounds[NONE]
             for method, of in rounds.items():
                 results.append({**head, "method": method, "round": number, **_figures(of, plain, rounds[NONE])})
@@ -95,18 +94,19 @@ def _measure_batch(
 def _round(
     running: dict[str, Contender],
     prompts: Sequence[Sequence[int]],
+    batch: int,
     max_tokens: int,
     progress: BenchProgress,
     label: str,
 ) -> dict[str, _Round]:
     rounds = {method: _Round() for method in running}
     names = list(running)
-    turns = range(0, len(prompts), _PROMPTS_A_TURN)
+    turns = range(0, len(prompts), batch)
     tell = progress.teller(label)
     for turn, start in enumerate(turns):
         for place in range(len(names)):  # everyone comes first, second, ... equally often
             name = names[(turn + place) % len(names)]
-            rounds[name].add(running[name].decode(prompts[start : start + _PROMPTS_A_TURN], max_tokens))
+            rounds[name].add(running[name].decode(prompts[start : start + batch], max_tokens))
             tell(turn * len(names) + place + 1, len(turns) * len(names))
     return rounds
 
