@@ -22,17 +22,21 @@ class _Round:
     """What one way of drafting made of all prompts."""
 
     ids: list[tuple[int, ...]] = field(default_factory=list)
-    seconds: float = 0.0
+    turns_s: list[float] = field(default_factory=list)
     passes: int = 0
 
     def add(self, decoded: Decoded) -> None:
         self.ids += decoded.ids
-        self.seconds += decoded.seconds
+        self.turns_s.append(decoded.seconds)
         self.passes += decoded.passes
 
     @property
     def num_tokens(self) -> int:
         return sum(map(len, self.ids))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / sum(self.turns_s)
 
 
 def measure_engine(
@@ -116,8 +120,9 @@ def _figures(of: _Round, plain: _Round, beside: _Round) -> dict[str, Any]:
         "identical": of.ids == plain.ids,
         "tokens": of.num_tokens,
         "tokens_per_pass": round(of.num_tokens / max(of.passes, 1), 3),
-        "tokens_per_s": round(of.num_tokens / of.seconds, 1),
-        "speedup": round(of.num_tokens / of.seconds / (beside.num_tokens / beside.seconds), 3),
+        "tokens_per_s": round(of.tokens_per_s, 1),
+        "speedup": round(of.tokens_per_s / beside.tokens_per_s, 3),
+        "speedup_median_turn": round(float(np.median(np.divide(beside.turns_s, of.turns_s))), 3),
     }
 
 
