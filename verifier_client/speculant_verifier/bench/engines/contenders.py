@@ -136,7 +136,8 @@ class LlamaServer:
             self._process = subprocess.Popen(
                 [str(self.binary.absolute()), "-m", str(self.model), "--host", "127.0.0.1", "--port", str(port),
                  "-c", str(self.max_length), "-np", "1", "--no-webui", "--swa-full",
-                 "--cache-ram", "0", *self.arguments],
+                 # With flash attention passes over several tokens round otherwise than those over one: ties flip.
+                 "--cache-ram", "0", "-fa", "off", *self.arguments],
                 stdout=messages,
                 stderr=messages,
                 text=True,
