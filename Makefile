@@ -82,8 +82,8 @@ $(ENGINES)/llama-cpp/.installed: constraints-engines.txt
 $(ENGINES)/llama-server: $(ENGINES)/llama-cpp/.installed $(TOOLS)
 	@echo "building llama-server"
 	rm -rf $(ENGINES)/llama-source && mkdir -p $(ENGINES)/llama-source
-	$(BIN)/python -m pip download $(QUIETLY) -c constraints-engines.txt --no-deps --no-build-isolation \
-		--no-binary llama-cpp-python -d $(ENGINES)/llama-source llama-cpp-python
+	$(BIN)/python -m pip download $(QUIETLY) -c constraints-engines.txt --no-deps --no-binary llama-cpp-python \
+		-d $(ENGINES)/llama-source llama-cpp-python
 	tar xzf $(ENGINES)/llama-source/*.tar.gz -C $(ENGINES)/llama-source --strip-components 1
 	cmake -S $(ENGINES)/llama-source/vendor/llama.cpp -B $(ENGINES)/llama-build -DCMAKE_BUILD_TYPE=Release \
 		-DBUILD_SHARED_LIBS=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
