@@ -61,10 +61,10 @@ def lay_out(roots: Sequence[TokenId], drafts: Sequence[Draft], width: int) -> tu
 
     Returns:
         Token ids, int64 of shape ``[requests * width]``, the root first; and which nodes are ancestors of which, or the
-        node itself, uint8 of shape ``[requests * width * width]``.
+        node itself, int64 of shape ``[requests * width * width]``.
     """
     tokens = np.zeros((len(roots), width), np.int64)
-    ancestors = np.zeros((len(roots), width, width), np.uint8)
+    ancestors = np.zeros((len(roots), width, width), np.int64)
     ancestors[:, range(width), range(width)] = 1
     ancestors[:, :, 0] = 1
     for row, (root, draft) in enumerate(zip(roots, drafts, strict=True)):
