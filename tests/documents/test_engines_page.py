@@ -43,7 +43,9 @@ def test_the_command_for_vllm_names_what_is_there() -> None:
 
 
 def test_the_table_of_settings_names_what_is_there() -> None:
-    named = set(re.findall(r"`([a-z_.]+)`", "".join(re.findall(r"(?m)^\| (`[a-z_.`…]+`) \|", _PAGE))))
+    named = set(
+        re.findall(r"`([a-z_.]+)`", "".join(re.findall(r"(?m)^\| (`[a-z_.`…]+`) \|", _PAGE.partition("## vLLM")[0])))
+    )
     assert {"graph_path", "client.address", "learned", "cost", "pad"} <= named
     assert {name.split(".")[0] for name in named} <= set(EngineSettings.model_fields)
     assert {"address", "tenant", "deadline_ms"} <= set(ClientConfig.model_fields)

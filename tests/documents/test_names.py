@@ -29,7 +29,7 @@ KINDS = {
 FILES = r"(?:py|pkl|nx|pem|key|md|proto|toml)"
 FOREIGN_FLAGS = {"--help", "--upgrade", "--no-sandbox", "--headless", "--screenshot", "--schema", "--unix-socket",
                  "--protocol", "--group", "--profile", "--tokenizer", "--speculative-num-draft-tokens",
-                 "--speculative-ngram-max-bfs-breadth"}  # fmt: skip
+                 "--speculative-ngram-max-bfs-breadth", "--spec-draft-n-max"}  # fmt: skip
 """Those of other programs, and what every command has."""
 EVERYWHERE = sorted({*pages(), "ARCHITECTURE.md", "CHANGELOG.md"})
 

@@ -86,6 +86,7 @@ def test_what_contradicts_the_graph_is_one_line(
         (("prune", graph, "-o", tmp_path / "x.pkl", "--min-count", 99), "prune to less"),
         (("export", graph, "-o", tmp_path / "x.txt"), ".gexf"),
         (("export", graph, "-o", tmp_path / "x.gexf", "--max-edges", 3), "max_edges"),
+        (("export", graph, "-o", graph, "--format", "llama-lookup"), "--output"),
         (("export", graph, "-o", tmp_path / "x.gexf", "--tokenizer", other_tokenizer), "tokenizer"),
         (("export", graph, "--format", "llama-lookup", "--tokenizer", other_tokenizer), "was built with tokenizer"),
         (("export", graph, "--format", "llama-lookup", "--min-count", 0), "min-count"),

@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from speculant_graph.cli.terminal import printable
+from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
 from speculant_graph.view.wording import counted
 
@@ -54,6 +55,8 @@ def run(arguments: Sequence[str]) -> int:
     log_to_stderr("INFO")
     graph = NgramGraph.load(settings.path, verify=True)
     output = settings.output or Path(_OUTPUTS[settings.format])
+    if output.exists() and output.samefile(settings.path):
+        raise ConfigError(f"{output} is the graph itself; name another --output")
     export = _export_lookup if settings.format == "llama-lookup" else _export
     numbers = export(graph, output, settings)
     file_bytes = output.stat().st_size

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from functools import cache
+from threading import Event, Thread
 
+from loguru import logger
 from prometheus_client import Counter, Gauge, Histogram
 
 from speculant_graph.engines.sessions import EngineSessions
 
 _INTERVAL_S = 1.0
+_IDLE_S = 5.0
+"""After so long without a step the engine stands still."""
 _BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 
 
@@ -19,7 +22,7 @@ def _metrics() -> tuple[Counter, Counter, Counter, Gauge, Histogram]:
     return (
         Counter("speculant_drafted_tokens", "Tokens that the drafter proposed."),
         Counter("speculant_offered_tokens", "Tokens of drafts that the engine was given to verify."),
-        Counter("speculant_failed_steps", "Batches that got no drafts in time."),
+        Counter("speculant_failed_steps", "Batches that got no drafts because drafting failed or came too late."),
         Gauge(
             "speculant_sequences", "Sequences that were drafted for in the latest step.", multiprocess_mode="livesum"
         ),
@@ -28,28 +31,57 @@ def _metrics() -> tuple[Counter, Counter, Counter, Gauge, Histogram]:
 
 
 class EngineMetrics:
-    """Brings what the sessions of one engine count to the metrics."""
+    """Once a second, beside the decoding, brings what the sessions of an engine count to the metrics.
 
-    def __init__(self, sessions: EngineSessions) -> None:
-        """Take the sessions."""
+    It ends the sequences of an engine that stands still, too, so that what they accepted is learned.
+    """
+
+    def __init__(self, sessions: EngineSessions, *, interval_s: float = _INTERVAL_S, idle_s: float = _IDLE_S) -> None:
+        """Begin.
+
+        Args:
+            sessions: the engine's.
+            interval_s: time between two updates.
+            idle_s: after so long without a step its sequences end.
+
+        Raises:
+            OSError: the folder of ``PROMETHEUS_MULTIPROC_DIR`` can't be written.
+        """
         self._sessions = sessions
+        self._counters = _metrics()
         self._seen = (0, 0, 0)
         self._num_steps = 0
-        self._updated_s = 0.0
+        self._interval_s, self._idle_s = interval_s, idle_s
+        self._is_closed = Event()
+        self._thread = Thread(target=self._run, name="speculant", daemon=True)
+        self._thread.start()
 
-    def update(self, *, at_once: bool = False) -> None:
-        """Take over what was counted, once a second: they cost more than a draft."""
-        now_s = time.monotonic()
-        if now_s - self._updated_s < _INTERVAL_S and not at_once:
-            return
-        self._updated_s, counts = now_s, self._sessions.counts
-        totals = counts.drafted_tokens, counts.offered_tokens, self._sessions.drafter.statistics.failed_steps
-        *counters, running, seconds = _metrics()
+    def close(self) -> None:
+        """Take over the last counts, and end."""
+        self._is_closed.set()
+        self._thread.join()
+        self._update()
+
+    def _run(self) -> None:
+        while not self._is_closed.wait(self._interval_s):
+            try:
+                self._sessions.end_idle(self._idle_s)
+                self._update()
+            except Exception:
+                logger.exception("the engine's metrics stand still")
+                return
+
+    def _update(self) -> None:
+        counts = self._sessions.counts
+        failed = counts.failed_steps + self._sessions.drafter.statistics.failed_steps
+        totals = counts.drafted_tokens, counts.offered_tokens, failed
+        *counters, running, seconds = self._counters
         for counter, now, before in zip(counters, totals, self._seen, strict=True):
             counter.inc(now - before)
         running.set(counts.running)
-        num_new = min(counts.steps - self._num_steps, len(counts.seconds))
+        num_steps = counts.steps
+        num_new = min(num_steps - self._num_steps, len(counts.seconds))
         for number in range(-num_new, 0):
             seconds.observe(counts.seconds[number])
-        self._num_steps = counts.steps
+        self._num_steps = num_steps
         self._seen = totals

@@ -10,6 +10,7 @@ from speculant_graph.draft.cost import CostCurve
 from speculant_graph.engines.price import KnownCost, LearnedCost, PassCost
 from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.engines.settings import EngineSettings
+from speculant_graph.errors import ConfigError
 from speculant_graph.types import Drafter, Fingerprint
 
 _PROBE = 0
@@ -40,18 +41,24 @@ def open_sessions(
         GraphFileError: the graph can't be read.
         TokenizerMismatchError: the graph, here or at the sidecar, is of another tokenizer.
     """
+    if not isinstance(most_drafted, int) or most_drafted < 1:
+        raise ConfigError(f"at most {most_drafted!r} tokens can't be drafted; give a whole number from 1")
+    cost: PassCost | None = None
+    if not (settings.pad or has_fixed_width):
+        cost = LearnedCost() if settings.cost is None else KnownCost(CostCurve.from_file(settings.cost))
     config = settings.draft
     if not makes_trees and config.strategy == "tree":  # the same as a chain
         config = config.model_copy(update={"strategy": "adaptive"})
     drafter: Drafter
     if settings.client.address:
-        drafter, where = _sidecar(settings, tokenizer, config), settings.client.address
+        drafter = _sidecar(settings, tokenizer, config)
     else:
-        drafter, where = _local(settings, tokenizer, config), str(settings.graph_path or "what is written here alone")
-    logger.info("drafts of up to {} tokens by {} from {}", most_drafted, config.strategy, where)
-    cost: PassCost | None = None
-    if not (settings.pad or has_fixed_width):
-        cost = LearnedCost() if settings.cost is None else KnownCost(CostCurve.from_file(settings.cost))
+        drafter = _local(settings, tokenizer, config)
+    where = settings.client.address or settings.graph_path
+    if where is None:
+        logger.warning("neither graph_path nor client.address is set: drafts come from what is written here alone")
+    else:
+        logger.info("drafts of up to {} tokens by {} from {}", most_drafted, config.strategy, where)
     return EngineSessions(
         drafter, most_drafted=most_drafted, vocabulary_size=vocabulary_size, makes_trees=makes_trees, cost=cost
     )

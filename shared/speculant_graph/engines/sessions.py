@@ -35,6 +35,8 @@ class EngineCounts:
     """Tokens that the drafter proposed."""
     offered_tokens: int = 0
     """Those of them that the engine was given to verify."""
+    failed_steps: int = 0
+    """Batches in which drafting failed for another reason than a sidecar that is away, which its client counts."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_TIMES_KEPT), repr=False)
     """How long the latest batches took."""
 
@@ -72,8 +74,6 @@ class EngineSessions:
         self._num_in_vain = self._num_rests = 0
         self._lock = threading.Lock()
         self._is_closed = False
-        self.has_failed = False
-        """Whether drafts failed for another reason than a sidecar that is away."""
 
     @property
     def drafter(self) -> Drafter:
@@ -109,12 +109,24 @@ class EngineSessions:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._finish(self._tracker.match(())[2])
+            self._end_all()
             self._drafter.close()
+
+    def end_idle(self, idle_s: float) -> None:
+        """End all sequences if nothing was asked for so long: an engine that stands still does not say what ended.
+
+        Args:
+            idle_s: seconds. A sequence that goes on after all begins anew.
+        """
+        with self._lock:
+            if not self._is_closed and self._clock() - self._pass_began_s > idle_s:
+                self._end_all()
 
     def _draft(self, rows: Sequence[EngineRow], started_s: float, read_prompts: bool) -> list[Draft]:
         if self._cost is not None and self._num_in_vain >= _PATIENCE and self._num_rests < _REST and rows:
-            return self._rest(self._cost, len(rows), started_s, read_prompts)
+            self._num_rests += 1  # what is written meanwhile is noticed at the next batch that is drafted for
+            self._pass = len(rows), 0
+            return [EMPTY_DRAFT] * len(rows)
         self._num_rests = 0
         sequences, num_new, ended = self._tracker.match(rows)
         self.counts.sequences += num_new
@@ -133,18 +145,10 @@ class EngineSessions:
         if self._cost is not None:
             drafts = paying_drafts(drafts, self._cost)
         num_offered = sum(map(len, drafts))
-        self._num_in_vain = 0 if num_offered else self._num_in_vain + 1
+        self._num_in_vain = 0 if num_offered or not rows else self._num_in_vain + 1
         self.counts.offered_tokens += num_offered
         self._pass = (len(rows), num_offered) if rows else None
         return drafts
-
-    def _rest(self, cost: PassCost, num_rows: int, started_s: float, read_prompts: bool) -> list[Draft]:
-        """Draft nothing; what was written meanwhile is noticed at the next batch that is drafted for."""
-        self._num_rests += 1
-        if self._pass is not None and self._pass[0] == num_rows and not read_prompts:
-            cost.observe(*self._pass, started_s - self._pass_began_s)
-        self._pass = num_rows, 0
-        return [EMPTY_DRAFT] * num_rows
 
     def _usable(self, draft: Draft, step: SequenceStep) -> Draft:
         if not self._makes_trees:
@@ -152,12 +156,19 @@ class EngineSessions:
         is_usable = len(draft) <= step.node_budget and max(draft.token_ids, default=0) < self._vocabulary_size
         return draft if is_usable else EMPTY_DRAFT
 
+    def _end_all(self) -> None:
+        self._finish(self._tracker.match(())[2])
+        self.counts.running, self._pass = 0, None
+
     def _finish(self, ended: Sequence[TrackedSequence]) -> None:
         for sequence in ended:
-            self._drafter.finish(sequence.session_id)
+            try:
+                self._drafter.finish(sequence.session_id)
+            except Exception as error:  # the others end all the same
+                self._warn(error)
 
     def _warn(self, error: Exception) -> None:
-        if not self.has_failed:
+        if not self.counts.failed_steps:
             is_ours = isinstance(error, SpeculantError)
             logger.warning("no drafts, decoding goes on without them: {}", error if is_ours else repr(error))
-            self.has_failed = True
+        self.counts.failed_steps += 1

@@ -45,6 +45,8 @@ def load_engine_settings(given: Mapping[str, Any], place: str) -> EngineSettings
     Raises:
         ConfigError: a setting is unknown or wrong.
     """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f'{place} is no object; give one such as {{"graph_path": "graph.pkl"}}')
     for name in given:
         if name not in EngineSettings.model_fields:
             close = difflib.get_close_matches(name, EngineSettings.model_fields, n=1)
@@ -53,5 +55,10 @@ def load_engine_settings(given: Mapping[str, Any], place: str) -> EngineSettings
             raise ConfigError(f"{place} has an unknown setting {name}; {hint}")
     settings = load_settings(EngineSettings, place, (), given)
     if settings.graph_path is not None and settings.client.address:
-        raise ConfigError(f"{place} names a graph and a sidecar; leave out graph_path or client.address")
+        raise ConfigError(
+            f"{place}, environment and speculant.toml together name a graph ({settings.graph_path}) and a sidecar "
+            f"({settings.client.address}); leave out graph_path or client.address"
+        )
+    if settings.learned is not None and settings.client.address:
+        raise ConfigError(f"{place} sets 'learned', but a sidecar has its own folder; leave out learned")
     return settings

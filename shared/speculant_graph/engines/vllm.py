@@ -58,7 +58,7 @@ class SpeculantProposer:
         from speculant_graph.engines.metrics import EngineMetrics
 
         log_to_stderr("INFO")
-        settings = load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant") or {}, _PLACE)
+        settings = load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _PLACE)
         self._pads = settings.pad
         self.sessions = open_sessions(
             settings,
@@ -102,8 +102,6 @@ class SpeculantProposer:
         made = self.sessions.draft(rows, read_prompts=len(places) < len(drafts))
         for row, draft in zip(rows, made, strict=True):
             drafts[row.place] = self._padded(row, draft) if self._pads else list(draft.token_ids)
-        if self._metrics is not None:
-            self._metrics.update()
         return drafts
 
     def close(self) -> None:
@@ -111,7 +109,7 @@ class SpeculantProposer:
         if self.sessions is not None:
             self.sessions.close()
         if self._metrics is not None:
-            self._metrics.update(at_once=True)
+            self._metrics.close()
 
     def _room(self, length: int) -> int:
         return min(self._most, self._max_length - int(length) - 1)

@@ -72,3 +72,6 @@ def test_a_graph_of_another_tokenizer_is_refused(gguf: Path, tmp_path: Path) -> 
 def test_settings_are_checked(gguf: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean graph_path"):
         SpeculantDraft(gguf, graphpath="graph.pkl")
+    for wrong in (0, -3, "8"):
+        with pytest.raises(ConfigError, match="whole number from 1"):
+            SpeculantDraft(gguf, wrong)

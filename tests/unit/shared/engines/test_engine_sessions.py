@@ -47,7 +47,7 @@ def _run(number: int, batch: int, seed: int, strategy: str = "adaptive", tells_i
     assert not drafter.texts, "a session is left open"
     assert not drafter.complaints
     assert drafter.state == "ok"
-    assert not sessions.has_failed
+    assert not sessions.counts.failed_steps
     return runner, drafter, sessions
 
 
@@ -142,8 +142,47 @@ def test_a_drafter_that_fails_costs_nothing_but_its_drafts():
         _Broken(LocalDrafter(None, DraftConfig(strategy="adaptive"))), most_drafted=4, vocabulary_size=_VOCABULARY
     )
     assert [len(draft) for draft in sessions.draft([_row(1, 2), _row(3, 4, place=1)])] == [0, 0]
+    assert sessions.counts.failed_steps == 1
     sessions.close()
     assert [len(draft) for draft in sessions.draft([_row(1, 2)])] == [0]
+
+
+class _Unfinishing(WatchedDrafter):
+    is_closed = False
+
+    def finish(self, session_id):
+        super().finish(session_id)
+        raise RuntimeError("no")
+
+    def close(self):
+        super().close()
+        self.is_closed = True
+
+
+def test_all_sequences_end_and_the_drafter_is_closed_where_ending_one_fails():
+    drafter = _Unfinishing(LocalDrafter(None, DraftConfig(strategy="adaptive")))
+    sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY)
+    sessions.draft([_row(1, 2), _row(3, 4, place=1)])
+    sessions.close()
+    assert sessions.counts.failed_steps == 2
+    assert drafter.is_closed
+    assert not drafter.texts
+
+
+def test_the_sequences_of_an_engine_that_stands_still_end():
+    now_s = 0.0
+    drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))
+    sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY, clock=lambda: now_s)
+    sessions.draft([_row(1, 2), _row(3, 4, place=1)])
+    now_s = 4.0
+    sessions.end_idle(5.0)
+    assert sessions.counts.running == 2
+    now_s = 6.0
+    sessions.end_idle(5.0)
+    assert sessions.counts.running == 0
+    assert not drafter.texts
+    sessions.draft([_row(1, 2, 3)])  # it had only waited
+    assert sessions.counts.sequences == 3
 
 
 def test_ids_that_the_model_does_not_have_are_not_drafted():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.engines.metrics import EngineMetrics
 from speculant_graph.engines.vllm import SpeculantProposer
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.graph.builder import build_from_token_ids
@@ -115,7 +118,7 @@ def test_metrics_say_what_was_drafted(graph_path: Path) -> None:
     offered = len(proposer.propose([rows.add(0, *range(10, 20))], rows.lengths, rows.tokens)[0])
     proposer.close()
     assert [now - old for now, old in zip(values(), before, strict=True)] == [_MOST, offered, 1]
-    assert REGISTRY.get_sample_value("speculant_sequences") == 1
+    assert REGISTRY.get_sample_value("speculant_sequences") == 0
 
 
 def test_what_is_accepted_is_learned_and_kept_over_restarts(tmp_path: Path) -> None:
@@ -131,6 +134,24 @@ def test_what_is_accepted_is_learned_and_kept_over_restarts(tmp_path: Path) -> N
         proposer.close()
 
 
+def test_an_engine_that_stands_still_is_killed_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineMetrics.__init__, "__kwdefaults__", {"interval_s": 0.01, "idle_s": 0.05})
+    text = [*range(100, 130)]
+    first, rows = SpeculantProposer(_config(learned=str(tmp_path / "learned"))), _Rows(1)
+    first.propose([rows.add(0, *text[:8])], rows.lengths, rows.tokens)
+    for token in text[8:]:
+        first.propose([rows.add(0, token)], rows.lengths, rows.tokens)
+    deadline_s = time.monotonic() + 10.0
+    while first.sessions.counts.running and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    shutil.copytree(tmp_path / "learned", tmp_path / "left")  # as a kill would leave it
+    second, rows = SpeculantProposer(_config(learned=str(tmp_path / "left"))), _Rows(1)
+    second.sessions._cost = None
+    assert second.propose([rows.add(0, *text[:8])], rows.lengths, rows.tokens) == [text[8 : 8 + _MOST]]
+    first.close()
+    second.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -138,11 +159,19 @@ def test_what_is_accepted_is_learned_and_kept_over_restarts(tmp_path: Path) -> N
         ({"draft": {"strategy": "best"}}, "strategy"),
         ({"graph_path": "x.pkl", "client": {"address": "unix:///y"}}, "leave out graph_path or client.address"),
         ({"cost": "nowhere.json"}, "nowhere.json"),
+        ({"learned": "folder", "client": {"address": "unix:///y"}}, "leave out learned"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SpeculantProposer(_config(**settings))
+
+
+def test_a_setting_in_the_place_of_all_is_refused() -> None:
+    config = _config()
+    config.additional_config = {"speculant": "graph.pkl"}
+    with pytest.raises(ConfigError, match="is no object"):
+        SpeculantProposer(config)
 
 
 def test_a_graph_of_another_tokenizer_is_refused(tmp_path: Path) -> None:

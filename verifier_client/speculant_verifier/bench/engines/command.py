@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -31,10 +31,11 @@ class BenchEnginesSettings(CommandSettings):
 
     engines: Path = Path(".cache/engines")
     """Folder of the engines."""
-    only: str = ""
-    """Measure this engine alone: vllm, llama-cpp-python or llama-server."""
+    only: Literal["", "vllm", "llama-cpp-python", "llama-server"] = ""
+    """Measure this engine alone."""
     methods: str = ""
-    """Measure these ways of drafting alone, separated by semicolons; 'none' is always one."""
+    """Measure these ways of drafting alone, separated by semicolons, by the names that are printed without it; 'none'
+    is always one."""
     width: Annotated[int, Field(ge=160)] = 1_024
     """Width of the model, at least 160, which engines need and pass in 2 ms."""
     batch: list[Annotated[int, Field(ge=1, le=64)]] = [1, 8]  # noqa: RUF012 - every instance gets its own copy

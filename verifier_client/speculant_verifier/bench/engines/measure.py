@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from speculant_graph.errors import SpeculantError
+from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_verifier.bench.engines.contenders import Contender, Decoded
 from speculant_verifier.bench.engines.methods import NONE, Files, Installation, methods_of
 
@@ -64,7 +64,10 @@ def _measure_batch(
 ) -> list[dict[str, Any]]:
     max_length = max(map(len, prompts)) + settings.max_tokens + settings.most_drafted + 1
     methods = methods_of(installation, files, batch, settings.most_drafted, 64 * -(-max_length // 64))
-    wanted = {NONE, *(name.strip() for name in settings.methods.split(";"))}
+    wanted = {NONE, *(name.strip() for name in settings.methods.split(";"))} - {""}
+    if unknown := wanted - methods.keys():
+        names = "; ".join(methods)
+        raise ConfigError(f"{installation.engine} has no {', '.join(sorted(unknown))}; --methods takes: {names}")
     running: dict[str, Contender] = {}
     head = {"engine": installation.engine, "batch": batch}
     results: list[dict[str, Any]] = []
