@@ -49,12 +49,8 @@ def open_sessions(
     config = settings.draft
     if not makes_trees and config.strategy == "tree":  # the same as a chain
         config = config.model_copy(update={"strategy": "adaptive"})
-    drafter: Drafter
-    if settings.client.address:
-        drafter = _sidecar(settings, tokenizer, config)
-    else:
-        drafter = _local(settings, tokenizer, config)
     where = settings.client.address or settings.graph_path
+    drafter = (_sidecar if settings.client.address else _local)(settings, tokenizer, config)
     if where is None:
         logger.warning("neither graph_path nor client.address is set: drafts come from what is written here alone")
     else:
