@@ -61,7 +61,7 @@ def engine_steps(
     try:
         yield step
         failed = drafter.statistics.failed_steps
-        if failed or sessions.has_failed or sessions.counts.sequences > plan.batch:
+        if failed or sessions.counts.failed_steps or sessions.counts.sequences > plan.batch:
             raise SpeculantError(f"{failed} steps failed: {drafter.statistics.last_failure}; run it again")
     finally:
         sessions.close()
