@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,15 +55,14 @@ class _Server:
 
 
 @contextmanager
-def _serving(checkpoint: Path, folder: Path, address: str | None) -> Iterator[_Server]:
+def _serving(checkpoint: Path, folder: Path, settings: dict[str, Any] | None) -> Iterator[_Server]:
     [port] = free_ports(1)
     speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 8}
-    drafting = [] if address is None else [
-        "--speculative-config", json.dumps(speculative),
-        "--additional-config", json.dumps({"speculant": {"client": {"address": address, "deadline_ms": 100}}}),
+    drafting = [] if settings is None else [
+        "--speculative-config", json.dumps(speculative), "--additional-config", json.dumps({"speculant": settings})
     ]  # fmt: skip
-    metrics = folder / "metrics"
-    metrics.mkdir(exist_ok=True)
+    metrics = folder / f"metrics-{port}"
+    metrics.mkdir()
     log = folder / f"vllm-{port}.log"
     with log.open("w") as messages:
         process = subprocess.Popen(
@@ -103,7 +103,8 @@ def test_no_request_fails_and_no_token_differs_when_the_sidecar_is_killed(
     drafter = OwnDrafter(graph, f"unix://{tmp_path}/d.sock")
     try:
         drafter.await_ready()
-        with _serving(checkpoint, tmp_path, drafter.address) as server:
+        settings = {"client": {"address": drafter.address, "deadline_ms": 100}}
+        with _serving(checkpoint, tmp_path, settings) as server:
             assert server.complete_all(prompts) == plain
             drafted = server.metric("speculant_drafted_tokens_total")
             assert drafted > 0
@@ -120,3 +121,20 @@ def test_no_request_fails_and_no_token_differs_when_the_sidecar_is_killed(
             assert server.complete_all(prompts) == plain
     finally:
         drafter.close()
+
+
+def test_what_was_accepted_is_drafted_after_a_restart(checkpoint: Path, tmp_path: Path) -> None:
+    """vLLM kills the process of the model at once: what is to be learned is learned while it stands still."""
+    tokenizer = CorpusTokenizer.load(MODEL_FOLDER, special_tokens="parse")
+    [prompt] = [tokenizer.encode_prompt(text) for text in beginnings(1)]
+    written: list[list[int]] = []
+    offered: list[float] = []
+    for _ in range(2):
+        with _serving(checkpoint, tmp_path, {"learned": "learned", "draft": {"sources": ["learned"]}}) as server:
+            written.append(server.complete(prompt))
+            time.sleep(8.0)
+            offered.append(server.metric("vllm:spec_decode_num_accepted_tokens_total"))
+    assert written[0] == written[1]
+    assert len(written[0]) > 16
+    assert offered[0] == 0
+    assert offered[1] > len(written[0]) / 4
