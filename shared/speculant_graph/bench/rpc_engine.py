@@ -11,8 +11,9 @@ import numpy as np
 
 from speculant_graph.client import DrafterClient
 from speculant_graph.config import ClientConfig
+from speculant_graph.draft.cost import CostCurve
 from speculant_graph.engines.matching import EngineRow
-from speculant_graph.engines.price import LearnedCost
+from speculant_graph.engines.price import KnownCost
 from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.errors import SpeculantError
 from speculant_graph.types import Drafter
@@ -45,9 +46,9 @@ def engine_steps(
         drafter = DrafterClient(config, tokenizer=None, draft=plan.draft, wants_proposals=False)
     sessions = EngineSessions(
         drafter,
-        most_drafted=max(plan.draft.k, new),
+        most_drafted=max(plan.draft.k, 4 * new),  # in steps that are left out, too, a row grows here
         vocabulary_size=plan.vocabulary_size,
-        cost=LearnedCost(),
+        cost=KnownCost(CostCurve((1,), (1.0,))),  # all drafts pay: there are no passes here whose time could be learned
     )
     texts, length = np.array(plan.texts, np.int32), prompt
 
