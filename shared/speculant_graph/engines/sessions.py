@@ -36,7 +36,8 @@ class EngineCounts:
     offered_tokens: int = 0
     """Those of them that the engine was given to verify."""
     failed_steps: int = 0
-    """Batches in which drafting failed for another reason than a sidecar that is away, which its client counts."""
+    """Batches that got no drafts, and sequences that could not be ended, because of an error; a sidecar that is away is
+    counted by its client instead."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_TIMES_KEPT), repr=False)
     """How long the latest batches took."""
 
