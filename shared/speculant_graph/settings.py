@@ -33,7 +33,9 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter
 from speculant_graph.settings_errors import explain, explain_syntax
 
-SECTIONS = ("graph", "draft", "verifier", "generation", "client", "server", "service")
+SECTIONS = (
+    "graph", "draft", "draft_model", "verifier", "record", "train", "generation", "client", "server", "service",
+)  # fmt: skip
 """Tables that a TOML file may have."""
 
 CONFIG_VARIABLE = "SPECULANT_CONFIG"

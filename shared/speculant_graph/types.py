@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TokenId = int
 """Index into a tokenizer's vocabulary."""
 
-StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam"]
+StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam", "model"]
 """How a draft is made (see :class:`~speculant_graph.config.DraftConfig`)."""
 
 MixingName = Literal["longest", "attention"]
@@ -33,6 +33,9 @@ q, for the rule ``tree-wor``; or each from all of q, for ``tree-iid``."""
 SourceName = Literal["corpus", "session", "learned", "recycled"]
 """Where successors may come from: the graph; this sequence; what earlier sequences accepted; the target's own
 top tokens."""
+
+DraftSourceName = Literal["ngrams", "model", "both"]
+"""What proposed a token of a draft: n-grams, the draft model, or each of them."""
 
 SpecialTokensName = Literal["text", "parse"]
 """What a tokenizer's special tokens are where a text spells them out."""
@@ -114,6 +117,8 @@ class Draft:
     """One per node for sampling strategies, else empty. May be made when it is looked at."""
     strategy: StrategyName = "greedy"
     """What made it."""
+    sources: tuple[DraftSourceName, ...] = ()
+    """One per node, what proposed it, where a draft model drafts beside n-grams; else empty."""
     terminated_early: bool = False
     """True if it holds fewer nodes than asked for: no known context was left, or no further node was worth its cost."""
     draft_id: int = 0
@@ -140,6 +145,7 @@ class Draft:
             parents=tuple(numbers[self.parents[node]] for node in nodes),
             path_probabilities=tuple(probabilities[node] for node in nodes) if probabilities else (),
             proposals=tuple(proposals[node] for node in nodes) if len(proposals) else (),
+            sources=tuple(self.sources[node] for node in nodes) if self.sources else (),
         )
 
     def best_path(self) -> Draft:
@@ -230,6 +236,10 @@ class SequenceStep:
     """Longest path of a tree; None leaves it to the drafter, as below."""
     temperature: float | None = None
     """What ``sampling`` draws with."""
+    draws: bool = False
+    """Whether the verifier's rule weighs p against q, so that a strategy which can draw its tokens should."""
+    target_temperature: float = 0.0
+    """What the target's own tokens are drawn with; 0 is greedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,13 +157,21 @@ class SlotCache(Cache):
             self.clear(source)
 
     @torch.inference_mode()
-    def plan(self, rows: Sequence[int], pending: Sequence[int], drafts: Sequence[Draft] | None = None) -> ForwardPlan:
+    def plan(
+        self,
+        rows: Sequence[int],
+        pending: Sequence[int],
+        drafts: Sequence[Draft] | None = None,
+        num_written: int = 0,
+    ) -> ForwardPlan:
         """Prepare a pass: per row a chain of pending tokens and the draft below the last of them.
 
         Args:
             rows: the n rows that take part.
             pending: tokens of each row's chain, at least 1.
             drafts: the tree below each chain; None for none (a stretch of a prompt).
+            num_written: nodes of every row, from its first pending token, that earlier passes since the last commit
+                have written: the pass is over those behind them. So trees can grow pass by pass.
 
         Returns:
             Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.
@@ -178,22 +186,22 @@ class SlotCache(Cache):
         full = sliding = None
         full_place = sliding_place = None
         if not all(self.layout.is_sliding):
-            full_place = self._place(rows, shape, self.capacity, end)
-            full = self._full_masks.make(full_visibility(shape, full_place.columns))
+            full_place = self._place(rows, shape, self.capacity, end, num_written)
+            full = self._full_masks.make(full_visibility(shape, full_place.columns)[:, num_written:])
         if self.layout.window is not None:
             ring = self._ring or self.capacity
-            sliding_place = self._place(rows, shape, ring, end)
+            sliding_place = self._place(rows, shape, ring, end, num_written)
             visible = window_visibility(shape, sliding_place.columns, self.layout.window, ring)
-            sliding = self._sliding_masks.make(visible)
+            sliding = self._sliding_masks.make(visible[:, num_written:])
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             layer.placement = sliding_place if is_sliding else full_place
-        positions = torch.from_numpy(shape.positions).to(self.layout.device, non_blocking=True)
+        positions = torch.from_numpy(shape.positions[:, num_written:]).to(self.layout.device, non_blocking=True)
         return ForwardPlan(position_ids=positions, full=full, sliding=sliding)
 
-    def _place(self, rows: Sequence[int], shape: PassShape, ring: int, end: int) -> Placement:
-        count, width = shape.depths.shape
-        indices = (shape.lengths[:, None] + np.arange(width)) % ring
-        start = int(indices[0, 0])
+    def _place(self, rows: Sequence[int], shape: PassShape, ring: int, end: int, num_written: int) -> Placement:
+        count = len(shape.depths)
+        indices = (shape.lengths[:, None] + np.arange(num_written, shape.depths.shape[1])) % ring
+        start, width = int(indices[0, 0]), indices.shape[1]
         is_block = list(rows) == list(range(rows[0], rows[0] + count))
         return Placement(
             rows=torch.from_numpy(np.array(rows)).to(self.layout.device, non_blocking=True),

@@ -25,6 +25,9 @@ TRAINING_MODULES = (
 )  # fmt: skip
 """What the demo model was trained on: packages and modules about running and serving things."""
 
+DRAFT_MODULES = ("asyncio", "concurrent", "queue.py", "selectors.py", "subprocess.py", "threading.py")
+"""What of it the demo's draft model was trained on; the rest is a domain that it does not know."""
+
 VALIDATION_MODULES = ("asyncio/runners.py", "http/cookies.py", "logging/config.py")
 """Files of those packages that training never saw; the model card's validation loss is theirs."""
 
@@ -55,6 +58,16 @@ def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
         elif name in TRAINING_MODULES or name.split("/")[0] in TRAINING_MODULES:
             training.append(path)
     return training, validation
+
+
+def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
+    """Return the files that the demo's draft model was trained on, and the others that only the demo model knows."""
+    root = root or standard_library_folder()
+    known, unknown = [], []
+    for path in training_files(root)[0]:
+        name = path.relative_to(root).parts[0]
+        (known if name in DRAFT_MODULES else unknown).append(path)
+    return known, unknown
 
 
 def text_files(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -2,8 +2,10 @@
 
 Usage: ``python -m speculant_verifier.demo.train --minutes 50 [--out FOLDER] [--text FOLDER] [--threads 2]``. The
 result is what ``speculant demo`` loads: ``model.safetensors`` in bfloat16, ``config.json``, ``tokenizer.json`` and a
-model card with the losses. The last line of standard output is one JSON object with the same figures. With ``--text``
-it trains on a folder's ``.txt`` files instead, for experiments: every tenth of them is held out.
+model card with the losses. The last line of standard output is one JSON object with the same figures. With ``--draft``
+it trains the demo's draft model instead: the same architecture with 4 layers, the same tokenizer, and about half of
+the text, so that it is right now and then. With ``--text`` it trains on a folder's ``.txt`` files, for experiments:
+every tenth of them is held out.
 
 Training runs every expert on every token (exact, since the router's weights of the others are zero) inside
 ``torch.compile`` with bfloat16 autocast; matrices are optimised by Muon (orthogonalised momentum), the rest by
@@ -30,12 +32,14 @@ from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFas
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from speculant_verifier.demo.card import model_card
-from speculant_verifier.demo.corpus import text_files, training_files
+from speculant_verifier.demo.corpus import draft_files, text_files, training_files
 from speculant_verifier.demo.muon import Muon
 
 BOS, PAD, EOS = "<|startoftext|>", "<|pad|>", "<|endoftext|>"
 VOCABULARY_SIZE = 4096
 SEQUENCE_LENGTH = 320
+MODEL_FOLDER = Path(__file__).with_name("model")
+DRAFT_MODEL_FOLDER = Path(__file__).with_name("draft_model")
 BATCH_SIZE = 10
 
 
@@ -56,16 +60,16 @@ def train_tokenizer(files: list[Path]) -> PreTrainedTokenizerFast:
     )
 
 
-def model_config() -> GptOssConfig:
+def model_config(*, is_draft: bool = False) -> GptOssConfig:
     """Return the configuration: deep and narrow, so that eight tokens cost little more than one."""
     return GptOssConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=144,
-        intermediate_size=176,
+        intermediate_size=128 if is_draft else 176,
         head_dim=32,
         num_attention_heads=5,
         num_key_value_heads=1,
-        num_hidden_layers=14,
+        num_hidden_layers=4 if is_draft else 14,
         num_local_experts=4,
         num_experts_per_tok=2,
         sliding_window=128,
@@ -101,13 +105,17 @@ class Trainer:
     """One training run: data in, trained model and its losses out."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, training: list[Path], validation: list[Path], dtype: torch.dtype
+        self,
+        config: GptOssConfig,
+        tokenizer: PreTrainedTokenizerFast,
+        training: list[Path],
+        validation: list[Path],
+        dtype: torch.dtype,
     ) -> None:
         self._dtype = dtype
         self.training = self._stream(tokenizer, training)
         self.validation = self._stream(tokenizer, validation)
         ALL_EXPERTS_FUNCTIONS.register("every_expert", _every_expert)
-        config = model_config()
         config._attn_implementation = "eager"
         config._experts_implementation = "every_expert"
         self.model = GptOssForCausalLM(config)
@@ -205,7 +213,8 @@ def main() -> None:
     """Train, save and report."""
     parser = argparse.ArgumentParser(description="Train the demo model on the standard library.")
     parser.add_argument("--minutes", type=float, default=50.0, help="training time after compilation")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("model"), help="output folder")
+    parser.add_argument("--out", type=Path, help="output folder; by default that of the demo")
+    parser.add_argument("--draft", action="store_true", help="train the draft model, from the folder of the demo's")
     parser.add_argument("--text", type=Path, help="train on the .txt files of this folder, and hold every tenth out")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--float32", action="store_true", help="compute in float32 instead of bfloat16")
@@ -214,14 +223,20 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     training, validation = text_files(options.text) if options.text else training_files()
-    tokenizer = train_tokenizer(training)
-    trainer = Trainer(tokenizer, training, validation, torch.float32 if options.float32 else torch.bfloat16)
-    options.out.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(options.out)
-    figures = trainer.run(options.minutes * 60, options.seed, options.out)
+    if options.draft:
+        training, validation = draft_files()
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL_FOLDER)
+    else:
+        tokenizer = train_tokenizer(training)
+    config, dtype = model_config(is_draft=options.draft), torch.float32 if options.float32 else torch.bfloat16
+    trainer = Trainer(config, tokenizer, training, validation, dtype)
+    out: Path = options.out or (DRAFT_MODEL_FOLDER if options.draft else MODEL_FOLDER)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(out)
+    figures = trainer.run(options.minutes * 60, options.seed, out)
     if not options.text:
-        card = model_card(figures, platform.python_version(), options.minutes)
-        (options.out / "README.md").write_text(card, encoding="utf-8")
+        card = model_card(figures, platform.python_version(), options.minutes, is_draft=options.draft)
+        (out / "README.md").write_text(card, encoding="utf-8")
     print(json.dumps(figures))
 
 

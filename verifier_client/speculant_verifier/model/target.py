@@ -153,6 +153,7 @@ class TargetModel:
         cache: SlotCache,
         rows: Sequence[int],
         drafts: Sequence[Draft] | None = None,
+        num_written: int = 0,
     ) -> Tensor:
         """Run one pass over pending tokens and the drafts below them; lengths do not change until ``commit_all``.
 
@@ -161,11 +162,16 @@ class TargetModel:
             cache: where keys and values go.
             rows: the cache's rows, in the same order.
             drafts: per row the tree below the last pending token; None for none.
+            num_written: pending tokens and nodes of every row, the same number, that passes since the last commit
+                have written, all pending ones among them: only the nodes behind them are computed.
 
         Returns:
             Logits ``[n, 1 + longest draft, V]`` on the model's device: after the last pending token, and after every
-            node of the draft. Those beyond a row's draft are meaningless.
+            node of the draft. Those beyond a row's draft are meaningless. With nodes written before, the logits after
+            each of the others, ``[n, T, V]``.
         """
+        if num_written:
+            return self._run(pending, cache, rows, drafts, 0, num_written)
         ends = [len(tokens) - 1 for tokens in pending]
         width = 1 + max((len(draft) for draft in drafts or ()), default=0)
         if max(ends) == 0:
@@ -195,9 +201,10 @@ class TargetModel:
         rows: Sequence[int],
         drafts: Sequence[Draft] | None,
         keep: int | Tensor,
+        num_written: int = 0,
     ) -> Tensor:
-        plan = cache.plan(rows, [len(tokens) for tokens in pending], drafts)
-        width = plan.position_ids.shape[1]
+        plan = cache.plan(rows, [len(tokens) for tokens in pending], drafts, num_written)
+        width = num_written + plan.position_ids.shape[1]
         nodes = [
             [*tokens, *(drafts[index].token_ids if drafts is not None else ())] for index, tokens in enumerate(pending)
         ]
@@ -206,7 +213,7 @@ class TargetModel:
         if not self.takes_mask_per_layer_type:
             masks = plan.sliding if plan.full is None else plan.full
         output = self.model(
-            torch.tensor(padded, device=self.device),
+            torch.tensor([tokens[num_written:] for tokens in padded], device=self.device),
             position_ids=plan.position_ids,
             attention_mask=masks,
             past_key_values=cache,
