@@ -76,7 +76,7 @@ class Engine:
         self._admission = Admission(target, config, draft.k)
         cache = self._admission.cache
         self._prefill = Prefill(target, cache, config.prefill_chunk, self.totals)
-        promises = draft.strategy in CALIBRATED
+        promises = draft.strategy in CALIBRATED or draft.strategy == "model"
         self._speculation = Speculation(cost or target.typical_cost, promises=promises, is_measured=cost is not None)
         self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals)
         self._verification = Verification(target, cache, config, draft, self.totals)

@@ -11,7 +11,8 @@ from speculant_graph.types import TokenId
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
     """One finished request: all that a draft model can learn from it. What is said per position has an entry for every
-    output token."""
+    output token.
+    """
 
     request_id: str
     """Which request."""
