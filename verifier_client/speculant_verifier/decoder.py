@@ -21,6 +21,7 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, SessionOptions, TokenId
 from speculant_verifier.chat import Message, chat_tokens
+from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter, require_strategy
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.runner import DraftSession, Runner
@@ -125,8 +126,9 @@ class SpeculativeDecoder:
             )  # fmt: skip
         cost = self.costs.relative_of_widths if self.costs is not None else None
         self._engine = Engine(
-            self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost, must_fit=must_fit
-        )
+            self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost, must_fit=must_fit,
+            weighed_s=self.drafter.weighed_s if isinstance(self.drafter, ModelDrafter) else float,
+        )  # fmt: skip
         self._runner = Runner(self._engine)
 
     @property

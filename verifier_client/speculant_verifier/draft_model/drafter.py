@@ -30,17 +30,17 @@ from speculant_verifier.draft_model.drawing import DrawOrder, draw_drafts, shape
 from speculant_verifier.draft_model.passes import ROW_WIDTH, CachedSequence, DraftPasses, TopRows
 from speculant_verifier.draft_model.price import DraftPrice
 from speculant_verifier.draft_model.tree import DraftTree
-from speculant_verifier.draft_model.trust import Candidate, Trust
+from speculant_verifier.draft_model.trust import Candidate, Place, Trust
 
 _MIXED_WIDTH = 16
 """Tokens of the model's rows that are mixed."""
-_MOST_OPEN = 16
-"""Nodes of a tree that one pass may be about."""
 _LONGEST_READ = 64
 """Of a sequence with more pending tokens, these are read before the model drafts for it."""
 _MEMORY = 0.97
 """What an outcome of a drawn token weighs after the next one."""
 _FIRST_ACCEPTANCE = 0.8
+_HIT_SHARE, _FORGETTING = 0.2, 0.01
+"""What one outcome counts in the rate of a sequence, and how fast the rate goes back to a half."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +51,10 @@ class _Session:
     cached: CachedSequence | None = None
     num_tokens: int = 0
     """Tokens it had at its latest step."""
+    hit_rate: float = 0.5
+    """How often the model was right lately."""
+    late_tokens: float = 0.0
+    """What the time of passes behind the first one of the latest step was worth."""
     tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
     """Of its latest step."""
     inner_id: int = 0
@@ -95,6 +99,10 @@ class ModelDrafter:
         """That of the n-grams' drafter."""
         return "ok" if self._ngrams is None else self._ngrams.state
 
+    def weighed_s(self) -> float:
+        """Return the seconds spent on the model so far: what they bring was weighed before."""
+        return self.passes_s
+
     @property
     def statistics(self) -> DrafterStatistics:
         """Those of the n-grams' drafter."""
@@ -130,7 +138,8 @@ class ModelDrafter:
         drafts = self._from_ngrams(batch)
         for each, draft in zip(batch, drafts, strict=True):
             session = each.session
-            session.tree, session.num_tokens = DraftTree(draft), len(each.step.token_ids)
+            session.tree, session.num_tokens = DraftTree(draft, session.hit_rate), len(each.step.token_ids)
+            session.late_tokens = 0.0
             session.inner_id, session.numbers = draft.draft_id, range(1, len(draft) + 1)
         if self._has_failed:
             return drafts
@@ -156,7 +165,12 @@ class ModelDrafter:
         session = wanted.session
         emitted = wanted.step.token_ids[session.num_tokens :]
         if not wanted.step.draws:
-            session.tree.learn(emitted, self._trust)
+            if session.tree.num_rounds:
+                place = Place(is_root=True, sureness=session.hit_rate)
+                self._trust.learn_bonus(place, session.tree.num_late(emitted) - session.late_tokens)
+            for is_right in session.tree.learn(emitted, self._trust):
+                session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
+            session.hit_rate += _FORGETTING * (0.5 - session.hit_rate)
             return
         for outcome in session.tree.outcomes(emitted):
             self._acceptance = _MEMORY * self._acceptance + (1.0 - _MEMORY) * outcome
@@ -179,10 +193,11 @@ class ModelDrafter:
         members = self._members(batch)
         spent_s = 0.0
         while members:
-            gains = [each.tree.path_probabilities(each.budget) for each in batch]
+            best = [each.tree.best(each.budget) for each in batch]
+            gains = [[each.tree.nodes[node].path for node in nodes] for each, nodes in zip(batch, best, strict=True)]
             opened: list[list[tuple[int, float]]] = [[] for _ in batch]
             for index, _ in members:
-                opened[index] = batch[index].tree.open_nodes(self._trust, _MOST_OPEN, batch[index].max_depth)
+                opened[index] = batch[index].tree.open_nodes(self._trust, best[index], batch[index].max_depth)
             is_first = not spent_s
             pending = max(len(cached.pending) for _, cached in members) if is_first else 0
             width = self._price.width(gains, [[gain for _, gain in nodes] for nodes in opened], pending, spent_s)
@@ -197,6 +212,8 @@ class ModelDrafter:
             elapsed_s = time.perf_counter() - started_s
             self._price.note(expected_s, elapsed_s)
             self._count(1, elapsed_s)
+            for index, _ in members if spent_s else ():
+                batch[index].session.late_tokens += elapsed_s * self._price.rate(len(batch))
             spent_s += elapsed_s
         return spent_s > 0.0
 
@@ -216,7 +233,9 @@ class ModelDrafter:
         """Read a stretch of what one of the sequences is behind; return those that are not."""
         behind = [cached for _, cached in members if len(cached.pending) > _LONGEST_READ]
         if behind:
+            started_s = time.perf_counter()
             self._passes.read(behind[0])
+            self._count(0, time.perf_counter() - started_s)
         return [(index, cached) for index, cached in members if len(cached.pending) <= _LONGEST_READ]
 
     def _expand(

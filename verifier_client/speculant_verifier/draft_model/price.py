@@ -33,6 +33,7 @@ class DraftPrice:
         """Take how long passes of both models take."""
         self._target, self._draft = target, draft
         self._overhead_s = 0.0  # of a pass of the draft model, as measured lately
+        self._rate = 0.0
         self._step = 0
         self._resume_at, self._pause = 0, _FIRST_PAUSE
 
@@ -60,12 +61,17 @@ class DraftPrice:
         times = self._target(len(gains), len(expected))[1:] + spent_s
         now = int(np.argmax(expected / times))
         passes = self.pass_s(sum(map(bool, wanted)), pending, len(added))
+        self._rate = float(expected[now] / times[now])
         values = (expected[now] + added) / (times[now] + passes)
         best = int(np.argmax(values))
-        if values[best] > expected[now] / times[now]:
+        if values[best] > self._rate:
             self._pause = _FIRST_PAUSE
             return best + 1
         return int(pending > 0 and self._tries())
+
+    def rate(self, num_rows: int) -> float:
+        """Return the tokens a second of a row, as of the latest decision; an order of magnitude."""
+        return self._rate / num_rows
 
     def pass_s(self, num_rows: int, pending: int, most_nodes: int) -> NDArray[np.float64]:
         """Return the seconds of passes over 1 to ``most_nodes`` nodes of every row; ``pending`` as in :meth:`width`."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from speculant_graph.types import Draft, DraftSourceName, StrategyName, TokenId
-from speculant_verifier.draft_model.trust import Candidate, Trust
+from speculant_verifier.draft_model.trust import Candidate, Place, Trust
 
 
 @dataclass(eq=False, slots=True)
@@ -24,12 +24,14 @@ class Node:
     """Its index in :attr:`DraftTree.nodes`; -1 for the root."""
     depth: int
     conditional: float
-    """Probability after its parent."""
+    """Probability after its parent; of the root how often the model was right lately."""
     source: DraftSourceName = "ngrams"
     path: float = 1.0
     """Probability that all tokens down to it follow."""
     number: int = 0
     """In the n-grams' draft, from 1; 0 if it is not of it."""
+    round: int = 0
+    """The pass of its step that brought it; 0 for nodes of the n-grams."""
     written: int = -1
     """As a parent in the model's passes; -1 if the model was not asked about it."""
     children: list[int] = field(default_factory=list)
@@ -42,9 +44,16 @@ class Node:
 class DraftTree:
     """The tree of one sequence in one step."""
 
-    def __init__(self, draft: Draft) -> None:
-        """Begin with what n-grams drafted; path probabilities are what is known of it."""
-        self.nodes = [Node(-1, -1, 0, 1.0)]
+    def __init__(self, draft: Draft, sureness: float = 0.5) -> None:
+        """Begin with what n-grams drafted.
+
+        Args:
+            draft: nodes and their path probabilities.
+            sureness: how often the model was right lately in this sequence.
+        """
+        self.nodes = [Node(-1, -1, 0, sureness)]
+        self.num_rounds = 0
+        """Passes of this step that it took part in."""
         for number, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
             path = draft.path_probabilities[number - 1] if draft.path_probabilities else 0.5
             above = self.nodes[parent]
@@ -59,24 +68,22 @@ class DraftTree:
         found = [(self.nodes[child].token_id, self.nodes[child].conditional) for child in node.children]
         return sorted(found, key=lambda candidate: -candidate[1])
 
-    def open_nodes(self, trust: Trust, most: int, max_depth: int) -> list[tuple[int, float]]:
-        """Return the nodes that the model was not asked about, the most probable first, so parents before children.
+    def open_nodes(self, trust: Trust, chosen: Sequence[int], max_depth: int) -> list[tuple[int, float]]:
+        """Return the nodes that the model was not asked about and whose children may be drafted, parents first.
 
         Args:
             trust: knows what asking brings.
-            most: nodes wanted.
+            chosen: the most probable nodes, as many as may be drafted. Children of others are less probable than these.
             max_depth: a node so deep has no children.
 
         Returns:
             (node, expected further accepted tokens).
         """
-        ranked = [
-            index
-            for index, node in enumerate(self.nodes)
-            if node.written < 0 and node.depth < max_depth and node.path > 0.0
+        return [
+            (index, node.path * trust.gain(node.ngrams, self._place(index)))
+            for index in (0, *chosen)
+            if (node := self.nodes[index]).written < 0 and node.depth < max_depth
         ]
-        ranked.sort(key=lambda index: (-self.nodes[index].path, index))
-        return [(index, self.nodes[index].path * trust.gain(self.nodes[index].ngrams)) for index in ranked[:most]]
 
     def expand(self, index: int, row: Sequence[Candidate], trust: Trust, max_branches: int) -> None:
         """Take what the model says after a node; :meth:`update` then."""
@@ -88,7 +95,7 @@ class DraftTree:
             child = known.pop(token_id, None)
             if child is None:
                 node.children.append(len(self.nodes))
-                self.nodes.append(Node(token_id, index, node.depth + 1, probability, source))
+                self.nodes.append(Node(token_id, index, node.depth + 1, probability, source, round=self.num_rounds))
             else:
                 self.nodes[child].conditional, self.nodes[child].source = probability, source
         rest = {each.token_id: each.probability for each in mixed}
@@ -96,7 +103,7 @@ class DraftTree:
             self.nodes[child].conditional = rest.get(token_id, 0.0)
 
     def update(self) -> None:
-        """Work out the probabilities of all paths again."""
+        """Work out the probabilities of all paths again, after a pass."""
         for node in self.nodes[1:]:
             node.path = self.nodes[node.parent].path * node.conditional
 
@@ -111,10 +118,6 @@ class DraftTree:
                 chosen.append(index)
         return chosen
 
-    def path_probabilities(self, most: int) -> list[float]:
-        """Return those of the most probable nodes, descending."""
-        return [self.nodes[index].path for index in self.best(most)]
-
     def write(self, chosen: Sequence[int], first: int) -> list[tuple[int, TokenId]]:
         """Return nodes as a pass of the model takes them, (parent, token), and note that it was asked about them.
 
@@ -122,6 +125,7 @@ class DraftTree:
             chosen: nodes, parents before their children; the root needs no place in a pass.
             first: nodes that passes of this step have written.
         """
+        self.num_rounds += 1
         new: list[tuple[int, TokenId]] = []
         for index in chosen:
             node = self.nodes[index]
@@ -143,16 +147,34 @@ class DraftTree:
             draft_id=draft_id,
         )
 
-    def learn(self, emitted: Sequence[TokenId], trust: Trust) -> None:
-        """Learn from the tokens that followed the sequence, as far as the model was asked."""
-        index = 0
+    def learn(self, emitted: Sequence[TokenId], trust: Trust) -> list[bool]:
+        """Learn from the tokens that followed the sequence, as far as the model was asked.
+
+        Returns:
+            For every place where it was asked, whether the best candidate was right.
+        """
+        index, found = 0, []
         for token_id in emitted:
             node = self.nodes[index]
             if node.row:
-                trust.learn(node.ngrams, node.row, token_id)
+                found.append(trust.learn(node.ngrams, node.row, token_id, self._place(index)))
             index = self._child(index, token_id)
             if index < 0:
-                return
+                break
+        return found
+
+    def num_late(self, emitted: Sequence[TokenId]) -> int:
+        """Return how many of the tokens that followed were brought by passes behind the first one of their step."""
+        index, count = 0, 0
+        for token_id in emitted:
+            index = self._child(index, token_id)
+            if index < 0:
+                break
+            count += self.nodes[index].round > 1
+        return count
+
+    def _place(self, index: int) -> Place:
+        return Place(index == 0, self.nodes[index].conditional)
 
     def outcomes(self, emitted: Sequence[TokenId]) -> list[bool]:
         """Return what became of the path that followed.

@@ -30,6 +30,14 @@ _SMALLEST = 2.0**-10
 Candidate = tuple[TokenId, float]
 
 
+class Place(NamedTuple):
+    """Where the model may be asked, as far as that says how good it will be."""
+
+    is_root: bool
+    sureness: float
+    """At the root, how often the model was right lately in this sequence; below, the probability of the node."""
+
+
 class Mixed(NamedTuple):
     """A candidate of both."""
 
@@ -47,11 +55,15 @@ class Trust:
         for sureness in range(_CLASSES):
             self._shares[sureness] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # n-grams know nothing
         self._bins = [[0.0, 0.0, 0.0] for _ in range(_HALF_OCTAVES * 4)]
-        # Per sureness of the n-grams: visits, and at how many of them the best candidate was right, before and after. A
-        # model is believed to be good until it was tried.
+        # By place, sureness of the n-grams and sureness of the place: visits, and at how many of them the best candidate
+        # was right, before and after. A model is believed to be good until it was tried.
         self._gains = [
-            [_GAIN_PRIOR, bound * _GAIN_PRIOR, (1.0 - 0.1 * (1.0 - bound)) * _GAIN_PRIOR] for bound in (0.0, *_SURENESS)
+            [_GAIN_PRIOR, bound * _GAIN_PRIOR, max(bound, 0.4 + 0.6 * sureness) * _GAIN_PRIOR]
+            for _ in range(2)
+            for bound in (0.0, *_SURENESS)
+            for sureness in (0.0, *_SURENESS)
         ]
+        self._bonuses = [0.0] * _CLASSES
 
     def mix(self, ngrams: Sequence[Candidate], row: Sequence[Candidate]) -> list[Mixed]:
         """Return the candidates of both, the most probable first.
@@ -66,14 +78,13 @@ class Trust:
         ]
         return sorted((each for each in mixed if each.probability > _SMALLEST), key=lambda each: -each.probability)
 
-    def learn(self, ngrams: Sequence[Candidate], row: Sequence[Candidate], token_id: TokenId) -> None:
-        """Learn from the token that followed a place of which both were known."""
+    def learn(self, ngrams: Sequence[Candidate], row: Sequence[Candidate], token_id: TokenId, place: Place) -> bool:
+        """Learn from the token that followed a place of which both were known; return if the best candidate was it."""
         best = self.mix(ngrams, row)
-        gain = self._gains[_class_of(ngrams)]
-        for place, amount in enumerate(
-            (1.0, bool(ngrams) and ngrams[0][0] == token_id, bool(best) and best[0].token_id == token_id)
-        ):
-            gain[place] = gain[place] * _GAIN_MEMORY + amount
+        is_right = bool(best) and best[0].token_id == token_id
+        gain = self._gains[_gain_of(ngrams, place)]
+        for index, amount in enumerate((1.0, bool(ngrams) and ngrams[0][0] == token_id, is_right)):
+            gain[index] = gain[index] * _GAIN_MEMORY + amount
         for each, kind in self._interpolated(ngrams, row):
             if each.probability > _SMALLEST:
                 counts = self._bins[_bin_of(each.probability, kind)]
@@ -86,11 +97,21 @@ class Trust:
         of_ngrams = (1.0 - ours) * dict(ngrams).get(token_id, _UNSEEN)
         share[0] = share[0] * _SHARE_MEMORY + 1.0
         share[1] = share[1] * _SHARE_MEMORY + of_model / (of_model + of_ngrams)
+        return is_right
 
-    def gain(self, ngrams: Sequence[Candidate]) -> float:
-        """Return how much likelier the best candidate is right once the model has been asked."""
-        visits, before, after = self._gains[_class_of(ngrams)]
-        return max(0.0, (after - before) / visits)
+    def learn_bonus(self, place: Place, tokens: float) -> None:
+        """Learn what passes behind a first one have brought, in tokens, those left out that their time was worth."""
+        index = bisect_right(_SURENESS, place.sureness)
+        self._bonuses[index] += (1.0 - _GAIN_MEMORY) * (tokens - self._bonuses[index])
+
+    def gain(self, ngrams: Sequence[Candidate], place: Place) -> float:
+        """Return what asking the model is expected to bring, in accepted tokens.
+
+        That is how much likelier the best candidate is right then, and at the root what further passes bring.
+        """
+        visits, before, after = self._gains[_gain_of(ngrams, place)]
+        bonus = max(0.0, self._bonuses[bisect_right(_SURENESS, place.sureness)]) if place.is_root else 0.0
+        return max(0.0, (after - before) / visits) + bonus
 
     def _interpolated(self, ngrams: Sequence[Candidate], row: Sequence[Candidate]) -> list[tuple[Mixed, int]]:
         share = self._shares[_class_of(ngrams) * _CLASSES + _class_of(row)]
@@ -122,6 +143,10 @@ class Trust:
 
 def _class_of(candidates: Sequence[Candidate]) -> int:
     return bisect_right(_SURENESS, candidates[0][1]) if candidates else 0
+
+
+def _gain_of(ngrams: Sequence[Candidate], place: Place) -> int:
+    return (place.is_root * _CLASSES + _class_of(ngrams)) * _CLASSES + bisect_right(_SURENESS, place.sureness)
 
 
 def _bin_of(probability: float, kind: int) -> int:

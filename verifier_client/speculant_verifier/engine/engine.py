@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from loguru import logger
 from transformers import LogitsProcessorList
@@ -52,6 +52,7 @@ class Engine:
         *,
         cost: Cost | None = None,
         must_fit: bool = True,
+        weighed_s: Callable[[], float] = float,
     ) -> None:
         """Set up without touching the model.
 
@@ -62,7 +63,9 @@ class Engine:
             draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
             cost: what passes cost; None: as on a typical machine.
             must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
+            weighed_s: seconds that the drafter has spent so far and has itself weighed against what they bring.
         """
+        self._weighed_s = weighed_s
         self._target, self._drafter, self._config = target, drafter, config
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
@@ -292,15 +295,14 @@ class Engine:
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         totals = self.totals
-        draft_s, pass_s = totals.draft_s, totals.forward_s
+        draft_s, pass_s, weighed_s = totals.draft_s, totals.forward_s, self._weighed_s()
         drafts = self._drafting.drafts(sequences)
         emissions = self._verification.step(sequences, drafts, self._drafting)
         if totals.draft_s > draft_s and self._drafter.state == "ok":  # an outage says nothing of what drafts are worth
             width = 1 + max(map(len, drafts))
             num_tokens = sum(len(emission.token_ids) for emission in emissions)
-            self._speculation.note_time(
-                len(sequences), width, num_tokens, totals.draft_s - draft_s, totals.forward_s - pass_s
-            )
+            drafting_s = totals.draft_s - draft_s - (self._weighed_s() - weighed_s)
+            self._speculation.note_time(len(sequences), width, num_tokens, drafting_s, totals.forward_s - pass_s)
         return emissions
 
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:
