@@ -172,11 +172,19 @@ def _flags(
     return CliSettingsSource[Any](
         settings_cls,
         cli_prog_name=f"speculant {command}",
-        cli_parse_args=arguments,
+        cli_parse_args=arguments if arguments is None else _in_full(kind, arguments),
         cli_shortcuts=_shortcuts(kind),
         parse_args_method=partial(_parse_verbatim, _typed_lists(kind)),
         formatter_class=HelpFormatter,
     )
+
+
+def _in_full(kind: type[CommandSettings], arguments: list[str]) -> list[str]:
+    """Write --record DIR as --record.folder DIR: the parser has --record for a whole section, as JSON."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if "record" not in kind.model_fields:
+        return arguments
+    return [re.sub("^--record(?==|$)", "--record.folder", each) for each in arguments[:end]] + arguments[end:]
 
 
 def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:

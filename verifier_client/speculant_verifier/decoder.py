@@ -14,7 +14,7 @@ from typing import Any, Self, overload
 
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.config_learning import DraftModelConfig, RecordConfig
 from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.draft.strategies import FROM_GRAPH
 from speculant_graph.errors import GenerationRequestError
@@ -27,6 +27,7 @@ from speculant_verifier.engine import Engine
 from speculant_verifier.engine.runner import DraftSession, Runner
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
+from speculant_verifier.records.collect import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, load_or_measure
@@ -61,6 +62,7 @@ class SpeculativeDecoder:
         drafter: Drafter | None = None,
         target: TargetModel | None = None,
         must_fit: bool = True,
+        record: RecordConfig | None = None,
     ) -> None:
         """Load the model and find the drafter.
 
@@ -75,9 +77,10 @@ class SpeculativeDecoder:
             target: a model that is already loaded.
             must_fit: whether it is an error if a sidecar's tokenizer is another one when it is first asked; else its
                 drafts are done without, as they are later on.
+            record: detailed mode: which finished requests are written to files, and where; None: none are.
 
         Raises:
-            ConfigError: more than one source of drafts, or the model can't be loaded.
+            ConfigError: more than one source of drafts, the model can't be loaded, or the folder of records not made.
             GraphFileError: the graph can't be read.
             TokenizerMismatchError: the graph was built with another tokenizer than the model's.
         """
@@ -125,10 +128,19 @@ class SpeculativeDecoder:
                 wanted.temperature if wanted is not None else None,
             )  # fmt: skip
         cost = self.costs.relative_of_widths if self.costs is not None else None
+        self.record_identity = RecordIdentity(tenant=sidecar.tenant if sidecar is not None else "")
+        """What records say that the engine does not know: who changes the draft model or its adapter notes it here."""
         self._engine = Engine(
-            self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost, must_fit=must_fit,
+            self.target,
+            self.drafter,
+            self.verifier_config,
+            self.draft_config,
+            cost=cost,
+            must_fit=must_fit,
             weighed_s=self.drafter.weighed_s if isinstance(self.drafter, ModelDrafter) else float,
-        )  # fmt: skip
+            record=record,
+            identity=self.record_identity,
+        )
         self._runner = Runner(self._engine)
 
     @property

@@ -55,8 +55,8 @@ class Trust:
         for sureness in range(_CLASSES):
             self._shares[sureness] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # n-grams know nothing
         self._bins = [[0.0, 0.0, 0.0] for _ in range(_HALF_OCTAVES * 4)]
-        # By place, sureness of the n-grams and sureness of the place: visits, and at how many of them the best candidate
-        # was right, before and after. A model is believed to be good until it was tried.
+        # By place, sureness of the n-grams and of the place: visits, and at how many of them the best candidate was
+        # right, before and after. A model is believed to be good until it was tried.
         self._gains = [
             [_GAIN_PRIOR, bound * _GAIN_PRIOR, max(bound, 0.4 + 0.6 * sureness) * _GAIN_PRIOR]
             for _ in range(2)
