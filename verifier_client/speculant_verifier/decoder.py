@@ -99,8 +99,7 @@ class SpeculativeDecoder:
         drafts = strategy not in FROM_GRAPH or graph is not None or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
-        # Beside a draft model, n-grams' trees are cut once the model was asked.
-        curve = self.costs.curve(1) if self.costs is not None and wanted is None else None
+        curve = self.costs.curve(1) if self.costs is not None else None
         self.drafter: Drafter
         if drafter is not None:
             self.drafter = drafter

@@ -39,8 +39,9 @@ _LONGEST_READ = 64
 _MEMORY = 0.97
 """What an outcome of a drawn token weighs after the next one."""
 _FIRST_ACCEPTANCE = 0.8
-_HIT_SHARE, _FORGETTING = 0.2, 0.01
-"""What one outcome counts in the rate of a sequence, and how fast the rate goes back to a half."""
+_FIRST_HIT_RATE, _HIT_SHARE, _COMMON_SHARE, _FORGETTING = 0.6, 0.25, 0.03, 0.01
+"""What one outcome counts in the rate of a sequence and in that of all, and how fast the former returns to the latter.
+"""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,11 +49,11 @@ class _Session:
     """One sequence."""
 
     options: SessionOptions | None = None
+    hit_rate: float = _FIRST_HIT_RATE
+    """How often the model was right lately."""
     cached: CachedSequence | None = None
     num_tokens: int = 0
     """Tokens it had at its latest step."""
-    hit_rate: float = 0.5
-    """How often the model was right lately."""
     late_tokens: float = 0.0
     """What the time of passes behind the first one of the latest step was worth."""
     tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
@@ -80,7 +81,7 @@ class ModelDrafter:
             passes: the model.
             price: what its passes cost and bring.
             config: how to draft: depth and branches of trees.
-            ngrams: drafts first; its drafts should not be cut where they do not pay. It is closed with this one.
+            ngrams: drafts first. It is closed with this one.
             temperature: what drafts are drawn with; None: what the request's own tokens are.
         """
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
@@ -88,6 +89,7 @@ class ModelDrafter:
         self._trust = Trust()
         self._acceptance = _FIRST_ACCEPTANCE  # of a drawn token whose parent was accepted
         self._sessions: dict[int, _Session] = {}
+        self._hit_rate = _FIRST_HIT_RATE  # of the model, in all sequences
         self._has_failed = False
         self.num_passes = 0
         """Passes of the model since it was made."""
@@ -110,7 +112,7 @@ class ModelDrafter:
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence; see :class:`~speculant_graph.types.Drafter`."""
-        self._sessions.setdefault(session_id, _Session(options))
+        self._sessions.setdefault(session_id, _Session(options, self._hit_rate))
         if self._ngrams is None:
             return None
         return self._ngrams.open(session_id) if options is None else self._ngrams.open(session_id, options)
@@ -132,7 +134,10 @@ class ModelDrafter:
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
-        batch = [_Wanted(step, self._sessions.setdefault(step.session_id, _Session()), self._config) for step in steps]
+        batch = [
+            _Wanted(step, self._sessions.setdefault(step.session_id, _Session(None, self._hit_rate)), self._config)
+            for step in steps
+        ]
         for each in batch:
             self._learn(each)
         drafts = self._from_ngrams(batch)
@@ -170,7 +175,8 @@ class ModelDrafter:
                 self._trust.learn_bonus(place, session.tree.num_late(emitted) - session.late_tokens)
             for is_right in session.tree.learn(emitted, self._trust):
                 session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
-            session.hit_rate += _FORGETTING * (0.5 - session.hit_rate)
+                self._hit_rate += _COMMON_SHARE * (is_right - self._hit_rate)
+            session.hit_rate += _FORGETTING * (self._hit_rate - session.hit_rate)
             return
         for outcome in session.tree.outcomes(emitted):
             self._acceptance = _MEMORY * self._acceptance + (1.0 - _MEMORY) * outcome

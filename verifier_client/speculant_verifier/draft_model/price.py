@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 8, 256
-_TRIAL = 4
-"""Steps of a try."""
+_STEPS_OF_A_TRY, _STEPS_BETWEEN = 2, 128
 _OVERHEAD_MEMORY = 0.9
 _MOST_NODES = 16
 """Of a row in one pass of the model."""
@@ -35,7 +33,6 @@ class DraftPrice:
         self._overhead_s = 0.0  # of a pass of the draft model, as measured lately
         self._rate = 0.0
         self._step = 0
-        self._resume_at, self._pause = 0, _FIRST_PAUSE
 
     def begin(self) -> None:
         """Begin a step."""
@@ -65,7 +62,6 @@ class DraftPrice:
         values = (expected[now] + added) / (times[now] + passes)
         best = int(np.argmax(values))
         if values[best] > self._rate:
-            self._pause = _FIRST_PAUSE
             return best + 1
         return int(pending > 0 and self._tries())
 
@@ -90,8 +86,6 @@ class DraftPrice:
         drafting_s = np.arange(most + 1) * (self._draft(num_rows, 1)[1] + self._overhead_s)
         values = expected / (self._target(num_rows, most + 1)[1:] + drafting_s)
         best = int(np.argmax(values))
-        if best:
-            self._pause = _FIRST_PAUSE
         return best or int(self._tries())
 
     def note(self, expected_s: float, measured_s: float) -> None:
@@ -101,10 +95,7 @@ class DraftPrice:
 
     def _tries(self) -> bool:
         """Say whether to try the model at this step although that does not seem to pay."""
-        if self._step >= self._resume_at + _TRIAL:
-            self._resume_at = self._step + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        return self._step >= self._resume_at
+        return self._step % _STEPS_BETWEEN < _STEPS_OF_A_TRY
 
 
 def _cumulated(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:

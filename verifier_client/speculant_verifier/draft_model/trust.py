@@ -21,8 +21,8 @@ _SURENESS = (1e-9, 0.25, 0.5, 0.75, 0.9, 0.97)
 _CLASSES = len(_SURENESS) + 1
 _UNSEEN = 1e-4
 """Probability of a token that neither holds."""
-_SHARE_MEMORY, _BIN_MEMORY, _GAIN_MEMORY = 0.998, 0.998, 0.96
-_SHARE_PRIOR, _BIN_PRIOR, _GAIN_PRIOR = 4.0, 5.0, 4.0
+_SHARE_MEMORY, _BIN_MEMORY, _RIGHT_MEMORY = 0.998, 0.998, 0.97
+_SHARE_PRIOR, _BIN_PRIOR, _RIGHT_PRIOR = 4.0, 5.0, 4.0
 _HALF_OCTAVES = 20
 _SMALLEST = 2.0**-10
 """Less probable candidates are left out."""
@@ -55,14 +55,13 @@ class Trust:
         for sureness in range(_CLASSES):
             self._shares[sureness] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # n-grams know nothing
         self._bins = [[0.0, 0.0, 0.0] for _ in range(_HALF_OCTAVES * 4)]
-        # By place, sureness of the n-grams and of the place: visits, and at how many of them the best candidate was
-        # right, before and after. A model is believed to be good until it was tried.
-        self._gains = [
-            [_GAIN_PRIOR, bound * _GAIN_PRIOR, max(bound, 0.4 + 0.6 * sureness) * _GAIN_PRIOR]
-            for _ in range(2)
-            for bound in (0.0, *_SURENESS)
-            for sureness in (0.0, *_SURENESS)
+        # By place and its sureness: visits, and at how many of them the model was right. It is believed good until it
+        # was tried.
+        self._model = [
+            [_RIGHT_PRIOR, (0.4 + 0.6 * sureness) * _RIGHT_PRIOR] for _ in range(2) for sureness in (0.0, *_SURENESS)
         ]
+        # By the same and the sureness of the n-grams: at how many the best candidate of the mixture was right.
+        self._mixed = [[0.0, 0.0] for _ in range(len(self._model) * _CLASSES)]
         self._bonuses = [0.0] * _CLASSES
 
     def mix(self, ngrams: Sequence[Candidate], row: Sequence[Candidate]) -> list[Mixed]:
@@ -82,12 +81,16 @@ class Trust:
         """Learn from the token that followed a place of which both were known; return if the best candidate was it."""
         best = self.mix(ngrams, row)
         is_right = bool(best) and best[0].token_id == token_id
-        gain = self._gains[_gain_of(ngrams, place)]
-        for index, amount in enumerate((1.0, bool(ngrams) and ngrams[0][0] == token_id, is_right)):
-            gain[index] = gain[index] * _GAIN_MEMORY + amount
-        for each, kind in self._interpolated(ngrams, row):
+        kind = _kind_of(place)
+        for counts, was_right in (
+            (self._model[kind], bool(row) and row[0][0] == token_id),
+            (self._mixed[kind * _CLASSES + _class_of(ngrams)], is_right),
+        ):
+            counts[0] = counts[0] * _RIGHT_MEMORY + 1.0
+            counts[1] = counts[1] * _RIGHT_MEMORY + was_right
+        for each, support in self._interpolated(ngrams, row):
             if each.probability > _SMALLEST:
-                counts = self._bins[_bin_of(each.probability, kind)]
+                counts = self._bins[_bin_of(each.probability, support)]
                 counts[0] = counts[0] * _BIN_MEMORY + 1.0
                 counts[1] = counts[1] * _BIN_MEMORY + each.probability
                 counts[2] = counts[2] * _BIN_MEMORY + (each.token_id == token_id)
@@ -102,16 +105,21 @@ class Trust:
     def learn_bonus(self, place: Place, tokens: float) -> None:
         """Learn what passes behind a first one have brought, in tokens, those left out that their time was worth."""
         index = bisect_right(_SURENESS, place.sureness)
-        self._bonuses[index] += (1.0 - _GAIN_MEMORY) * (tokens - self._bonuses[index])
+        self._bonuses[index] += (1.0 - _RIGHT_MEMORY) * (tokens - self._bonuses[index])
 
     def gain(self, ngrams: Sequence[Candidate], place: Place) -> float:
         """Return what asking the model is expected to bring, in accepted tokens.
 
         That is how much likelier the best candidate is right then, and at the root what further passes bring.
         """
-        visits, before, after = self._gains[_gain_of(ngrams, place)]
+        kind = _kind_of(place)
+        before = ngrams[0][1] if ngrams else 0.0
+        visits, hits = self._model[kind]
+        expected = max(before, hits / visits)
+        visits, hits = self._mixed[kind * _CLASSES + _class_of(ngrams)]
+        after = (hits + _RIGHT_PRIOR * expected) / (visits + _RIGHT_PRIOR)
         bonus = max(0.0, self._bonuses[bisect_right(_SURENESS, place.sureness)]) if place.is_root else 0.0
-        return max(0.0, (after - before) / visits) + bonus
+        return max(0.0, after - before) + bonus
 
     def _interpolated(self, ngrams: Sequence[Candidate], row: Sequence[Candidate]) -> list[tuple[Mixed, int]]:
         share = self._shares[_class_of(ngrams) * _CLASSES + _class_of(row)]
@@ -145,8 +153,8 @@ def _class_of(candidates: Sequence[Candidate]) -> int:
     return bisect_right(_SURENESS, candidates[0][1]) if candidates else 0
 
 
-def _gain_of(ngrams: Sequence[Candidate], place: Place) -> int:
-    return (place.is_root * _CLASSES + _class_of(ngrams)) * _CLASSES + bisect_right(_SURENESS, place.sureness)
+def _kind_of(place: Place) -> int:
+    return place.is_root * _CLASSES + bisect_right(_SURENESS, place.sureness)
 
 
 def _bin_of(probability: float, kind: int) -> int:
