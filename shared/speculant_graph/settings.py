@@ -102,7 +102,7 @@ def as_typed(message: str, arguments: Sequence[str]) -> str:
         found = [f"--{name}" for name in names if f"--{name}" in typed and name != "graph"]
         return match[0] if match[0] in typed or not found else found[0]
 
-    return re.sub(r"--[a-z]+\.([a-z0-9-]*[a-z0-9])", shorter, message)
+    return re.sub(r"--[a-z-]+\.([a-z0-9-]*[a-z0-9])", shorter, message)
 
 
 def load_settings(
@@ -175,8 +175,15 @@ def _flags(
         cli_parse_args=arguments,
         cli_shortcuts=_shortcuts(kind),
         parse_args_method=partial(_parse_verbatim, _typed_lists(kind)),
+        add_argument_method=_add_argument,
         formatter_class=HelpFormatter,
     )
+
+
+def _add_argument(group: Any, *names: str, **options: Any) -> None:
+    """Add a flag; ``--draft-model`` is the model's name, not its whole section as JSON."""
+    if "--draft-model" not in names:
+        group.add_argument(*names, *(["--draft-model"] * ("--draft-model.name" in names)), **options)
 
 
 def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
@@ -205,7 +212,7 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
     Of several, it is the request's: ``--temperature`` is that of the text.
     """
     fields = [
-        (section, name.replace("_", "-"))
+        (section.replace("_", "-"), name.replace("_", "-"))
         for section, info in kind.model_fields.items()
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
         for name in info.annotation.model_fields
