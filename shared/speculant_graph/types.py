@@ -117,12 +117,12 @@ class Draft:
     """One per node for sampling strategies, else empty. May be made when it is looked at."""
     strategy: StrategyName = "greedy"
     """What made it."""
-    sources: tuple[DraftSourceName, ...] = ()
-    """One per node, what proposed it, where a draft model drafts beside n-grams; else empty."""
     terminated_early: bool = False
     """True if it holds fewer nodes than asked for: no known context was left, or no further node was worth its cost."""
     draft_id: int = 0
     """Names the draft in later feedback; 0 if it is not on record."""
+    sources: tuple[DraftSourceName, ...] = ()
+    """One per node, what proposed it, where a draft model drafts beside n-grams; else empty."""
 
     def __len__(self) -> int:
         """Number of nodes."""

@@ -129,8 +129,8 @@ def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         ConfigError: the weights are quantised in a way that can't be decoded.
     """
     with quiet_peft():
-        adapted: Any = PeftModel.from_pretrained(decoded(model), str(folder))
-    merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+        merged = PeftModel.from_pretrained(decoded(model), str(folder)).merge_and_unload(safe_merge=True)
+    assert isinstance(merged, PreTrainedModel)
     return merged
 
 
@@ -146,7 +146,8 @@ def attach(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """
     with quiet_peft():
         attached = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
-    base: PreTrainedModel = attached.get_base_model()
+    base = attached.get_base_model()
+    assert isinstance(base, PreTrainedModel)
     return base
 
 
