@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ServiceConfig,
         VerifierConfig,
     )
+    from speculant_graph.config_learning import RecordConfig
     from speculant_graph.draft.cost import CostCurve
     from speculant_graph.draft.generator import DraftGenerator
     from speculant_graph.draft.learned import LearnedStore
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.types import Draft, Drafter, Feedback, Proposal, SequenceStep
     from speculant_verifier.decoder import SpeculativeDecoder
-    from speculant_verifier.disagreements import Disagreement, read_disagreements
     from speculant_verifier.model import TargetModel
     from speculant_verifier.ngram_assisted import (
         GreedyProcessor,
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
         ngram_assisted_speculative_generate,
     )
     from speculant_verifier.ngram_storage import INgramStorage, NGramStorage, OneLevelNGramStorage
-    from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent, TokenLogprobs
+    from speculant_verifier.records.reader import read_records, replay_of
+    from speculant_verifier.records.record import RequestRecord
+    from speculant_verifier.results import GenerationResult, PhaseTimes, RecentAcceptance, StepEvent, TokenLogprobs
     from speculant_verifier.speculation import CostTable, load_or_measure
     from speculant_verifier.transformers_generate import speculant_generate
 
@@ -50,7 +52,6 @@ _HOMES = {
     "ClientConfig": "speculant_graph.config",
     "CostCurve": "speculant_graph.draft.cost",
     "CostTable": "speculant_verifier.speculation",
-    "Disagreement": "speculant_verifier.disagreements",
     "Draft": "speculant_graph.types",
     "DraftConfig": "speculant_graph.config",
     "DraftGenerator": "speculant_graph.draft.generator",
@@ -74,6 +75,9 @@ _HOMES = {
     "OneLevelNGramStorage": "speculant_verifier.ngram_storage",
     "PhaseTimes": "speculant_verifier.results",
     "Proposal": "speculant_graph.types",
+    "RecentAcceptance": "speculant_verifier.results",
+    "RecordConfig": "speculant_graph.config_learning",
+    "RequestRecord": "speculant_verifier.records.record",
     "SequenceStep": "speculant_graph.types",
     "ServerConfig": "speculant_graph.config",
     "ServiceConfig": "speculant_graph.config",
@@ -86,7 +90,8 @@ _HOMES = {
     "VerifierConfig": "speculant_graph.config",
     "load_or_measure": "speculant_verifier.speculation",
     "ngram_assisted_speculative_generate": "speculant_verifier.ngram_assisted",
-    "read_disagreements": "speculant_verifier.disagreements",
+    "read_records": "speculant_verifier.records.reader",
+    "replay_of": "speculant_verifier.records.reader",
     "speculant_generate": "speculant_verifier.transformers_generate",
 }
 
@@ -95,7 +100,6 @@ __all__ = [
     "ClientConfig",
     "CostCurve",
     "CostTable",
-    "Disagreement",
     "Draft",
     "DraftConfig",
     "DraftGenerator",
@@ -119,6 +123,9 @@ __all__ = [
     "OneLevelNGramStorage",
     "PhaseTimes",
     "Proposal",
+    "RecentAcceptance",
+    "RecordConfig",
+    "RequestRecord",
     "SequenceStep",
     "ServerConfig",
     "ServiceConfig",
@@ -131,7 +138,8 @@ __all__ = [
     "VerifierConfig",
     "load_or_measure",
     "ngram_assisted_speculative_generate",
-    "read_disagreements",
+    "read_records",
+    "replay_of",
     "speculant_generate",
 ]
 

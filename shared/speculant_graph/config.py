@@ -202,14 +202,6 @@ class VerifierConfig(Config):
     measure_costs: bool = True
     """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
     the result is kept in the cache folder. Without it typical costs are assumed."""
-    disagreements: Path | None = None
-    """Write every rejected token, with what the target preferred, to files of this folder (JSON Lines)."""
-    disagreement_top_k: Annotated[int, Field(ge=1, le=1_024)] = 16
-    """Most probable tokens of the target in such a record."""
-    disagreement_context: Annotated[int, Field(ge=0, le=65_536)] = 64
-    """Last tokens of the context in such a record."""
-    disagreement_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(100_000_000)
-    """Most bytes of such files; the oldest are deleted."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 

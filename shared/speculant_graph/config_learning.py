@@ -17,7 +17,7 @@ class DraftModelConfig(Config):
     """Any causal model with the target's tokenizer: a name on the hub or a folder; empty: none."""
     adapter: str = ""
     """LoRA adapter to begin with: a folder, or one of 'adapters' by its name; empty: none."""
-    adapters: dict[str, Path] = {}
+    adapters: dict[str, Path] = {}  # noqa: RUF012 - every instance gets its own copy
     """Folders of adapters by names of your own: legal=adapters/legal"""
     fuse: bool = True
     """Add the adapter to the weights, which costs nothing per pass; otherwise its layers are computed apart."""

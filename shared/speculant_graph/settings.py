@@ -180,10 +180,13 @@ def _flags(
     )
 
 
+_SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--record"}
+"""Settings -> the flag of their section, which is theirs; pydantic has it for the whole section as JSON."""
+
+
 def _add_argument(group: Any, *names: str, **options: Any) -> None:
-    """Add a flag; ``--draft-model`` is the model's name, not its whole section as JSON."""
-    if "--draft-model" not in names:
-        group.add_argument(*names, *(["--draft-model"] * ("--draft-model.name" in names)), **options)
+    if not any(name in _SECTION_FLAGS.values() for name in names):
+        group.add_argument(*names, *(_SECTION_FLAGS[name] for name in names if name in _SECTION_FLAGS), **options)
 
 
 def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:

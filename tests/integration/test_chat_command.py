@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -97,6 +98,7 @@ def test_commands_and_objects(model: Path, decoder, elsewhere: Path, capsys, mon
     assert all(turn["statistics"]["tokens"] == 8 and turn["error"] is None for turn in turns)
     assert all(name in shown.err for name in COMMANDS)
     assert "3 answers, 4 messages remembered, 24 tokens" in shown.err
+    assert re.search(r"\nlatest \d requests?: \d+\.\d\d per step, \d+% drafted\n", shown.err)
     saved = json.loads((elsewhere / "a.jsonl").read_text(encoding="utf-8"))["messages"]
     assert [each["content"] for each in saved] == ["Be brief", "One", one, "Two", two]
     assert main(["generate", "--prompts", "a.jsonl", "--model", str(model), *OWN]) == 0

@@ -19,7 +19,7 @@ from speculant_graph.settings import load_settings
 from speculant_graph.types import RuleName
 from speculant_verifier.cli import GenerateSettings
 from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.disagreements import Disagreement
+from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.speculation import load_or_measure
 from support.pages import blocks, rows, section
 
@@ -74,7 +74,8 @@ def test_programs(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert names["again"].token_ids == names["first"].token_ids
     assert names["again"].num_from_target_cache > 0
     assert names["again"].num_steps < names["first"].num_steps
-    assert names["record"].drafted != names["record"].chosen
+    assert isinstance(names["record"], RequestRecord)
+    assert len(list(names["read_records"]("records"))) + len(names["replay_of"]("records", "", 99)) > 3
 
 
 def test_the_settings_file(folder: Path) -> None:
@@ -89,5 +90,5 @@ def test_the_tables_are_complete() -> None:
     assert {row[0].strip("`") for row in rows(section(PAGE, "Rules"))} == set(get_args(RuleName))
     settings = " ".join(row[0] for row in rows(section(PAGE, "Settings of a request")))
     assert set(re.findall(r"`(\w+)`", settings)) == set(GenerationConfig.model_fields)
-    fields = " ".join(row[0] for row in rows(section(PAGE, "Detailed mode: what the target rejected")))
-    assert set(re.findall(r"`(\w+)`", fields)) == {field.name for field in dataclasses.fields(Disagreement)}
+    fields = " ".join(row[0] for row in rows(section(PAGE, "Detailed mode: whole requests in files")))
+    assert set(re.findall(r"`(\w+)`", fields)) == {field.name for field in dataclasses.fields(RequestRecord)}

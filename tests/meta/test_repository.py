@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import speculant_graph
-from speculant_graph import config
+from speculant_graph import config, config_learning
 from speculant_graph.settings import SECTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -53,8 +53,8 @@ def test_every_module_of_the_library_has_a_docstring() -> None:
 
 
 def test_every_setting_is_explained_and_has_a_default() -> None:
-    classes = [kind for _, kind in inspect.getmembers(config, inspect.isclass) if issubclass(kind, config.Config)]
-    for kind in classes:
+    found = [*inspect.getmembers(config, inspect.isclass), *inspect.getmembers(config_learning, inspect.isclass)]
+    for kind in [kind for _, kind in found if issubclass(kind, config.Config)]:
         kind()
         assert kind.__doc__
         for name, field in kind.model_fields.items():
@@ -88,7 +88,10 @@ def test_the_example_of_all_settings_is_true() -> None:
     classes = {
         "graph": config.GraphConfig,
         "draft": config.DraftConfig,
+        "draft_model": config_learning.DraftModelConfig,
         "verifier": config.VerifierConfig,
+        "record": config_learning.RecordConfig,
+        "train": config_learning.TrainConfig,
         "generation": config.GenerationConfig,
         "client": config.ClientConfig,
         "server": config.ServerConfig,

@@ -11,6 +11,7 @@ from pydantic_settings import CliPositionalArg
 
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.config_learning import RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import CommandSettings, load_settings
@@ -54,6 +55,8 @@ class GenerateSettings(CommandSettings):
     """How tokens are chosen."""
     client: ClientConfig = ClientConfig()
     """The drafter sidecar, if there is one."""
+    record: RecordConfig = RecordConfig()
+    """Detailed mode: whole requests in files. --record DIR is short for --record.folder DIR."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -74,7 +77,11 @@ def run(arguments: Sequence[str]) -> int:
 
         quiet_transformers()
         decoder = SpeculativeDecoder(
-            settings.graph_path, settings.verifier, settings.draft, client_config=settings.client
+            settings.graph_path,
+            settings.verifier,
+            settings.draft,
+            client_config=settings.client,
+            record=settings.record,
         )
     with decoder:
         if decoder.drafter.state == "off" and settings.draft.k:

@@ -14,16 +14,20 @@ from typing import Any, Self, overload
 
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.config_learning import DraftModelConfig, RecordConfig
 from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.draft.strategies import FROM_GRAPH
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, SessionOptions, TokenId
 from speculant_verifier.chat import Message, chat_tokens
+from speculant_verifier.draft_model import ModelDrafter
+from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter, require_strategy
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.runner import DraftSession, Runner
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
+from speculant_verifier.records.collect import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, load_or_measure
@@ -54,9 +58,11 @@ class SpeculativeDecoder:
         draft_config: DraftConfig | None = None,
         *,
         client_config: ClientConfig | None = None,
+        draft_model: DraftModelConfig | None = None,
         drafter: Drafter | None = None,
         target: TargetModel | None = None,
         must_fit: bool = True,
+        record: RecordConfig | None = None,
     ) -> None:
         """Load the model and find the drafter.
 
@@ -66,13 +72,15 @@ class SpeculativeDecoder:
             draft_config: how to draft, and how much. Without a graph, a sidecar or a drafter the strategies that draft
                 from the sequence itself do so in this process; with 'greedy' and 'sampling' it is plain decoding.
             client_config: draft by the sidecar at its address instead.
+            draft_model: a small language model that drafts beside them (strategy 'tree') or alone ('model').
             drafter: or by this drafter; the caller closes it.
             target: a model that is already loaded.
             must_fit: whether it is an error if a sidecar's tokenizer is another one when it is first asked; else its
                 drafts are done without, as they are later on.
+            record: detailed mode: which finished requests are written to files, and where; None: none are.
 
         Raises:
-            ConfigError: more than one source of drafts, or the model can't be loaded.
+            ConfigError: more than one source of drafts, the model can't be loaded, or the folder of records not made.
             GraphFileError: the graph can't be read.
             TokenizerMismatchError: the graph was built with another tokenizer than the model's.
         """
@@ -83,10 +91,16 @@ class SpeculativeDecoder:
         self.verifier_config = verifier_config or VerifierConfig()
         self.target = target or TargetModel.load(self.verifier_config)
         self._owns_drafter = drafter is None
-        drafts = self.draft_config.strategy not in FROM_GRAPH or graph is not None or sidecar is not None
+        strategy = self.draft_config.strategy
+        wanted = draft_model if draft_model is not None and draft_model.name else None
+        require_strategy(strategy, wanted, drafter)
+        self.draft_model = None if wanted is None else load_draft_model(wanted, self.verifier_config, self.target)
+        """The model that drafts, if there is one."""
+        drafts = strategy not in FROM_GRAPH or graph is not None or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
-        curve = self.costs.curve(1) if self.costs is not None else None
+        # Beside a draft model, n-grams' trees are cut once the model was asked.
+        curve = self.costs.curve(1) if self.costs is not None and wanted is None else None
         self.drafter: Drafter
         if drafter is not None:
             self.drafter = drafter
@@ -98,18 +112,34 @@ class SpeculativeDecoder:
                 sidecar,
                 tokenizer=self.target.fingerprint,
                 draft=self.draft_config,
-                wants_proposals=self.draft_config.strategy == "sampling",
+                wants_proposals=strategy == "sampling",
                 cost=curve,
             )
-        elif drafts:
+        elif drafts and strategy != "model":
             self.drafter = LocalDrafter(
                 None, self.draft_config, cost=curve, vocabulary_size=self.target.vocabulary_size
             )
         else:  # the other strategies know nothing but a graph
             self.drafter = NullDrafter()
+        if self.draft_model is not None:
+            ngrams = None if strategy == "model" else self.drafter
+            self.drafter = open_model_drafter(
+                self.draft_model, self.target, self.verifier_config, self.draft_config, ngrams, self.costs,
+                wanted.temperature if wanted is not None else None,
+            )  # fmt: skip
         cost = self.costs.relative_of_widths if self.costs is not None else None
+        self.record_identity = RecordIdentity(tenant=sidecar.tenant if sidecar is not None else "")
+        """What records say that the engine does not know: who changes the draft model or its adapter notes it here."""
         self._engine = Engine(
-            self.target, self.drafter, self.verifier_config, self.draft_config, cost=cost, must_fit=must_fit
+            self.target,
+            self.drafter,
+            self.verifier_config,
+            self.draft_config,
+            cost=cost,
+            must_fit=must_fit,
+            weighed_s=self.drafter.weighed_s if isinstance(self.drafter, ModelDrafter) else float,
+            record=record,
+            identity=self.record_identity,
         )
         self._runner = Runner(self._engine)
 

@@ -49,6 +49,22 @@ class PhaseTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class RecentAcceptance:
+    """How drafts did over the latest finished requests of an engine that had drafts."""
+
+    num_requests: int = 0
+    """How many these are: at most 64."""
+    tokens_per_pass: float | None = None
+    """Tokens emitted per forward pass, those from the target cache left out. None without a pass."""
+    drafted_share: float = 0.0
+    """Share of the emitted tokens that were drafted."""
+
+
+NO_REQUESTS = RecentAcceptance()
+"""Of an engine that has finished none."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationResult:
     """The continuation of one prompt."""
 
@@ -82,6 +98,8 @@ class GenerationResult:
     """What went wrong, if the finish reason is ``error``."""
     is_refused: bool = False
     """Whether that was the request itself: its prompt or its settings."""
+    recent: RecentAcceptance = NO_REQUESTS
+    """How drafts did when it ended, over the engine's latest requests, this one included if it had drafts."""
     warning: str = ""
     """Why there were no drafts, if the request is the reason: it names a graph that the drafter does not serve."""
 
@@ -109,6 +127,11 @@ class GenerationResult:
     def acceptance_rate(self) -> float:
         """Accepted share of the drafted tokens, 0 if none were drafted."""
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+    @property
+    def drafted_share(self) -> float:
+        """Share of the emitted tokens that were drafted."""
+        return self.num_accepted / len(self.token_ids) if self.token_ids else 0.0
 
     @property
     def mean_accepted_tokens(self) -> float | None:

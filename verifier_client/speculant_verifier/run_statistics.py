@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from speculant_graph.types import DrafterState
+from speculant_verifier.results import NO_REQUESTS, RecentAcceptance
 
 if TYPE_CHECKING:
     from speculant_verifier.decoder import SpeculativeDecoder
@@ -44,6 +45,8 @@ class RunStatistics:
     """How the drafter was at last; None if that is not known."""
     failure: str = ""
     """Why it did not answer, if it did not."""
+    recent: RecentAcceptance = NO_REQUESTS
+    """How drafts did over the decoder's latest requests; of none where the decoder is elsewhere."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -100,6 +103,14 @@ class RunStatistics:
                 parts.append(f"{self.steps_without_drafter} of {self.steps} steps without the drafter")
         return ", ".join(parts)
 
+    def recent_line(self) -> str:
+        """Return how drafts did lately, for people; empty if there were none."""
+        recent = self.recent
+        if recent.tokens_per_pass is None:
+            return ""
+        requests = f"{recent.num_requests} request{'' if recent.num_requests == 1 else 's'}"
+        return f"latest {requests}: {recent.tokens_per_pass:.2f} per step, {recent.drafted_share:.0%} drafted"
+
     def as_json(self) -> dict[str, object]:
         """Return the same for machines."""
         return {
@@ -146,6 +157,7 @@ def total(parts: Sequence[RunStatistics]) -> RunStatistics:
         draft_s=tuple(seconds for part in parts for seconds in part.draft_s),
         drafter=latest.drafter,
         failure=latest.failure,
+        recent=latest.recent,
     )
 
 
@@ -185,6 +197,7 @@ class RunMeter:
             draft_s=drafter.statistics.round_trip_s[-answered:] if answered else (),
             drafter=drafter.state,
             failure=drafter.statistics.last_failure if drafter.state == "unavailable" else "",
+            recent=self._decoder.totals.recent,
         )
 
     def _counts(self) -> tuple[int, ...]:

@@ -157,6 +157,7 @@ class Batch:
             sample=self._sources[sequence.index][1],
             error=sequence.error,
             is_refused=sequence.is_refused,
+            recent=sequence.recent,
             warning="" if any(sequence.drafted_by_depth) else sequence.drafter_problem,
         )
 

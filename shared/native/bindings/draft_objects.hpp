@@ -34,9 +34,8 @@ class DraftMaker {
 
   nb::object make(const std::vector<nb::object>& values) const {
     nb::object draft = make_(draft_);
-    for (std::size_t index = 0; index < values.size(); ++index) {
-      if (PyObject_GenericSetAttr(draft.ptr(), names_[index].ptr(), values[index].ptr()) != 0) nb::raise_python_error();
-    }
+    for (std::size_t index = 0; index < values.size(); ++index) set(draft, names_[index], values[index]);
+    set(draft, sources_, none_);  // all of them are n-grams
     return draft;
   }
   nb::object make_proposals(const nb::object& bounds, const nb::object& ids, const nb::object& probabilities) const {
@@ -44,6 +43,10 @@ class DraftMaker {
   }
 
  private:
+  static void set(const nb::object& draft, const nb::object& name, const nb::object& value) {
+    if (PyObject_GenericSetAttr(draft.ptr(), name.ptr(), value.ptr()) != 0) nb::raise_python_error();
+  }
+
   DraftMaker() {
     const nb::module_ types = nb::module_::import_("speculant_graph.types");
     draft_ = types.attr("Draft"), proposals_ = types.attr("Proposals");
@@ -52,9 +55,10 @@ class DraftMaker {
          {"token_ids", "parents", "path_probabilities", "proposals", "strategy", "terminated_early", "draft_id"}) {
       names_.push_back(nb::steal(PyUnicode_InternFromString(name)));
     }
+    sources_ = nb::steal(PyUnicode_InternFromString("sources")), none_ = nb::make_tuple();
   }
 
-  nb::object draft_, proposals_, make_;
+  nb::object draft_, proposals_, make_, sources_, none_;
   std::vector<nb::object> names_;
 };
 

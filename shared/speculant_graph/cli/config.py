@@ -24,6 +24,7 @@ from speculant_graph.config import (
     ServiceConfig,
     VerifierConfig,
 )
+from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings
 from speculant_graph.settings_errors import variable_of
@@ -35,7 +36,12 @@ _DEFAULT = "default"
 class ShowSettings(CommandSettings):
     """Show all settings as environment and configuration file make them, as TOML that could be saved."""
 
-    section: Literal["graph", "draft", "verifier", "generation", "client", "server", "service"] | None = None
+    section: (
+        Literal[
+            "graph", "draft", "draft_model", "verifier", "record", "train", "generation", "client", "server", "service"
+        ]
+        | None
+    ) = None
     """Only this section."""
     json_output: bool = False
     """Print one JSON object instead."""
@@ -46,7 +52,10 @@ class AllSettings(CommandSettings):
 
     graph: GraphConfig = GraphConfig()
     draft: DraftConfig = DraftConfig()
+    draft_model: DraftModelConfig = DraftModelConfig()
     verifier: VerifierConfig = VerifierConfig()
+    record: RecordConfig = RecordConfig()
+    train: TrainConfig = TrainConfig()
     generation: GenerationConfig = GenerationConfig()
     client: ClientConfig = ClientConfig()
     server: ServerConfig = ServerConfig()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from speculant_graph.config_learning import RecordConfig
+from speculant_graph.errors import ConfigError
 from speculant_graph.settings import load_settings
 from speculant_verifier.cli import GenerateSettings
 from speculant_verifier.service.command import VerifierSettings
@@ -19,3 +21,22 @@ def test_a_graph_file_is_named_alike_for_all_commands(
     assert settings.graph_path == Path("mine.pkl")
     assert settings.client.graph == "theirs"
     assert load_settings(kind, command, ["--graph-path", "mine.pkl"]).graph_path == Path("mine.pkl")
+
+
+@pytest.mark.parametrize(("command", "kind"), [("generate", GenerateSettings), ("verifier", VerifierSettings)])
+def test_the_folder_of_records_has_a_short_name(
+    command: str, kind: type[GenerateSettings | VerifierSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in (["--record", "mine"], ["--record=mine"], ["--record.folder", "mine"]):
+        settings = load_settings(kind, command, [*arguments, "--record.top-k", "3", "--top-k", "5"])
+        assert settings.record == RecordConfig(folder=Path("mine"), top_k=3)
+        assert settings.generation.top_k == 5, "which the shorter name is of"
+    assert load_settings(kind, command, []).record == RecordConfig()
+    monkeypatch.setenv("SPECULANT_RECORD__FOLDER", "theirs")
+    assert load_settings(kind, command, []).record.folder == Path("theirs")
+    with pytest.raises(ConfigError, match=r"--record\.folder.*: expected one argument"):
+        load_settings(kind, command, ["--record"])
+
+
+def test_behind_two_dashes_a_text_is_a_text() -> None:
+    assert load_settings(GenerateSettings, "generate", ["--", "--record"]).prompt == ["--record"]

@@ -65,6 +65,10 @@ def test_counters_are_those_of_the_engine(decoder):
     assert 0 < found["target_cache_bytes",] == cache.num_bytes <= 100_000
     # Every token has a pass, was accepted in one, or came from the cache.
     assert totals.num_tokens == found["pass_rows_total",] + found["accepted_tokens_total",] + cache.hits
+    recent = totals.recent
+    assert found["recent_requests",] == recent.num_requests == 3
+    assert found["recent_tokens_per_pass",] == recent.tokens_per_pass >= 1
+    assert found["recent_drafted_share",] == recent.drafted_share == found["accepted_tokens_total",] / 72
     assert found["phase_seconds_total", "forward"] == pytest.approx(totals.forward_s)
 
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from speculant_graph.cli.main import main
 from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_verifier.records.lines import line_of
 from speculant_verifier.training.adapters import check_adapter, read_adapter
 from support.tiny_models import tiny_model
 from support.training import recorded
@@ -35,9 +36,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
     """Six failures of two tenants and one replay of each, all of the same text: what is held out can be learnt."""
-    pytest.importorskip("speculant_verifier.records.reader")
-    from speculant_verifier.records.lines import line_of
-
     folder = tmp_path_factory.mktemp("records")
     digest = CorpusTokenizer.load(str(checkpoint), None).fingerprint.sha256
     lines: dict[str, list[bytes]] = {"failures-1.jsonl": [], "replay-1.jsonl": []}

@@ -29,7 +29,7 @@ version's library).
 
 _DRAFT_CARD = """# speculant demo draft model
 
-A {parameters:,}-parameter gpt-oss of 4 layers with the tokenizer of the demo model, for which it drafts. It knows about
+A {parameters:,}-parameter gpt-oss of 2 layers with the tokenizer of the demo model, for which it drafts. It knows about
 half of what that one knows, so that it is right now and then, and can learn the rest; it is not useful for anything
 else.
 

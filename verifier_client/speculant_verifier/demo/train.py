@@ -3,7 +3,7 @@
 Usage: ``python -m speculant_verifier.demo.train --minutes 50 [--out FOLDER] [--text FOLDER] [--threads 2]``. The
 result is what ``speculant demo`` loads: ``model.safetensors`` in bfloat16, ``config.json``, ``tokenizer.json`` and a
 model card with the losses. The last line of standard output is one JSON object with the same figures. With ``--draft``
-it trains the demo's draft model instead: the same architecture with 4 layers, the same tokenizer, and about half of
+it trains the demo's draft model instead: the same architecture with 2 layers, the same tokenizer, and about half of
 the text, so that it is right now and then. With ``--text`` it trains on a folder's ``.txt`` files, for experiments:
 every tenth of them is held out.
 
@@ -65,11 +65,11 @@ def model_config(*, is_draft: bool = False) -> GptOssConfig:
     return GptOssConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=144,
-        intermediate_size=128 if is_draft else 176,
+        intermediate_size=256 if is_draft else 176,
         head_dim=32,
         num_attention_heads=5,
         num_key_value_heads=1,
-        num_hidden_layers=4 if is_draft else 14,
+        num_hidden_layers=2 if is_draft else 14,
         num_local_experts=4,
         num_experts_per_tok=2,
         sliding_window=128,

@@ -19,7 +19,7 @@ from speculant_verifier.speculation.acceptance import AcceptanceHistory
 from speculant_verifier.speculation.controller import Speculation
 
 _ROUNDING = 1e-6
-_MAKE_TREES = frozenset(("tree", "specexec", "beam"))
+_MAKE_TREES = frozenset(("tree", "specexec", "beam", "model"))
 _SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
 
@@ -86,6 +86,8 @@ class Drafting:
                 _SIBLINGS.get(each.config.rule, "none"),
                 each.config.max_depth,
                 each.config.draft_temperature,
+                each.config.rule in WANTS_PROPOSALS,
+                each.config.temperature,
             )
             for number, each in ((number, sequences[number]) for number in asked)
         ]

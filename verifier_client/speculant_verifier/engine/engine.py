@@ -11,18 +11,20 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from loguru import logger
 from transformers import LogitsProcessorList
 
 from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.config_learning import RecordConfig
 from speculant_graph.draft.strategies import CALIBRATED
 from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Draft, Drafter
 from speculant_verifier.engine.admission import MOST_PENDING, Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.prefill import Prefill
+from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import (
     OUT_OF_MEMORY,
     ActiveSequence,
@@ -34,6 +36,7 @@ from speculant_verifier.engine.sequence import (
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import TargetModel
+from speculant_verifier.records.collect import RecordIdentity
 from speculant_verifier.results import FinishReason
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import Cost, Speculation
@@ -52,17 +55,27 @@ class Engine:
         *,
         cost: Cost | None = None,
         must_fit: bool = True,
+        weighed_s: Callable[[], float] = float,
+        record: RecordConfig | None = None,
+        identity: RecordIdentity | None = None,
     ) -> None:
         """Set up without touching the model.
 
         Args:
             target: the model.
             drafter: where drafts come from.
-            config: batch, memory, records.
+            config: batch, memory.
             draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
             cost: what passes cost; None: as on a typical machine.
             must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
+            weighed_s: seconds that the drafter has spent so far and has itself weighed against what they bring.
+            record: which finished requests are recorded, and where; None, or without a folder: none are.
+            identity: what records say that the engine does not know; the caller may change it at any time.
+
+        Raises:
+            ConfigError: the folder of records can't be made.
         """
+        self._weighed_s = weighed_s
         self._target, self._drafter, self._config = target, drafter, config
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
@@ -76,10 +89,11 @@ class Engine:
         self._admission = Admission(target, config, draft.k)
         cache = self._admission.cache
         self._prefill = Prefill(target, cache, config.prefill_chunk, self.totals)
-        promises = draft.strategy in CALIBRATED
+        promises = draft.strategy in CALIBRATED or draft.strategy == "model"
         self._speculation = Speculation(cost or target.typical_cost, promises=promises, is_measured=cost is not None)
         self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals)
-        self._verification = Verification(target, cache, config, draft, self.totals)
+        self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
+        self._verification = Verification(target, cache, config, draft, self.totals, self._records)
 
     @property
     def has_work(self) -> bool:
@@ -142,6 +156,8 @@ class Engine:
         if request.config.ignore_end_tokens:
             sequence.end_token_ids = frozenset()
         sequence.history = self._speculation.new_history()
+        if self._records is not None:
+            self._records.begin(sequence)
         self._waiting.append(sequence)
         return sequence
 
@@ -177,7 +193,8 @@ class Engine:
         """Cancel everything."""
         for sequence in [*self._running, *self._waiting]:
             self.cancel(sequence)
-        self._verification.close()
+        if self._records is not None:
+            self._records.close()
 
     def run(self, requests: Iterable[Request]) -> Iterator[Emission]:
         """Decode requests and yield every step's emissions; those of other requests are dropped."""
@@ -240,6 +257,19 @@ class Engine:
         if emission.finish_reason is not None:
             totals.num_ended[emission.finish_reason] += 1
             totals.request_times.observe(now_s - sequence.arrived_s)
+            self._end(sequence, emission.finish_reason)
+
+    def _end(self, sequence: ActiveSequence, reason: FinishReason) -> None:
+        """Take stock of a sequence that ended."""
+        has_drafts = sequence.num_drafts and not sequence.request.brings_drafts
+        if reason != "error" and has_drafts:
+            num_accepted = sum(sequence.accepted_by_depth)
+            self.totals.note_request(
+                sequence.num_emitted, sequence.num_from_target_cache, num_accepted, sequence.num_steps
+            )
+        sequence.recent = self.totals.recent
+        if reason != "error" and self._records is not None:
+            self._records.finish(sequence)
 
     def _processors(self, sequence: ActiveSequence) -> LogitsProcessorList:
         request, target = sequence.request, self._target
@@ -292,15 +322,14 @@ class Engine:
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         totals = self.totals
-        draft_s, pass_s = totals.draft_s, totals.forward_s
+        draft_s, pass_s, weighed_s = totals.draft_s, totals.forward_s, self._weighed_s()
         drafts = self._drafting.drafts(sequences)
         emissions = self._verification.step(sequences, drafts, self._drafting)
         if totals.draft_s > draft_s and self._drafter.state == "ok":  # an outage says nothing of what drafts are worth
             width = 1 + max(map(len, drafts))
             num_tokens = sum(len(emission.token_ids) for emission in emissions)
-            self._speculation.note_time(
-                len(sequences), width, num_tokens, totals.draft_s - draft_s, totals.forward_s - pass_s
-            )
+            drafting_s = totals.draft_s - draft_s - (self._weighed_s() - weighed_s)
+            self._speculation.note_time(len(sequences), width, num_tokens, drafting_s, totals.forward_s - pass_s)
         return emissions
 
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:

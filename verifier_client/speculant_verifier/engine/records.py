@@ -1,66 +1,149 @@
-"""Detailed mode: what the target rejected goes to the recorder."""
+"""Detailed mode: what happens to a request is collected while it is decoded, and recorded when it has ended.
+
+Only requests that have drafts of the drafter's are recorded: not those whose callers bring theirs, those with
+``speculation = "off"``, or those that are made to write a given text. Requests that fail or are cancelled are not,
+either.
+
+The most probable tokens are those of the target's raw logits, before a request's processors and temperature. So records
+of greedy and sampled requests are of one kind: who learns from them learns the model, not the settings of a request.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 
+import numpy as np
+import torch
+from loguru import logger
+from numpy.typing import NDArray
 from torch import Tensor
 
-from speculant_graph.config import VerifierConfig
-from speculant_graph.types import Draft, TokenId
-from speculant_verifier.disagreements import DisagreementRecorder
-from speculant_verifier.disagreements.rejections import Origin, TargetView, disagreements_of, view_of
-from speculant_verifier.engine.sequence import ActiveSequence
-from speculant_verifier.rules import Verdict
+from speculant_graph.config import DraftConfig
+from speculant_graph.config_learning import RecordConfig
+from speculant_graph.errors import ConfigError
+from speculant_verifier.engine.sequence import ActiveSequence, is_out_of_memory
+from speculant_verifier.model import TargetModel
+from speculant_verifier.records.collect import RecordIdentity, Trace
+from speculant_verifier.records.record import RequestRecord
+from speculant_verifier.records.writer import RecordWriter
+from speculant_verifier.sampling import top_tokens
 
 
 class Records:
-    """Writes down the disagreements of one engine, if that is asked for."""
+    """Collects and writes the records of one engine."""
 
-    def __init__(self, config: VerifierConfig) -> None:
+    def __init__(
+        self, target: TargetModel, config: RecordConfig, draft: DraftConfig, identity: RecordIdentity | None
+    ) -> None:
         """Open the folder.
+
+        Args:
+            target: the model.
+            config: it names a folder.
+            draft: how drafts are made.
+            identity: what records say beside; it may change.
 
         Raises:
             ConfigError: the folder can't be made.
         """
-        self._config = config
-        self._recorder = (
-            DisagreementRecorder(config.disagreements, max_bytes=config.disagreement_bytes)
-            if config.disagreements is not None
-            else None
-        )
+        self._config, self._strategy, self._target = config, draft.strategy, target.name
+        self._identity = identity or RecordIdentity()
+        try:
+            self._tokenizer = target.fingerprint.sha256
+        except ConfigError:  # only token ids go in and out
+            self._tokenizer = ""
+        self._random = random.SystemRandom()  # a program may have seeded the other one
+        self._writer = RecordWriter(config)
 
-    def take(self, sequence: ActiveSequence, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Record what was rejected of a draft.
+    def begin(self, sequence: ActiveSequence) -> None:
+        """Collect what happens to a sequence from now on, if it is one to be recorded."""
+        request = sequence.request
+        if not (request.brings_drafts or request.forced or request.config.speculation == "off"):
+            sequence.trace = Trace(self._strategy)
+
+    def look(self, sequences: Sequence[ActiveSequence], logits: Tensor) -> None:
+        """Collect the most probable tokens of the positions that a pass emitted.
 
         Args:
-            sequence: as it was before the draft.
-            draft: what was verified.
-            verdict: what of it was accepted and emitted.
-            logits: raw ones after the sequence and after every node, shape ``[1 + nodes, V]``.
+            sequences: those of the pass.
+            logits: raw ones after each sequence and after every node of its draft, shape ``[sequences, 1 + nodes, V]``.
         """
-        if self._recorder is None or not len(draft):
+        rows = [
+            (row, node)
+            for row, each in enumerate(sequences)
+            for node in (each.trace.nodes if each.trace is not None else ())
+        ]
+        if not rows:
             return
+        try:
+            top = top_logprobs(logits[tuple(zip(*rows, strict=True))], self._config.top_k)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning("no memory is left for records of requests that are running; lower --record.top-k")
+            for each in sequences:
+                each.trace = None
+            return
+        start = 0
+        for each in sequences:
+            if each.trace is not None and each.trace.nodes:
+                end = start + len(each.trace.nodes)
+                each.trace.add_top(top[start:end])
+                start = end
 
-        def look(node: int, token_ids: Sequence[TokenId]) -> TargetView:
-            return view_of(logits[node], token_ids, self._config.disagreement_top_k)
-
-        num_drafted = sum(sequence.drafted_by_depth)
-        origin = Origin(
-            request_id=sequence.request.request_id or str(sequence.session_id),
-            session_id=sequence.session_id,
-            rule=sequence.config.rule,
-            acceptance_rate=sum(sequence.accepted_by_depth) / num_drafted if num_drafted else 0.0,
-            time_s=time.time(),
+    def finish(self, sequence: ActiveSequence) -> None:
+        """Record a sequence that has ended without an error."""
+        trace, request, output = sequence.trace, sequence.request, sequence.output
+        if trace is None or not output:
+            return
+        options, identity = request.session, self._identity
+        self._writer.record(
+            RequestRecord(
+                request_id=request.request_id or str(sequence.session_id),
+                time_s=time.time(),
+                tenant=(options.tenant if options is not None else None) or identity.tenant,
+                target=self._target,
+                tokenizer=self._tokenizer,
+                draft_model=identity.draft_model,
+                adapter=identity.adapter,
+                strategy=trace.strategy,
+                rule=request.config.rule,
+                temperature=request.config.temperature,
+                seed=request.config.seed,
+                prompt=sequence.prompt,
+                output=output,
+                drafted=tuple(trace.drafted),
+                sources=tuple(trace.sources),
+                accepted=tuple(trace.accepted),
+                top_token_ids=trace.top_token_ids,
+                top_logprobs=trace.top_logprobs,
+                num_passes=sequence.num_steps,
+                is_failure=sum(trace.accepted) < self._config.threshold * len(output),
+                reservoir_key=self._random.random(),
+            )
         )
-        found = disagreements_of(
-            sequence.token_ids, draft, verdict, look, origin, context_tokens=self._config.disagreement_context
-        )
-        for disagreement in found:
-            self._recorder.record(disagreement)
 
     def close(self) -> None:
         """Write what waits."""
-        if self._recorder is not None:
-            self._recorder.close()
+        self._writer.close()
+
+
+def top_logprobs(logits: Tensor, count: int) -> NDArray[np.float64]:
+    """Return the most probable tokens of every row and their log-probabilities, by one transfer from the device.
+
+    Args:
+        logits: shape ``[rows, V]``, any float type.
+        count: how many tokens; at most V are returned.
+
+    Returns:
+        The tokens, best first, and behind them their log-probabilities, shape ``[rows, 2 * min(count, V)]``.
+    """
+    with torch.no_grad():
+        token_ids = top_tokens(logits, count)
+        logprobs = logits.gather(-1, token_ids).float() - logits.float().logsumexp(-1, keepdim=True)
+        # JSON has no infinity, which a logit may be; float64 holds every token id and every float32.
+        found = torch.cat([token_ids.double(), logprobs.clamp_min(torch.finfo(torch.float32).min).double()], -1)
+    values: NDArray[np.float64] = found.cpu().numpy()
+    return values

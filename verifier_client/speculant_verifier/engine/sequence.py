@@ -13,7 +13,8 @@ from transformers import LogitsProcessorList
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import Draft, Feedback, SessionOptions, TokenId
-from speculant_verifier.results import FinishReason, PhaseTimes, TokenLogprobs
+from speculant_verifier.records.collect import Trace
+from speculant_verifier.results import NO_REQUESTS, FinishReason, PhaseTimes, RecentAcceptance, TokenLogprobs
 from speculant_verifier.sampling import Sampler
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
 from speculant_verifier.speculation.target_cache import PrefixKey
@@ -95,6 +96,10 @@ class ActiveSequence:
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    trace: Trace | None = None
+    """What is to be recorded of it; None if it is not recorded."""
+    recent: RecentAcceptance = NO_REQUESTS
+    """How drafts did lately, when it ended."""
     error: str = ""
     is_refused: bool = False
     """Whether the error is in the request."""

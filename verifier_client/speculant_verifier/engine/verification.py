@@ -35,12 +35,18 @@ class Verification:
     """Turns pending tokens and drafts into emitted tokens."""
 
     def __init__(
-        self, target: TargetModel, cache: SlotCache, config: VerifierConfig, draft: DraftConfig, totals: EngineTotals
+        self,
+        target: TargetModel,
+        cache: SlotCache,
+        config: VerifierConfig,
+        draft: DraftConfig,
+        totals: EngineTotals,
+        records: Records | None,
     ) -> None:
-        """Take the model and its cache."""
+        """Take the model, its cache, and who records what happens, if anyone does."""
         self._target, self._cache, self._totals = target, cache, totals
         self._row_width = target_row_width(draft)
-        self._records = Records(config)
+        self._records = records
         self._recall = Recall(target.name, config.target_cache)
 
     @property
@@ -58,14 +64,12 @@ class Verification:
                     logits[None, None], [RowContext(sequence.sampler, sequence.token_ids, EMPTY_DRAFT)]
                 )
                 emissions.append(self._outcome(sequence, EMPTY_DRAFT, target, logits[None]).emission)
+                if sequence.trace is not None:
+                    sequence.trace.add_top(None)
                 sequence.num_from_target_cache += len(emissions[-1].token_ids)
                 if emissions[-1].finish_reason is not None:
                     break
         return emissions
-
-    def close(self) -> None:
-        """Bring records to disk."""
-        self._records.close()
 
     def step(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], drafting: Drafting) -> list[Emission]:
         """Verify the drafts of the sequences, and emit.
@@ -92,6 +96,8 @@ class Verification:
             self._outcome(each, draft, target, logits[number])
             for number, (each, draft, target) in enumerate(zip(sequences, drafts, targets, strict=True))
         ]
+        if self._records is not None:
+            self._records.look(sequences, logits)
         clock.append(time.perf_counter())
         kept: dict[int, Sequence[int]] = {}
         for each, tokens, draft, outcome in zip(sequences, pending, drafts, outcomes, strict=True):
@@ -144,7 +150,8 @@ class Verification:
             token_ids, reason = ended(sequence, verdict.token_ids)
             path = verdict.path[: len(token_ids)]
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
-            self._records.take(sequence, draft, Verdict(path, token_ids), logits)
+            if sequence.trace is not None:
+                sequence.trace.add(draft, path, len(token_ids))
             self._recall.keep(sequence, draft, path, logits[: len(draft) + 1])
         except Exception as error:  # processors and stop checks are anybody's code
             sequence.error = _message(error)

@@ -10,8 +10,10 @@ from speculant_graph.types import TokenId
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One finished request: all that a draft model can learn from it. What is said per position has an entry for every
-    output token."""
+    """One finished request: all that a draft model can learn from it.
+
+    What is said per position has an entry for every output token.
+    """
 
     request_id: str
     """Which request."""
@@ -56,8 +58,8 @@ class RequestRecord:
     is_failure: bool
     """Whether a smaller share of its tokens than ``record.threshold`` was drafted."""
     reservoir_key: float
-    """A random number in [0, 1): of the requests of a tenant that were no failures, those with the smallest ones are the
-    replay buffer. So it is a uniform sample of all of them, whatever was written when."""
+    """A random number in [0, 1): of the requests of a tenant that were no failures, those with the smallest ones are
+    the replay buffer. So it is a uniform sample of all of them, whatever was written when."""
     schema_version: Literal[1] = 1
     """Version of this record."""
 

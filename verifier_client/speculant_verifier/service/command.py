@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.config_learning import RecordConfig
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import CommandSettings, load_settings
@@ -32,6 +33,8 @@ class VerifierSettings(CommandSettings):
     """What a request leaves open."""
     client: ClientConfig = ClientConfig()
     """The drafter sidecar, if there is one."""
+    record: RecordConfig = RecordConfig()
+    """Detailed mode: whole requests in files. --record DIR is short for --record.folder DIR."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages to show, on standard error."""
     log_format: LogFormat = "text"
@@ -63,7 +66,12 @@ def run(arguments: Sequence[str]) -> int:
 
     def make_decoder() -> SpeculativeDecoder:
         return SpeculativeDecoder(
-            settings.graph_path, settings.verifier, settings.draft, client_config=settings.client, must_fit=False
+            settings.graph_path,
+            settings.verifier,
+            settings.draft,
+            client_config=settings.client,
+            must_fit=False,
+            record=settings.record,
         )
 
     def make_server() -> VerifierServer:

@@ -107,6 +107,11 @@ class _VerifierCollector(Collector):
         for phase in ("prefill", "draft", "forward", "verify", "commit", "total"):
             phases.add_metric([phase], getattr(totals, f"{phase}_s"))
         yield phases
+        recent = totals.recent
+        requests = "Latest finished requests with drafts, which the next two are of."
+        yield _gauge("recent_requests", requests, recent.num_requests)
+        yield _gauge("recent_tokens_per_pass", "Their tokens per pass; 0 before any.", recent.tokens_per_pass or 0)
+        yield _gauge("recent_drafted_share", "Share of their tokens that was drafted.", recent.drafted_share)
         yield _histogram("draft_seconds", "Time until the drafts of a step were there.", totals.draft_times)
         passes = HistogramMetricFamily(
             _PREFIX + "pass_seconds", "Time of forward passes, by the most nodes of any sequence.", labels=["nodes"]

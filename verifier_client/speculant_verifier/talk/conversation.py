@@ -173,7 +173,10 @@ class Conversation:
             self._screen.note("nothing was answered yet")
             return
         answers = f"{num_turns} answer{'' if num_turns == 1 else 's'}"
-        self._screen.note(f"{answers}, {len(self._messages)} messages remembered, {total(self._runs).line()}")
+        run = total(self._runs)
+        self._screen.note(f"{answers}, {len(self._messages)} messages remembered, {run.line()}")
+        if line := run.recent_line():
+            self._screen.note(line)
 
     def _complain(self, text: str) -> None:
         self._screen.note(text)

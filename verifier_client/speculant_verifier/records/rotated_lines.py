@@ -12,7 +12,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,29 +43,21 @@ class RotatedLines:
         self._path = folder
         self._make_folder()
 
-    def parts(self, lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-        """Cut lines into parts that are appended together."""
-        start = 0
-        while start < len(lines):
-            end, size = start + 1, len(lines[start])
-            while end < len(lines) and size + len(lines[end]) <= self._max_bytes // FILES:
-                size += len(lines[end])
-                end += 1
-            yield lines[start:end]
-            start = end
+    def append(self, data: bytes) -> Path:
+        """Append a line, which ends in a newline, whole or not at all.
 
-    def append(self, part: Sequence[bytes]) -> None:
-        """Append lines, each of which ends in a newline, in one call of the system: all of them or none.
+        Returns:
+            The file that it is in.
 
         Raises:
             OSError: there is no room, say.
         """
-        data = b"".join(part)
         if len(data) > self._max_bytes:
             raise OSError(errno.EFBIG, f"{len(data)} bytes are over the limit of {self._max_bytes}")
         self._make_folder()
         with _locked(self._folder):
             self._append(data)
+        return self._path
 
     def close(self) -> None:
         """Close the file that is open, if one is."""

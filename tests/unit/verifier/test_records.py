@@ -1,0 +1,298 @@
+"""What an engine records of the requests that it has finished, held against their results and against the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from speculant_graph.client import LocalDrafter, NullDrafter
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.config_learning import RecordConfig
+from speculant_graph.types import Draft, SessionOptions
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.engine import Engine, Request
+from speculant_verifier.engine.records import top_logprobs
+from speculant_verifier.model import TargetModel
+from speculant_verifier.records.collect import RecordIdentity, Trace
+from speculant_verifier.records.reader import read_records, replay_of
+from support.drafters import ScriptedDrafter, knowing, knowing_tree
+from support.engines import CONFIG, alone, finish
+from support.tiny_models import tiny_gpt_oss
+
+PROMPTS = [(1, 2, 3), (4, 5), (9, 8, 7, 6, 5), (11,), (12, 13)]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_gpt_oss()
+
+
+def recording(target, folder, drafter, *, k=6, rows=3, identity=None, target_cache=0, **record):
+    return Engine(
+        target,
+        drafter,
+        VerifierConfig(max_batch_size=rows, target_cache=target_cache),
+        DraftConfig(k=k, strategy="tree"),
+        record=RecordConfig(folder=folder, **record),
+        identity=identity,
+    )
+
+
+def run(engine, requests):
+    """Decode requests to their ends; return their sequences in order."""
+    for request in requests:
+        engine.add(request)
+    ended = finish(engine)
+    engine.close()
+    return [ended[request.index].sequence for request in requests]
+
+
+def recorded(folder):
+    """Return all records by the caller's number for the request."""
+    return {int(each.request_id): each for each in [*read_records(folder), *replay_of(folder, None, 1_000)]}
+
+
+def scores(target: TargetModel, token_ids):
+    """The model's own log-probabilities after every token, by one plain pass of transformers."""
+    with torch.no_grad():
+        return torch.log_softmax(target.model(torch.tensor([token_ids])).logits[0].double(), -1)
+
+
+def check(record, sequence, target, drafts):
+    """Hold a record against the sequence, the model, and the drafts that were verified."""
+    assert (record.prompt, record.output) == (sequence.prompt, sequence.output)
+    size = len(record.output)
+    columns = (record.drafted, record.sources, record.accepted, record.top_token_ids, record.top_logprobs)
+    assert [len(column) for column in columns] == [size] * 5
+    assert sum(record.accepted) == sum(sequence.accepted_by_depth)
+    assert record.num_passes == sequence.num_steps
+    assert record.drafted_share == sum(record.accepted) / size
+    logprobs = scores(target, [*record.prompt, *record.output])[len(record.prompt) - 1 :]
+    text = [*record.prompt, *record.output]
+    starts = set()
+    for position in range(size):
+        token, drafted = record.output[position], record.drafted[position]
+        if record.accepted[position]:
+            assert token in drafted
+        else:
+            starts.add(len(record.prompt) + position + 1)
+        if sequence.config.rule == "follow":
+            assert record.accepted[position] == (token in drafted)
+        assert len(record.sources[position]) == len(drafted)
+        top, of_top = record.top_token_ids[position], record.top_logprobs[position]
+        assert top == tuple(logprobs[position].topk(len(top)).indices.tolist())
+        assert of_top == pytest.approx(logprobs[position, list(top)].tolist(), abs=1e-4)
+        assert list(of_top) == sorted(of_top, reverse=True)
+        if not sequence.config.temperature:
+            assert top[0] == token == int(logprobs[position].argmax())
+    # What was drafted is what the drafts hold below the accepted nodes.
+    for known, draft in drafts:
+        if list(known) != text[: len(known)] or len(known) not in {len(record.prompt), *starts}:
+            continue
+        node, position = 0, len(known) - len(record.prompt)
+        while position < size - 1:  # the last token is the model's own
+            children = [j for j in range(len(draft)) if draft.parents[j] == node]
+            assert record.drafted[position] == tuple(draft.token_ids[j] for j in children)
+            right = [j for j in children if draft.token_ids[j] == record.output[position]]
+            if not record.accepted[position]:
+                break
+            node, position = right[0] + 1, position + 1
+
+
+@pytest.mark.parametrize("kind", ["chains", "trees"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_records_are_what_happened(target, tmp_path, kind, rows):
+    config = CONFIG.model_copy(update={"max_tokens": 24})
+    references = [[*prompt, *alone(target, prompt, config)] for prompt in PROMPTS]
+    script = knowing(references, 0.7, 258) if kind == "chains" else knowing_tree(references, 258)
+    drafts = []
+
+    def watched(step):
+        drafts.append((tuple(step.token_ids), script(step)))
+        return drafts[-1][1]
+
+    engine = recording(target, tmp_path, ScriptedDrafter(watched), rows=rows, top_k=5)
+    sequences = run(engine, [
+        Request(index, prompt, config, request_id=str(index)) for index, prompt in enumerate(PROMPTS)
+    ])  # fmt: skip
+    found = recorded(tmp_path)
+    assert found.keys() == set(range(len(PROMPTS)))
+    for index, sequence in enumerate(sequences):
+        record = found[index]
+        assert sum(record.accepted) > 0
+        check(record, sequence, target, drafts)
+        assert {len(row) for row in record.top_token_ids} == {5}
+        assert (record.target, record.tokenizer) == ("tiny-gpt-oss", target.fingerprint.sha256)
+        assert (record.strategy, record.rule, record.temperature, record.seed) == ("greedy", "follow", 0.0, 0)
+        assert {source for row in record.sources for source in row} == {"greedy"}, "as the draft says of itself"
+        assert record.is_failure == (record.drafted_share < 0.5)
+
+
+def test_stop_tokens_and_limits_cut_records_as_they_cut_the_text(target, tmp_path):
+    """Ends lie inside of accepted paths, in their last tokens, and behind them."""
+    requests, references = [], []
+    for index, prompt in enumerate(PROMPTS):
+        text = alone(target, prompt, CONFIG)
+        references.append([*prompt, *text])
+        end = CONFIG.model_copy(update={"end_token_ids": (text[4 + index],), "ignore_end_tokens": False})
+        requests.append(Request(2 * index, prompt, end, request_id=str(2 * index)))
+        limit = CONFIG.model_copy(update={"max_tokens": 1 + 2 * index})
+        requests.append(Request(2 * index + 1, prompt, limit, request_id=str(2 * index + 1)))
+    drafter = ScriptedDrafter(knowing(references, 0.9, 258))
+    sequences = run(recording(target, tmp_path, drafter, threshold=0.0), requests)
+    found = recorded(tmp_path)
+    assert not list(read_records(tmp_path)), "nothing is below a threshold of 0"
+    assert len(found) == len(requests)
+    for request, sequence in zip(requests, sequences, strict=True):
+        check(found[request.index], sequence, target, [])
+        if request.index % 2 == 0:
+            assert sequence.output[-1] in sequence.end_token_ids
+    assert any(record.accepted[-1] for record in found.values()), "the cut goes through an accepted path"
+
+
+def test_a_stop_text_that_leaves_nothing_leaves_no_record(target, tmp_path):
+    request = Request(0, (1, 2), CONFIG, stop_check=lambda token_ids: 0)
+    [sequence] = run(recording(target, tmp_path, NullDrafter()), [request])
+    assert sequence.output == ()
+    assert not recorded(tmp_path)
+
+
+@pytest.mark.parametrize(("rule", "temperature"), [("token", 1.0), ("block", 1.0), ("tree-iid", 0.8), ("nasd", 0.0)])
+def test_records_under_other_rules(target, tmp_path, rule, temperature):
+    config = CONFIG.model_copy(update={"rule": rule, "temperature": temperature, "seed": 3, "max_tokens": 20})
+    generator = random.Random(2)
+
+    def script(step):
+        token_ids = tuple(generator.randrange(40) for _ in range(step.node_budget))
+        return Draft(token_ids, tuple(generator.randint(0, j) for j in range(len(token_ids))))
+
+    sequences = run(recording(target, tmp_path, ScriptedDrafter(script)), [
+        Request(index, prompt, config.model_copy(update={"seed": index}), request_id=str(index))
+        for index, prompt in enumerate(PROMPTS)
+    ])  # fmt: skip
+    found = recorded(tmp_path)
+    for index, sequence in enumerate(sequences):
+        check(found[index], sequence, target, [])
+        assert (found[index].rule, found[index].seed) == (rule, index)
+
+
+def test_tokens_from_the_target_cache_have_no_top_tokens(target, tmp_path):
+    engine = recording(target, tmp_path, NullDrafter(), rows=1, target_cache=1_000_000)
+    first, again = run(engine, [Request(index, (1, 2, 3), CONFIG, request_id=str(index)) for index in range(2)])
+    assert first.num_from_target_cache == 0
+    assert again.num_from_target_cache == len(again.output) - again.num_steps > 0
+    one, two = recorded(tmp_path)[0], recorded(tmp_path)[1]
+    assert one.output == two.output
+    assert all(one.top_token_ids)
+    assert [len(row) for row in two.top_logprobs].count(0) == again.num_from_target_cache
+    assert len(two.drafted) == len(two.accepted) == len(two.top_token_ids) == len(two.output)
+    assert two.num_passes == again.num_steps
+
+
+def test_who_is_recorded_and_as_whose(target, tmp_path):
+    identity = RecordIdentity(tenant="house")
+    engine = recording(target, tmp_path, ScriptedDrafter(lambda step: Draft()), identity=identity)
+    # The scripted drafter takes no options; a tenant's session is refused and goes on without drafts.
+    requests = [
+        Request(0, (1, 2), CONFIG, request_id="0"),
+        Request(1, (1, 2), CONFIG, request_id="1", session=SessionOptions(tenant="acme")),
+        Request(2, (1, 2), CONFIG, request_id="2", session=SessionOptions(graph="other")),
+        Request(3, (1, 2), CONFIG.model_copy(update={"speculation": "off"}), request_id="3"),
+        Request(4, (1, 2), CONFIG, request_id="4", forced=(5, 6)),
+        Request(5, (), CONFIG, request_id="5"),
+        Request(6, (1, 2), CONFIG, request_id="6", stop_check=lambda token_ids: 1 // 0),
+        Request(7, (1, 2), CONFIG),
+    ]
+    for request in requests:
+        engine.add(request)
+    gone = engine.add(Request(8, (1, 2), CONFIG.model_copy(update={"max_tokens": 100}), request_id="8"))
+    engine.step()
+    identity.draft_model, identity.adapter = "small", "cafe"  # changed while they run
+    engine.cancel(gone)
+    ended = finish(engine)
+    engine.close()
+    found = {each.request_id: each for each in read_records(tmp_path)}
+    unnamed = str(ended[7].sequence.session_id)
+    assert found.keys() == {"0", "1", "2", unnamed}
+    assert [found[name].tenant for name in ("0", "1", "2", unnamed)] == ["house", "acme", "house", "house"]
+    assert {(each.draft_model, each.adapter) for each in found.values()} == {("small", "cafe")}
+    assert len({each.reservoir_key for each in found.values()}) == 4
+
+
+def test_without_a_folder_nothing_is_collected(target):
+    for record in (None, RecordConfig()):
+        engine = Engine(target, NullDrafter(), VerifierConfig(), DraftConfig(), record=record)
+        assert engine.add(Request(0, (1, 2), CONFIG)).trace is None
+
+
+def test_memory_that_ends_costs_the_records_and_no_request(target, tmp_path, monkeypatch):
+    def fail(logits, count):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("speculant_verifier.engine.records.top_logprobs", fail)
+    [sequence] = run(recording(target, tmp_path, NullDrafter()), [Request(0, (1, 2, 3), CONFIG)])
+    assert sequence.output == alone(target, (1, 2, 3))
+    assert not recorded(tmp_path)
+
+
+def test_sources_are_those_of_the_nodes():
+    #             0: a=1    1: b=2     2: below b=3   3: below b=4    4: below a=9
+    draft = Draft((1, 2, 3, 4, 9), (0, 0, 2, 2, 1), sources=("model", "both", "ngrams", "model", "model"))
+    trace = Trace("tree")
+    trace.add(draft, (1, 3), 3)
+    trace.add_top(np.zeros((3, 4)))
+    trace.add(dataclasses.replace(draft, strategy="beam", sources=()), (), 1)
+    trace.add_top(None)
+    assert trace.drafted == [(1, 2), (3, 4), (), (1, 2)]
+    assert trace.sources == [("model", "both"), ("ngrams", "model"), (), ("beam", "beam")]
+    assert trace.accepted == [True, True, False, False]
+    assert trace.top_token_ids == ((0, 0), (0, 0), (0, 0), ())
+    assert trace.strategy == "beam"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probabilities_are_those_of_raw_logits(dtype):
+    logits = torch.randn(2, 1_000, generator=torch.Generator().manual_seed(1)).mul(3).to(dtype)
+    logits[1, 5] = float("inf") * -1
+    exact = torch.log_softmax(logits.double(), -1)
+    found = top_logprobs(logits, 5)
+    values, token_ids = exact.topk(5)
+    assert found[:, 5:] == pytest.approx(values.numpy(), abs=1e-5)
+    if dtype == torch.float32:
+        assert found[:, :5].tolist() == token_ids.tolist()
+    few = top_logprobs(torch.tensor([[0.0, -torch.inf, 0.0]]), 16)
+    assert few.shape == (1, 6)
+    assert np.isfinite(few).all(), "JSON has no infinity"
+
+
+def test_a_decoder_records_and_tells_how_drafts_do_lately(target, tmp_path):
+    config = GenerationConfig(max_tokens=16, speculation="on", ignore_end_tokens=True)
+    draft = DraftConfig(strategy="tree", k=4)
+    with SpeculativeDecoder(
+        verifier_config=VerifierConfig(max_batch_size=2, measure_costs=False),
+        draft_config=draft,
+        drafter=LocalDrafter(None, draft),
+        target=target,
+        record=RecordConfig(folder=tmp_path),
+    ) as decoder:
+        results = decoder.generate([[1, 2, 3] * 6, [4, 5] * 4, [6] * 9], config)
+        plain = decoder.generate([[1, 2]], config.model_copy(update={"speculation": "off"}))
+    found = [*read_records(tmp_path), *replay_of(tmp_path, "", 9)]
+    assert sorted(each.output for each in found) == sorted(each.token_ids for each in results)
+    by_prompt = {each.prompt: each for each in found}
+    for result in results:
+        record = by_prompt[result.prompt_token_ids]
+        assert (sum(record.accepted), record.num_passes) == (result.num_accepted, result.num_steps)
+        assert record.drafted_share == result.drafted_share
+        assert sum(map(len, record.drafted)) <= result.num_drafted
+    recent = decoder.totals.recent
+    assert recent == max((each.recent for each in results), key=lambda each: each.num_requests) == plain[0].recent
+    assert recent.num_requests == 3
+    assert recent.tokens_per_pass == sum(len(each.token_ids) for each in results) / sum(
+        each.num_steps for each in results
+    )
+    assert recent.drafted_share == sum(each.num_accepted for each in results) / 48

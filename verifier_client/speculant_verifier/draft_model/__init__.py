@@ -1,0 +1,5 @@
+"""A small language model that drafts, alone or beside n-grams, in the verifier's process."""
+
+from speculant_verifier.draft_model.drafter import ModelDrafter
+
+__all__ = ["ModelDrafter"]

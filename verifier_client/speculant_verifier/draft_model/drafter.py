@@ -1,0 +1,321 @@
+"""A drafter that asks a language model where that pays: beside n-grams, or alone.
+
+For every step n-grams draft first. The price then says pass by pass whether the model is asked about nodes of these
+trees, and about how many; what it says is mixed with what the n-grams said (:mod:`.trust`), and the most probable nodes
+are drafted. For rules that weigh p against q the model alone draws chains or trees (:mod:`.drawing`). All sequences of
+a batch share the passes. The text can't depend on any of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from loguru import logger
+
+from speculant_graph.config import DraftConfig
+from speculant_graph.types import (
+    EMPTY_DRAFT,
+    Draft,
+    Drafter,
+    DrafterState,
+    DrafterStatistics,
+    Feedback,
+    SequenceStep,
+    SessionOptions,
+)
+from speculant_verifier.draft_model.drawing import DrawOrder, draw_drafts, shape_of
+from speculant_verifier.draft_model.passes import ROW_WIDTH, CachedSequence, DraftPasses, TopRows
+from speculant_verifier.draft_model.price import DraftPrice
+from speculant_verifier.draft_model.tree import DraftTree
+from speculant_verifier.draft_model.trust import Candidate, Place, Trust
+
+_MIXED_WIDTH = 16
+"""Tokens of the model's rows that are mixed."""
+_LONGEST_READ = 64
+"""Of a sequence with more pending tokens, these are read before the model drafts for it."""
+_MEMORY = 0.97
+"""What an outcome of a drawn token weighs after the next one."""
+_FIRST_ACCEPTANCE = 0.8
+_HIT_SHARE, _FORGETTING = 0.2, 0.01
+"""What one outcome counts in the rate of a sequence, and how fast the rate goes back to a half."""
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    """One sequence."""
+
+    options: SessionOptions | None = None
+    cached: CachedSequence | None = None
+    num_tokens: int = 0
+    """Tokens it had at its latest step."""
+    hit_rate: float = 0.5
+    """How often the model was right lately."""
+    late_tokens: float = 0.0
+    """What the time of passes behind the first one of the latest step was worth."""
+    tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
+    """Of its latest step."""
+    inner_id: int = 0
+    """The n-grams' draft of that step."""
+    numbers: Sequence[int] = ()
+    """Per node of our draft, its number in the n-grams' draft; 0 for those that are not of it."""
+
+
+class ModelDrafter:
+    """Drafts by a language model, beside another drafter or alone."""
+
+    def __init__(
+        self,
+        passes: DraftPasses,
+        price: DraftPrice,
+        config: DraftConfig,
+        ngrams: Drafter | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            passes: the model.
+            price: what its passes cost and bring.
+            config: how to draft: depth and branches of trees.
+            ngrams: drafts first; its drafts should not be cut where they do not pay. It is closed with this one.
+            temperature: what drafts are drawn with; None: what the request's own tokens are.
+        """
+        self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
+        self._temperature = temperature
+        self._trust = Trust()
+        self._acceptance = _FIRST_ACCEPTANCE  # of a drawn token whose parent was accepted
+        self._sessions: dict[int, _Session] = {}
+        self._has_failed = False
+        self.num_passes = 0
+        """Passes of the model since it was made."""
+        self.passes_s = 0.0
+        """Seconds that they took."""
+
+    @property
+    def state(self) -> DrafterState:
+        """That of the n-grams' drafter."""
+        return "ok" if self._ngrams is None else self._ngrams.state
+
+    def weighed_s(self) -> float:
+        """Return the seconds spent on the model so far: what they bring was weighed before."""
+        return self.passes_s
+
+    @property
+    def statistics(self) -> DrafterStatistics:
+        """Those of the n-grams' drafter."""
+        return DrafterStatistics() if self._ngrams is None else self._ngrams.statistics
+
+    def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
+        """Begin a session for a sequence; see :class:`~speculant_graph.types.Drafter`."""
+        self._sessions.setdefault(session_id, _Session(options))
+        if self._ngrams is None:
+            return None
+        return self._ngrams.open(session_id) if options is None else self._ngrams.open(session_id, options)
+
+    def finish(self, session_id: int) -> None:
+        """End a session."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None and session.cached is not None:
+            self._passes.drop(session.cached)
+        if self._ngrams is not None:
+            self._ngrams.finish(session_id)
+
+    def close(self) -> None:
+        """End everything, the n-grams' drafter too."""
+        for session_id in list(self._sessions):
+            self.finish(session_id)
+        if self._ngrams is not None:
+            self._ngrams.close()
+
+    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
+        batch = [_Wanted(step, self._sessions.setdefault(step.session_id, _Session()), self._config) for step in steps]
+        for each in batch:
+            self._learn(each)
+        drafts = self._from_ngrams(batch)
+        for each, draft in zip(batch, drafts, strict=True):
+            session = each.session
+            session.tree, session.num_tokens = DraftTree(draft, session.hit_rate), len(each.step.token_ids)
+            session.late_tokens = 0.0
+            session.inner_id, session.numbers = draft.draft_id, range(1, len(draft) + 1)
+        if self._has_failed:
+            return drafts
+        searched = [index for index, each in enumerate(batch) if not each.step.draws and each.budget > 0]
+        drawn = [index for index, each in enumerate(batch) if each.step.draws and each.budget > 0]
+        self._price.begin()
+        try:
+            if searched and self._search([batch[index] for index in searched]):
+                for index in searched:
+                    drafts[index] = self._best_of(batch[index])
+            if drawn and self._ngrams is None:  # q of a mixture with n-grams would not be known
+                for index, draft in zip(drawn, self._draw([batch[index] for index in drawn]), strict=True):
+                    drafts[index] = draft
+                    batch[index].session.tree = DraftTree(draft)
+        except (RuntimeError, MemoryError, IndexError) as error:  # of torch, such as memory that has ended
+            self._has_failed = True
+            self._passes.forget()
+            logger.warning("the draft model fails, going on without it: {!r}; mend it, or leave it out", error)
+        return drafts
+
+    def _learn(self, wanted: _Wanted) -> None:
+        """Learn from what followed the sequence's latest step."""
+        session = wanted.session
+        emitted = wanted.step.token_ids[session.num_tokens :]
+        if not wanted.step.draws:
+            if session.tree.num_rounds:
+                place = Place(is_root=True, sureness=session.hit_rate)
+                self._trust.learn_bonus(place, session.tree.num_late(emitted) - session.late_tokens)
+            for is_right in session.tree.learn(emitted, self._trust):
+                session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
+            session.hit_rate += _FORGETTING * (0.5 - session.hit_rate)
+            return
+        for outcome in session.tree.outcomes(emitted):
+            self._acceptance = _MEMORY * self._acceptance + (1.0 - _MEMORY) * outcome
+
+    def _from_ngrams(self, batch: Sequence[_Wanted]) -> list[Draft]:
+        if self._ngrams is None:
+            return [EMPTY_DRAFT] * len(batch)
+        return self._ngrams.draft(
+            [replace(each.step, feedback=_translated(each.step.feedback, each.session)) for each in batch]
+        )
+
+    def _best_of(self, wanted: _Wanted) -> Draft:
+        session = wanted.session
+        chosen = session.tree.best(wanted.budget)
+        session.numbers = [session.tree.nodes[index].number for index in chosen]
+        return session.tree.draft(chosen, "model" if self._ngrams is None else "tree", session.inner_id)
+
+    def _search(self, batch: Sequence[_Wanted]) -> bool:
+        """Ask the model about nodes of the trees as long as that pays; return whether it was asked."""
+        members = self._members(batch)
+        spent_s = 0.0
+        while members:
+            best = [each.tree.best(each.budget) for each in batch]
+            gains = [[each.tree.nodes[node].path for node in nodes] for each, nodes in zip(batch, best, strict=True)]
+            opened: list[list[tuple[int, float]]] = [[] for _ in batch]
+            for index, _ in members:
+                opened[index] = batch[index].tree.open_nodes(self._trust, best[index], batch[index].max_depth)
+            is_first = not spent_s
+            pending = max(len(cached.pending) for _, cached in members) if is_first else 0
+            width = self._price.width(gains, [[gain for _, gain in nodes] for nodes in opened], pending, spent_s)
+            if is_first and width:
+                members = self._read_up(members)
+            members = [(index, cached) for index, cached in members if opened[index]]
+            if not (width and members):
+                break
+            started_s = time.perf_counter()
+            expected_s = float(self._price.pass_s(len(members), pending, width)[-1])
+            self._expand(batch, members, [[node for node, _ in opened[index][:width]] for index, _ in members])
+            elapsed_s = time.perf_counter() - started_s
+            self._price.note(expected_s, elapsed_s)
+            self._count(1, elapsed_s)
+            for index, _ in members if spent_s else ():
+                batch[index].session.late_tokens += elapsed_s * self._price.rate(len(batch))
+            spent_s += elapsed_s
+        return spent_s > 0.0
+
+    def _members(self, batch: Sequence[_Wanted]) -> list[tuple[int, CachedSequence]]:
+        """Return the sequences that the model can be asked about, brought up to what was emitted."""
+        members = []
+        for index, each in enumerate(batch):
+            if each.session.cached is None:
+                each.session.cached = self._passes.add()
+            room = self._passes.model.max_length - len(each.step.token_ids) - each.budget
+            if each.session.cached is not None and room > 0:
+                members.append((index, each.session.cached))
+        self._passes.follow([cached for _, cached in members], [batch[index].step.token_ids for index, _ in members])
+        return members
+
+    def _read_up(self, members: Sequence[tuple[int, CachedSequence]]) -> list[tuple[int, CachedSequence]]:
+        """Read a stretch of what one of the sequences is behind; return those that are not."""
+        behind = [cached for _, cached in members if len(cached.pending) > _LONGEST_READ]
+        if behind:
+            started_s = time.perf_counter()
+            self._passes.read(behind[0])
+            self._count(0, time.perf_counter() - started_s)
+        return [(index, cached) for index, cached in members if len(cached.pending) <= _LONGEST_READ]
+
+    def _expand(
+        self,
+        batch: Sequence[_Wanted],
+        members: Sequence[tuple[int, CachedSequence]],
+        chosen: Sequence[Sequence[int]],
+    ) -> None:
+        """Run one pass over nodes of the trees and mix what it says."""
+        nodes = [
+            batch[index].tree.write(each, len(cached.tokens))
+            for (index, cached), each in zip(members, chosen, strict=True)
+        ]
+        rows = self._passes.run([cached for _, cached in members], nodes, _MIXED_WIDTH)
+        for (index, _), asked, top in zip(members, chosen, rows, strict=True):
+            for node, row in zip(asked, _candidates(top), strict=True):
+                batch[index].tree.expand(node, row, self._trust, self._config.max_branches)
+            batch[index].tree.update()
+
+    def _draw(self, batch: Sequence[_Wanted]) -> list[Draft]:
+        """Draw drafts, with q; how deep is settled before, by what became of earlier ones."""
+        drafts = [EMPTY_DRAFT] * len(batch)
+        members = self._members(batch)
+        most = max(each.max_depth for each in batch)
+        depth = self._price.depth(self._acceptance, len(batch), most) if members else 0
+        if not depth:
+            return drafts
+        members = self._read_up(members)
+        orders = [self._order(batch[index], cached, depth) for index, cached in members]
+        started_s = time.perf_counter()
+        for (index, _), draft in zip(members, draw_drafts(self._passes, orders), strict=True):
+            drafts[index] = draft
+        self._count(depth, time.perf_counter() - started_s)
+        return drafts
+
+    def _order(self, wanted: _Wanted, cached: CachedSequence, depth: int) -> DrawOrder:
+        step = wanted.step
+        shape = shape_of(step.siblings, wanted.budget, min(depth, wanted.max_depth), self._config.max_branches)
+        temperature = step.temperature or self._temperature or step.target_temperature
+        most = self._config.max_candidates or ROW_WIDTH
+        return DrawOrder(
+            cached, len(step.token_ids), step.seed, step.siblings, shape,
+            temperature if step.target_temperature else 0.0, most,
+        )  # fmt: skip
+
+    def _count(self, num_passes: int, seconds: float) -> None:
+        self.num_passes += num_passes
+        self.passes_s += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A step of a sequence, and what is known of it."""
+
+    step: SequenceStep
+    session: _Session
+    config: DraftConfig
+
+    @property
+    def tree(self) -> DraftTree:
+        return self.session.tree
+
+    @property
+    def budget(self) -> int:
+        return self.step.node_budget
+
+    @property
+    def max_depth(self) -> int:
+        return min(self.budget, self.step.max_depth or self.config.max_depth)
+
+
+def _candidates(rows: TopRows) -> list[list[Candidate]]:
+    probabilities = np.exp(rows.logprobs).tolist()
+    return [list(zip(*each, strict=True)) for each in zip(rows.token_ids.tolist(), probabilities, strict=True)]
+
+
+def _translated(feedback: Feedback | None, session: _Session) -> Feedback | None:
+    """Return what the target thought of our draft, as far as its nodes are of the n-grams' draft."""
+    if feedback is None or not session.inner_id:
+        return None
+    numbers = [0, *session.numbers]
+    known = [index for index, node in enumerate(feedback.nodes) if node == 0 or numbers[node]]
+    return Feedback(session.inner_id, [numbers[feedback.nodes[index]] for index in known], feedback.rows[known])

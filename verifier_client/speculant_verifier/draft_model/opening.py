@@ -1,0 +1,104 @@
+"""From settings to a drafter: loads the draft model, checks that it fits the target, and finds out what it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.errors import ConfigError, TokenizerMismatchError
+from speculant_graph.types import Drafter, StrategyName
+from speculant_verifier.draft_model.drafter import ModelDrafter
+from speculant_verifier.draft_model.passes import DraftPasses
+from speculant_verifier.draft_model.price import DraftPrice, PassTimes
+from speculant_verifier.model import TargetModel
+from speculant_verifier.speculation import CostTable, load_or_measure
+from speculant_verifier.speculation.cost_measure import batches_up_to
+
+_WITH_MODEL = ("tree", "model")
+
+
+def require_strategy(strategy: StrategyName, wanted: DraftModelConfig | None, drafter: Drafter | None) -> None:
+    """Refuse a strategy that lacks its draft model, or has no use for the one that is named.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    if wanted is None and strategy == "model":
+        raise ConfigError("strategy model drafts by a draft model; name one with --draft-model.name")
+    if wanted is not None and drafter is not None:
+        raise ConfigError("a drafter was given and a draft model; give one of them")
+    if wanted is not None and strategy not in _WITH_MODEL:
+        raise ConfigError(
+            f"strategy {strategy} has no use for a draft model; choose tree or model, or leave --draft-model.name out"
+        )
+
+
+def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target: TargetModel) -> TargetModel:
+    """Load the draft model.
+
+    Raises:
+        ConfigError: it can't be loaded.
+        TokenizerMismatchError: it has another tokenizer than the target.
+    """
+    loading = verifier.model_copy(
+        update={
+            "model_name": config.name, "tokenizer_name": None, "dtype": config.dtype,
+            "device": str(target.device) if config.device == "auto" else config.device,
+        }
+    )  # fmt: skip
+    model = TargetModel.load(loading)
+    if model.fingerprint.sha256 != target.fingerprint.sha256:
+        raise TokenizerMismatchError(
+            f"draft model '{config.name}' has another tokenizer than '{target.name}'; choose one of the same family, "
+            "or leave --draft-model.name out"
+        )
+    return model
+
+
+def open_model_drafter(
+    model: TargetModel,
+    target: TargetModel,
+    verifier: VerifierConfig,
+    draft: DraftConfig,
+    ngrams: Drafter | None,
+    costs: CostTable | None,
+    temperature: float | None = None,
+) -> ModelDrafter:
+    """Put a drafter together.
+
+    Args:
+        model: the draft model.
+        target: the model it drafts for.
+        verifier: rows and chunks.
+        draft: how to draft.
+        ngrams: drafts beside it; None: the model drafts alone.
+        costs: measured passes of the target; None: typical costs are assumed for both.
+        temperature: see :class:`~speculant_verifier.draft_model.drafter.ModelDrafter`.
+    """
+    passes = DraftPasses(model, verifier.max_batch_size, verifier.prefill_chunk)
+    if costs is None:
+        price = DraftPrice(_typical(target, 1.0), _typical(model, _size(model) / _size(target)))
+    else:
+        own = load_or_measure(model, batches_up_to(verifier.max_batch_size))
+        price = DraftPrice(_measured(costs), _measured(own))
+    return ModelDrafter(passes, price, draft, ngrams, temperature)
+
+
+def _measured(costs: CostTable) -> PassTimes:
+    def seconds(num_rows: int, width: int) -> NDArray[np.float64]:
+        return costs.relative_of_widths(num_rows, width) * (costs.ms(num_rows, 1) / 1e3)
+
+    return seconds
+
+
+def _typical(model: TargetModel, plain_s: float) -> PassTimes:
+    def seconds(num_rows: int, width: int) -> NDArray[np.float64]:
+        return model.typical_cost(num_rows, width) * plain_s
+
+    return seconds
+
+
+def _size(model: TargetModel) -> int:
+    return sum(parameter.numel() for parameter in model.model.parameters())

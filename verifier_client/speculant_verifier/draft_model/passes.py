@@ -1,0 +1,184 @@
+"""The draft model's passes: its cache follows the sequences of the engine, and trees grow in it pass by pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from speculant_graph.types import Draft, TokenId
+from speculant_verifier.model import TargetModel
+
+ROW_WIDTH = 64
+"""Most probable tokens that are looked at after a node: q is cut to them before anything is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopRows:
+    """What the model holds likely after some nodes of one sequence."""
+
+    token_ids: NDArray[np.int64]
+    """``[nodes, width]``, best first."""
+    logprobs: NDArray[np.float64]
+    """``[nodes, width]``, of the raw logits over the whole vocabulary."""
+
+
+@dataclass(eq=False, slots=True)
+class CachedSequence:
+    """A sequence in the model's cache: committed tokens, pending ones, and the tree below the last of these."""
+
+    row: int
+    num_cached: int = 0
+    """Committed tokens."""
+    pending: list[TokenId] = field(default_factory=list)
+    """Those behind them, the last one of the sequence always among them."""
+    tokens: list[TokenId] = field(default_factory=list)
+    """Nodes of the tree that passes have written, and padding."""
+    parents: list[int] = field(default_factory=list)
+    """One per node: 0 for the last pending token, j + 1 for node j."""
+    is_written: bool = False
+    """Whether a pass has written the pending tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence as far as it is known here."""
+        return self.num_cached + len(self.pending)
+
+
+class DraftPasses:
+    """One model and its cache, for at most so many sequences at a time."""
+
+    def __init__(self, model: TargetModel, num_rows: int, prefill_chunk: int) -> None:
+        """Take the model.
+
+        Args:
+            model: what drafts.
+            num_rows: most sequences.
+            prefill_chunk: most tokens of a pass over tokens that only need to be read.
+        """
+        self.model = model
+        self._num_rows, self._chunk = num_rows, prefill_chunk
+        self._cache = model.new_cache(0, widest_pass=prefill_chunk)
+        self._sequences: list[CachedSequence] = []  # by row
+
+    def add(self) -> CachedSequence | None:
+        """Begin a sequence; None if all rows are taken."""
+        row = len(self._sequences)
+        if row == self._num_rows:
+            return None
+        if row == self._cache.num_rows:
+            self._cache.resize(min(self._num_rows, max(1, 2 * row)), self._cache.capacity)
+        self._cache.clear(row)
+        self._sequences.append(CachedSequence(row))
+        return self._sequences[-1]
+
+    def drop(self, sequence: CachedSequence) -> None:
+        """End a sequence; the last row moves to its place, as neighbours are read without a copy."""
+        last = self._sequences.pop()
+        if last is not sequence:
+            self._cache.move_row(last.row, sequence.row)
+            last.row = sequence.row
+            self._sequences[last.row] = last
+
+    def forget(self) -> None:
+        """Forget all keys and values, as the weights have changed; sequences are read again."""
+        for each in self._sequences:
+            self._cache.clear(each.row)
+            each.num_cached, each.pending, each.is_written = 0, [], False
+            each.tokens, each.parents = [], []
+
+    def follow(self, sequences: Sequence[CachedSequence], texts: Sequence[Sequence[TokenId]]) -> None:
+        """Take what was emitted: nodes of the trees that agree are committed, the rest is pending.
+
+        Args:
+            sequences: some.
+            texts: per sequence all its tokens; they go on from what is known.
+        """
+        rows, paths = [], []
+        for each, text in zip(sequences, texts, strict=True):
+            path: list[int] = []
+            if each.is_written:
+                path = [*range(len(each.pending)), *_agreeing(each, text)][: len(text) - each.num_cached - 1]
+                rows.append(each.row)
+                paths.append(path)
+            each.num_cached += len(path)
+            each.pending = [token if token < self.model.vocabulary_size else 0 for token in text[each.num_cached :]]
+            each.tokens, each.parents, each.is_written = [], [], False
+        self._cache.commit_all(rows, paths)
+
+    def read(self, sequence: CachedSequence) -> None:
+        """Read a stretch of what is pending, all but the last token."""
+        stretch = sequence.pending[:-1][: self._chunk]
+        self.model.prefill([stretch], self._cache, [sequence.row])
+        sequence.num_cached += len(stretch)
+        sequence.pending = sequence.pending[len(stretch) :]
+
+    def run(
+        self, sequences: Sequence[CachedSequence], nodes: Sequence[Sequence[tuple[int, TokenId]]], width: int
+    ) -> list[TopRows]:
+        """Run one pass over pending tokens and new nodes of the trees.
+
+        Args:
+            sequences: some; after the first pass of a step, some of those that took part in it.
+            nodes: per sequence its new nodes, (parent, token); parents are 0 for the last pending token, or j + 1 for
+                node j of :attr:`CachedSequence.tokens`, new ones included.
+            width: most probable tokens wanted of a node.
+
+        Returns:
+            Per sequence the rows after its new nodes; in the first pass of a step that after the last pending token
+            comes before them.
+        """
+        written = len(sequences[0].pending) + len(sequences[0].tokens) if sequences[0].is_written else 0
+        firsts = [len(each.tokens) for each in sequences]
+        total = max(len(each.pending) + len(each.tokens) + len(new) for each, new in zip(sequences, nodes, strict=True))
+        for each, new in zip(sequences, nodes, strict=True):
+            each.tokens += [token for _, token in new]
+            each.parents += [parent for parent, _ in new]
+            missing = total - len(each.pending) - len(each.tokens)  # rows of a pass are equally long
+            each.tokens += [0] * missing
+            each.parents += [0] * missing
+        drafts = [Draft(tuple(each.tokens), tuple(each.parents)) for each in sequences]
+        rows = [each.row for each in sequences]
+        logits = self.model.forward([each.pending for each in sequences], self._cache, rows, drafts, written)
+        token_ids, logprobs = _top_rows(logits, width)
+        for each in sequences:
+            each.is_written = True
+        if not written:
+            return [
+                TopRows(token_ids[index, : 1 + len(new)], logprobs[index, : 1 + len(new)])
+                for index, new in enumerate(nodes)
+            ]
+        offsets = [len(each.pending) + first - written for each, first in zip(sequences, firsts, strict=True)]
+        return [
+            TopRows(token_ids[index, start : start + len(new)], logprobs[index, start : start + len(new)])
+            for index, (new, start) in enumerate(zip(nodes, offsets, strict=True))
+        ]
+
+
+def _agreeing(sequence: CachedSequence, text: Sequence[TokenId]) -> list[int]:
+    """Return the nodes along which a tree agrees with what was emitted, as numbers in the passes over it."""
+    path, last = [], 0
+    for token in text[sequence.num_tokens :]:
+        found = next(
+            (node for node, parent in enumerate(sequence.parents) if parent == last and sequence.tokens[node] == token),
+            None,
+        )
+        if found is None:
+            break
+        path.append(len(sequence.pending) + found)
+        last = found + 1
+    return path
+
+
+@torch.inference_mode()
+def _top_rows(logits: Tensor, width: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the most probable tokens of every row and their log-probabilities, by one transfer from the device."""
+    wide = logits.float()
+    top = wide.topk(min(width, wide.shape[-1]))
+    logprobs = top.values.double() - wide.logsumexp(-1, keepdim=True).double()
+    both = torch.stack((top.indices.double(), logprobs)).cpu().numpy()  # float64 holds every token id
+    return both[0].astype(np.int64), both[1]

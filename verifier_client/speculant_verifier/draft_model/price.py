@@ -1,0 +1,116 @@
+"""Whether one more pass of the draft model pays, and over how many nodes.
+
+A step that has spent ``s`` seconds on drafts and whose best trees bring ``E`` accepted tokens is worth
+``(rows + E) / (seconds of the target's pass + s)``. Another pass of the model over some nodes is expected to bring what
+it brought at such nodes before; it is run if that makes the step worth more. So the answer may be none, and it is where
+n-grams are sure. Where it is none for long, a pass is tried now and then, as nothing would be learned otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 8, 256
+_TRIAL = 4
+"""Steps of a try."""
+_OVERHEAD_MEMORY = 0.9
+_MOST_NODES = 16
+"""Of a row in one pass of the model."""
+_READ_FOR_LATER = 8
+"""Pending tokens beyond so many are not charged to the step that reads them: later ones profit as much."""
+
+PassTimes = Callable[[int, int], NDArray[np.float64]]
+"""Of a number of rows and a largest width: what passes of width 0, 1, ... take, in seconds."""
+
+
+class DraftPrice:
+    """Decides pass by pass."""
+
+    def __init__(self, target: PassTimes, draft: PassTimes) -> None:
+        """Take how long passes of both models take."""
+        self._target, self._draft = target, draft
+        self._overhead_s = 0.0  # of a pass of the draft model, as measured lately
+        self._rate = 0.0
+        self._step = 0
+        self._resume_at, self._pause = 0, _FIRST_PAUSE
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._step += 1
+
+    def width(
+        self, gains: Sequence[Sequence[float]], wanted: Sequence[Sequence[float]], pending: int, spent_s: float
+    ) -> int:
+        """Return over how many nodes of a row a pass pays most; 0 for none.
+
+        Args:
+            gains: per row the probabilities of its best nodes, descending.
+            wanted: per row what asking about its open nodes is expected to bring, parents first; none for rows that
+                take no part.
+            pending: in a first pass, the most pending tokens of a row: it reads these, and the last of them is the
+                first node that it is asked about. 0 in later passes.
+            spent_s: seconds spent on drafts in this step.
+        """
+        added = _cumulated([row[:_MOST_NODES] for row in wanted])[1:]
+        if not added.size:
+            return 0
+        expected = len(gains) + _cumulated(gains)
+        times = self._target(len(gains), len(expected))[1:] + spent_s
+        now = int(np.argmax(expected / times))
+        passes = self.pass_s(sum(map(bool, wanted)), pending, len(added))
+        self._rate = float(expected[now] / times[now])
+        values = (expected[now] + added) / (times[now] + passes)
+        best = int(np.argmax(values))
+        if values[best] > self._rate:
+            self._pause = _FIRST_PAUSE
+            return best + 1
+        return int(pending > 0 and self._tries())
+
+    def rate(self, num_rows: int) -> float:
+        """Return the tokens a second of a row, as of the latest decision; an order of magnitude."""
+        return self._rate / num_rows
+
+    def pass_s(self, num_rows: int, pending: int, most_nodes: int) -> NDArray[np.float64]:
+        """Return the seconds of passes over 1 to ``most_nodes`` nodes of every row; ``pending`` as in :meth:`width`."""
+        first = max(1, min(pending, _READ_FOR_LATER))
+        seconds: NDArray[np.float64] = self._draft(num_rows, first + most_nodes - 1)[first:] + self._overhead_s
+        return seconds
+
+    def depth(self, acceptance: float, num_rows: int, most: int) -> int:
+        """Return how long a chain pays of which every token is accepted with a probability; 0 for none.
+
+        For drafts that must not be cut by what was drawn: it is decided before.
+        """
+        if not most:
+            return 0
+        expected = num_rows * np.cumsum(np.concatenate(([1.0], acceptance ** np.arange(1.0, most + 1))))
+        drafting_s = np.arange(most + 1) * (self._draft(num_rows, 1)[1] + self._overhead_s)
+        values = expected / (self._target(num_rows, most + 1)[1:] + drafting_s)
+        best = int(np.argmax(values))
+        if best:
+            self._pause = _FIRST_PAUSE
+        return best or int(self._tries())
+
+    def note(self, expected_s: float, measured_s: float) -> None:
+        """Note how long a pass was expected to take, and took with all that belongs to it."""
+        overhead_s = max(0.0, measured_s - expected_s + self._overhead_s)
+        self._overhead_s += (1.0 - _OVERHEAD_MEMORY) * (overhead_s - self._overhead_s)
+
+    def _tries(self) -> bool:
+        """Say whether to try the model at this step although that does not seem to pay."""
+        if self._step >= self._resume_at + _TRIAL:
+            self._resume_at = self._step + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return self._step >= self._resume_at
+
+
+def _cumulated(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """Return 0 and then the sums of all rows' first, first two, ... numbers."""
+    table = np.zeros((len(rows), max((len(row) for row in rows), default=0)))
+    for place, row in enumerate(rows):
+        table[place, : len(row)] = row
+    sums: NDArray[np.float64] = np.concatenate(([0.0], table.sum(0).cumsum()))
+    return sums

@@ -1,0 +1,197 @@
+"""A draft tree whose nodes change their probabilities as the model is asked about them.
+
+It begins with the tree that n-grams drafted, or with nothing. After a node was expanded, its children are those of the
+n-grams and of the model, with the probabilities of the mixture. The most probable nodes are what is drafted in the
+end, as in SpecExec's search (Svirschevski et al. 2024, algorithm 2; see
+:mod:`speculant_graph.draft.proposal_tree`), several nodes a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from speculant_graph.types import Draft, DraftSourceName, StrategyName, TokenId
+from speculant_verifier.draft_model.trust import Candidate, Place, Trust
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One node; the root is the end of the sequence."""
+
+    token_id: TokenId
+    parent: int
+    """Its index in :attr:`DraftTree.nodes`; -1 for the root."""
+    depth: int
+    conditional: float
+    """Probability after its parent; of the root how often the model was right lately."""
+    source: DraftSourceName = "ngrams"
+    path: float = 1.0
+    """Probability that all tokens down to it follow."""
+    number: int = 0
+    """In the n-grams' draft, from 1; 0 if it is not of it."""
+    round: int = 0
+    """The pass of its step that brought it; 0 for nodes of the n-grams."""
+    written: int = -1
+    """As a parent in the model's passes; -1 if the model was not asked about it."""
+    children: list[int] = field(default_factory=list)
+    row: Sequence[Candidate] = ()
+    """What the model said."""
+    ngrams: Sequence[Candidate] = ()
+    """What n-grams said of its children, best first."""
+
+
+class DraftTree:
+    """The tree of one sequence in one step."""
+
+    def __init__(self, draft: Draft, sureness: float = 0.5) -> None:
+        """Begin with what n-grams drafted.
+
+        Args:
+            draft: nodes and their path probabilities.
+            sureness: how often the model was right lately in this sequence.
+        """
+        self.nodes = [Node(-1, -1, 0, sureness)]
+        self.num_rounds = 0
+        """Passes of this step that it took part in."""
+        for number, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
+            path = draft.path_probabilities[number - 1] if draft.path_probabilities else 0.5
+            above = self.nodes[parent]
+            node = Node(token_id, parent, above.depth + 1, path / above.path if above.path else 0.0, path=path)
+            node.number = number
+            above.children.append(number)
+            self.nodes.append(node)
+        for node in self.nodes:
+            node.ngrams = self._candidates(node)
+
+    def _candidates(self, node: Node) -> list[Candidate]:
+        found = [(self.nodes[child].token_id, self.nodes[child].conditional) for child in node.children]
+        return sorted(found, key=lambda candidate: -candidate[1])
+
+    def open_nodes(self, trust: Trust, chosen: Sequence[int], max_depth: int) -> list[tuple[int, float]]:
+        """Return the nodes that the model was not asked about and whose children may be drafted, parents first.
+
+        Args:
+            trust: knows what asking brings.
+            chosen: the most probable nodes, as many as may be drafted. Children of others are less probable than these.
+            max_depth: a node so deep has no children.
+
+        Returns:
+            (node, expected further accepted tokens).
+        """
+        return [
+            (index, node.path * trust.gain(node.ngrams, self._place(index)))
+            for index in (0, *chosen)
+            if (node := self.nodes[index]).written < 0 and node.depth < max_depth
+        ]
+
+    def expand(self, index: int, row: Sequence[Candidate], trust: Trust, max_branches: int) -> None:
+        """Take what the model says after a node; :meth:`update` then."""
+        node = self.nodes[index]
+        node.row = row
+        known = {self.nodes[child].token_id: child for child in node.children}
+        mixed = trust.mix(node.ngrams, row)
+        for token_id, probability, source in mixed[:max_branches]:
+            child = known.pop(token_id, None)
+            if child is None:
+                node.children.append(len(self.nodes))
+                self.nodes.append(Node(token_id, index, node.depth + 1, probability, source, round=self.num_rounds))
+            else:
+                self.nodes[child].conditional, self.nodes[child].source = probability, source
+        rest = {each.token_id: each.probability for each in mixed}
+        for token_id, child in known.items():
+            self.nodes[child].conditional = rest.get(token_id, 0.0)
+
+    def update(self) -> None:
+        """Work out the probabilities of all paths again, after a pass."""
+        for node in self.nodes[1:]:
+            node.path = self.nodes[node.parent].path * node.conditional
+
+    def best(self, most: int) -> list[int]:
+        """Return the most probable nodes, the root left out; a node never comes before its parent."""
+        ranked = sorted(range(1, len(self.nodes)), key=lambda index: (-self.nodes[index].path, index))
+        chosen: list[int] = []
+        kept = {0}
+        for index in ranked[:most]:
+            if self.nodes[index].path > 0.0 and self.nodes[index].parent in kept:
+                kept.add(index)
+                chosen.append(index)
+        return chosen
+
+    def write(self, chosen: Sequence[int], first: int) -> list[tuple[int, TokenId]]:
+        """Return nodes as a pass of the model takes them, (parent, token), and note that it was asked about them.
+
+        Args:
+            chosen: nodes, parents before their children; the root needs no place in a pass.
+            first: nodes that passes of this step have written.
+        """
+        self.num_rounds += 1
+        new: list[tuple[int, TokenId]] = []
+        for index in chosen:
+            node = self.nodes[index]
+            if index:
+                new.append((self.nodes[node.parent].written, node.token_id))
+            node.written = first + len(new) if index else 0
+        return new
+
+    def draft(self, chosen: Sequence[int], strategy: StrategyName, draft_id: int) -> Draft:
+        """Write nodes as a draft."""
+        numbers = {0: 0} | {index: number for number, index in enumerate(chosen, start=1)}
+        nodes = [self.nodes[index] for index in chosen]
+        return Draft(
+            token_ids=tuple(node.token_id for node in nodes),
+            parents=tuple(numbers[node.parent] for node in nodes),
+            path_probabilities=tuple(node.path for node in nodes),
+            sources=tuple(node.source for node in nodes),
+            strategy=strategy,
+            draft_id=draft_id,
+        )
+
+    def learn(self, emitted: Sequence[TokenId], trust: Trust) -> list[bool]:
+        """Learn from the tokens that followed the sequence, as far as the model was asked.
+
+        Returns:
+            For every place where it was asked, whether the best candidate was right.
+        """
+        index, found = 0, []
+        for token_id in emitted:
+            node = self.nodes[index]
+            if node.row:
+                found.append(trust.learn(node.ngrams, node.row, token_id, self._place(index)))
+            index = self._child(index, token_id)
+            if index < 0:
+                break
+        return found
+
+    def num_late(self, emitted: Sequence[TokenId]) -> int:
+        """Return how many of the tokens that followed were brought by passes behind the first one of their step."""
+        index, count = 0, 0
+        for token_id in emitted:
+            index = self._child(index, token_id)
+            if index < 0:
+                break
+            count += self.nodes[index].round > 1
+        return count
+
+    def _place(self, index: int) -> Place:
+        return Place(index == 0, self.nodes[index].conditional)
+
+    def outcomes(self, emitted: Sequence[TokenId]) -> list[bool]:
+        """Return what became of the path that followed.
+
+        True for every token that was drafted; False at the end if something else was drafted there.
+        """
+        found: list[bool] = []
+        index = 0
+        for token_id in emitted:
+            if not self.nodes[index].children:
+                break
+            index = self._child(index, token_id)
+            found.append(index >= 0)
+            if index < 0:
+                break
+        return found
+
+    def _child(self, index: int, token_id: TokenId) -> int:
+        children = self.nodes[index].children
+        return next((child for child in children if self.nodes[child].token_id == token_id), -1)
