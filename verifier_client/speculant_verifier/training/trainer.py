@@ -209,7 +209,8 @@ def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
     """Return peft's settings of a new adapter.
 
     The experts of mixtures are no linear layers but parameters with three dimensions. With 'all-linear' they get an
-    adapter, too: of itself peft leaves those of gpt-oss out, where most of the weights are.
+    adapter, too: of itself peft leaves those of gpt-oss out, where most of the weights are. With the demo's pair (three
+    epochs at 1e-2) held-out acceptance went from 29 to 34 % with them at rank 8, and to 28 % without them at rank 32.
     """
     stacked = sorted({
         ".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3
