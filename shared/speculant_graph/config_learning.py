@@ -54,10 +54,11 @@ class TrainConfig(Config):
     """The adapter counts alpha / rank."""
     targets: str = "all-linear"
     """Layers that get an adapter: 'all-linear', or names of modules separated by commas, such as 'q_proj,v_proj'."""
-    learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-3
-    """Highest learning rate; it warms up over the first steps and goes down as a cosine."""
-    epochs: Annotated[float, Field(gt=0.0)] = 3.0
-    """How often every failure is seen."""
+    learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 3e-3
+    """Highest learning rate; it warms up over the first steps and goes down as a cosine. Models of a few million
+    parameters may want three times as much, those of billions a tenth."""
+    epochs: Annotated[float, Field(gt=0.0)] = 8.0
+    """How often every failure is seen; what is kept is the best state, by the loss of requests that are held out."""
     accumulate: Annotated[int, Field(ge=1)] = 8
     """Requests whose gradients make one step."""
     max_tokens: Annotated[int, Field(ge=16)] = 2_048

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 _OPTIONAL_MODULES = frozenset({
     "accelerate", "fastapi", "gguf", "grpc_health", "grpc_reflection", "grpc_status", "h11", "huggingface_hub",
-    "jinja2", "matplotlib", "opentelemetry", "prometheus_client", "prompt_toolkit", "psutil", "pypdf", "rich",
+    "jinja2", "matplotlib", "opentelemetry", "peft", "prometheus_client", "prompt_toolkit", "psutil", "pypdf", "rich",
     "safetensors", "starlette", "tiktoken", "tokenizers", "torch", "transformers", "uvicorn", "zstandard",
 })  # fmt: skip
 

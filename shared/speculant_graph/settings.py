@@ -102,7 +102,7 @@ def as_typed(message: str, arguments: Sequence[str]) -> str:
         found = [f"--{name}" for name in names if f"--{name}" in typed and name != "graph"]
         return match[0] if match[0] in typed or not found else found[0]
 
-    return re.sub(r"--[a-z]+\.([a-z0-9-]*[a-z0-9])", shorter, message)
+    return re.sub(r"--[a-z-]+\.([a-z0-9-]*[a-z0-9])", shorter, message)
 
 
 def load_settings(
@@ -172,19 +172,21 @@ def _flags(
     return CliSettingsSource[Any](
         settings_cls,
         cli_prog_name=f"speculant {command}",
-        cli_parse_args=arguments if arguments is None else _in_full(kind, arguments),
+        cli_parse_args=arguments,
         cli_shortcuts=_shortcuts(kind),
         parse_args_method=partial(_parse_verbatim, _typed_lists(kind)),
+        add_argument_method=_add_argument,
         formatter_class=HelpFormatter,
     )
 
 
-def _in_full(kind: type[CommandSettings], arguments: list[str]) -> list[str]:
-    """Write --record DIR as --record.folder DIR: the parser has --record for a whole section, as JSON."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    if "record" not in kind.model_fields:
-        return arguments
-    return [re.sub("^--record(?==|$)", "--record.folder", each) for each in arguments[:end]] + arguments[end:]
+_SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--record"}
+"""Settings -> the flag of their section, which is theirs; pydantic has it for the whole section as JSON."""
+
+
+def _add_argument(group: Any, *names: str, **options: Any) -> None:
+    if not any(name in _SECTION_FLAGS.values() for name in names):
+        group.add_argument(*names, *(_SECTION_FLAGS[name] for name in names if name in _SECTION_FLAGS), **options)
 
 
 def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
@@ -213,7 +215,7 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
     Of several, it is the request's: ``--temperature`` is that of the text.
     """
     fields = [
-        (section, name.replace("_", "-"))
+        (section.replace("_", "-"), name.replace("_", "-"))
         for section, info in kind.model_fields.items()
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
         for name in info.annotation.model_fields

@@ -1,0 +1,50 @@
+"""Recorded requests for trainings: real tiny models write them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import torch
+
+from speculant_verifier.model import TargetModel
+from speculant_verifier.records.record import RequestRecord
+
+TOP_K = 4
+
+
+def record(prompt: list[int], output: list[int], request_id: str = "a", tenant: str = "") -> RequestRecord:
+    """A failure without any known probabilities."""
+    count = len(output)
+    return RequestRecord(
+        request_id=request_id, time_s=0.0, tenant=tenant, target="target", tokenizer="digest", draft_model="",
+        adapter="", strategy="tree", rule="follow", temperature=0.0, seed=0, prompt=tuple(prompt), output=tuple(output),
+        drafted=((),) * count, sources=((),) * count, accepted=(False,) * count, top_token_ids=((),) * count,
+        top_logprobs=((),) * count, num_passes=count, is_failure=True, reservoir_key=0.5,
+    )  # fmt: skip
+
+
+def recorded(
+    target: TargetModel, num_records: int = 4, num_tokens: int = 24, top_k: int = TOP_K
+) -> list[RequestRecord]:
+    """What a model writes after random prompts, and its most probable tokens at every position."""
+    chosen = random.Random(0)
+    records = []
+    for index in range(num_records):
+        prompt = [chosen.randrange(256) for _ in range(8)]
+        token_ids = list(prompt)
+        tops = []
+        for _ in range(num_tokens):
+            with torch.inference_mode():
+                logprobs = target.model(torch.tensor([token_ids])).logits[0, -1].log_softmax(-1)
+            tops.append(logprobs.topk(top_k))
+            token_ids.append(int(tops[-1].indices[0]))
+        records.append(
+            replace(
+                record(prompt, token_ids[len(prompt) :], request_id=f"request-{index}"),
+                tokenizer=target.fingerprint.sha256,
+                top_token_ids=tuple(tuple(top.indices.tolist()) for top in tops),
+                top_logprobs=tuple(tuple(top.values.tolist()) for top in tops),
+            )
+        )
+    return records

@@ -1,0 +1,197 @@
+"""Training of an adapter with real tiny models: what it begins with, learns, leaves alone and keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+
+import speculant_verifier.training.trainer as trainer_module
+from speculant_graph.config_learning import TrainConfig
+from speculant_graph.errors import ConfigError
+from speculant_verifier.training.adapters import check_adapter, read_adapter
+from speculant_verifier.training.examples import Example, make_example
+from speculant_verifier.training.run import TrainingResult, train_adapter
+from speculant_verifier.training.trainer import Trainer
+from support.tiny_models import tiny_gpt_oss, tiny_model
+from support.training import recorded
+
+CONFIG = TrainConfig(rank=4, epochs=6, accumulate=2, learning_rate=2e-2)
+
+
+def base(family: str = "llama", seed: int = 1) -> Any:
+    """A draft model as loading leaves it, our own attention included."""
+    return (tiny_gpt_oss(seed=seed) if family == "gpt_oss" else tiny_model(family, seed)).model
+
+
+@pytest.fixture(scope="module")
+def records() -> list:
+    return recorded(tiny_model("llama"))
+
+
+@pytest.fixture(scope="module")
+def examples(records) -> list[Example]:
+    return [make_example(each, 512) for each in records]
+
+
+def train(folder: Path, records: list, model: Any = None, config: TrainConfig = CONFIG, **more: Any) -> TrainingResult:
+    return train_adapter(model or base(), "tiny-llama", records, config, folder, **more)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss"])
+def test_at_the_beginning_nothing_is_changed(tmp_path: Path, examples, family: str) -> None:
+    model = base(family)
+    model.set_attn_implementation("eager")
+    token_ids = torch.from_numpy(examples[0].token_ids[None])
+    with torch.no_grad():
+        before = model(token_ids).logits[0, examples[0].first - 1 : -1]
+        trainer = Trainer(model, "tiny", CONFIG, tmp_path)
+        after = trainer.logits(examples[0])
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+    trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all(".lora_A." in name or ".lora_B." in name for name in trained)
+    assert any("experts" in name for name in trained) == (family != "llama")
+    assert 0 < trainer.share < 0.5
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
+def test_gradients_are_those_of_eager_attention(tmp_path: Path, examples, family: str, monkeypatch) -> None:
+    """And those with activations computed twice."""
+
+    def gradients(attention: str | None, large: int) -> dict[str, torch.Tensor]:
+        monkeypatch.setattr(trainer_module, "LARGE", large)
+        model = base(family)
+        assert model.config._attn_implementation == "speculant"
+        trainer = Trainer(model, "tiny", CONFIG, tmp_path)
+        assert model.config._attn_implementation == ("eager" if family == "gpt_oss" else "sdpa")
+        assert model.is_activation_checkpointing == (large == 0)
+        if attention is not None:
+            model.set_attn_implementation(attention)
+        torch.manual_seed(1)
+        for name, parameter in trainer.model.named_parameters():
+            if ".lora_B." in name:
+                parameter.data.normal_(std=0.1)
+        model.train()
+        trainer.loss(trainer.logits(examples[0]), examples[0]).backward()
+        return {name: each.grad for name, each in trainer.model.named_parameters() if each.requires_grad}
+
+    expected = gradients("eager", 10**9)
+    for found in (gradients(None, 10**9), gradients(None, 0)):
+        for name, gradient in expected.items():
+            torch.testing.assert_close(
+                found[name], gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().max()), msg=name
+            )
+
+
+@pytest.mark.parametrize("labels", ["soft", "hard"])
+def test_a_training_learns_what_is_repeated(tmp_path: Path, records, labels: str) -> None:
+    config = CONFIG.model_copy(update={"labels": labels, "epochs": 12})
+    same = [replace(records[0], request_id=f"r{i}") for i in range(4)]
+    seen: list[int] = []
+    result = train(tmp_path, same, config=config, report=lambda progress: seen.append(progress.step))
+    figures = result.figures
+    assert figures.held_out_loss_after < 0.5 * figures.held_out_loss_before
+    assert figures.acceptance_after > figures.acceptance_before + 0.3
+    assert figures.training_loss_after < 0.5 * figures.training_loss_before
+    assert seen == list(range(1, figures.num_steps + 1)) == list(range(1, 19))
+    assert figures.num_tokens == 36 * 24
+    assert figures.num_held_out == 1
+    assert figures.is_finite
+    assert result.end is None
+    note = read_adapter(result.candidate).note
+    assert note["loss"] == figures.held_out_loss_after
+    assert [path.name for path in tmp_path.iterdir()] == [result.candidate.name]
+
+
+def test_the_base_stays_as_it_was(tmp_path: Path, records) -> None:
+    model = base()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    train(tmp_path, records, model)
+    after = model.state_dict()
+    for name, tensor in before.items():
+        found = after[name] if name in after else after[name.replace(".weight", ".base_layer.weight")]
+        torch.testing.assert_close(found, tensor, rtol=0, atol=0)
+
+
+def test_a_training_can_be_repeated(tmp_path: Path, records) -> None:
+    runs = [train(tmp_path / name, records) for name in "ab"]
+    assert read_adapter(runs[0].candidate).digest == read_adapter(runs[1].candidate).digest
+
+
+def test_the_adapter_loads_in_plain_peft_and_does_what_was_measured(tmp_path: Path, records) -> None:
+    result = train(tmp_path, records)
+    model = base()
+    model.set_attn_implementation("sdpa")
+    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
+        PeftModel.from_pretrained(model, str(result.candidate))
+    judges = [make_example(each, 512) for each in result.held_out]
+    again = Trainer(base(), "tiny-llama", CONFIG, tmp_path, result.candidate).evaluate(judges)
+    assert again.loss == pytest.approx(result.figures.held_out_loss_after, rel=1e-5)
+    assert again.acceptance == result.figures.acceptance_after
+
+
+def test_a_training_goes_on_from_an_adapter(tmp_path: Path, records) -> None:
+    first = train(tmp_path / "first", records)
+    config = CONFIG.model_copy(update={"rank": 2, "learning_rate": 1e-2})
+    second = train(tmp_path / "second", records, config=config, continue_from=first.candidate)
+    assert second.figures.held_out_loss_before == pytest.approx(first.figures.held_out_loss_after, rel=1e-5)
+    assert [each.request_id for each in second.held_out] == [each.request_id for each in first.held_out]
+    if second.candidate is not None:
+        assert check_adapter(second.candidate, base(), "tiny-llama").rank == CONFIG.rank
+    with pytest.raises(ConfigError, match="is for the model"):
+        train_adapter(base(), "another", records, CONFIG, tmp_path, continue_from=first.candidate)
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit(143)])
+def test_an_interrupted_training_keeps_the_best_so_far(tmp_path: Path, records, signal: Any) -> None:
+    def interrupt(progress: Any) -> None:
+        if progress.is_best:
+            raise signal
+
+    result = train(tmp_path, records, report=interrupt)
+    assert isinstance(result.end, (KeyboardInterrupt, SystemExit))
+    assert result.figures.num_steps < 9
+    assert result.candidate is not None
+    check_adapter(result.candidate, base(), "tiny-llama")
+
+
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, records) -> None:
+    """The rate is so high that the first steps are good by luck at best, and numbers overflow soon."""
+    config = CONFIG.model_copy(update={"learning_rate": 1e25, "epochs": 20})
+    result = train(tmp_path, records, config=config)
+    assert not result.figures.is_finite
+    assert result.figures.num_steps < 20
+    assert math.isfinite(result.figures.held_out_loss_after)
+    assert result.candidate is None
+
+
+def test_where_nothing_is_better_there_is_no_candidate(tmp_path: Path, records) -> None:
+    result = train(tmp_path, records, config=CONFIG.model_copy(update={"learning_rate": 1e4}))
+    assert result.candidate is None
+    assert result.figures.held_out_loss_after == result.figures.held_out_loss_before
+    with pytest.raises(ConfigError, match="two requests at least"):
+        train(tmp_path, records[:1])
+
+
+def test_named_layers_alone_get_an_adapter(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"targets": "q_proj, experts.down_proj"})
+    trainer = Trainer(base("gpt_oss"), "tiny", config, tmp_path)
+    names = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    assert all("q_proj" in name or "experts" in name for name in names)
+    assert len(names) == 4 * 2 * 2
+    with pytest.raises(ConfigError, match="no_such"):
+        Trainer(base(), "tiny", CONFIG.model_copy(update={"targets": "no_such"}), tmp_path)
+
+
+def test_the_note_is_json(tmp_path: Path, records) -> None:
+    result = train(tmp_path, records)
+    assert (
+        json.loads((result.candidate / "speculant.json").read_text())["acceptance"] == result.figures.acceptance_after
+    )

@@ -1,0 +1,219 @@
+"""Adapters of a draft model: what is refused before anything changes, two ways to use one, and publishing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from speculant_graph.config_learning import TrainConfig
+from speculant_graph.errors import ConfigError
+from speculant_verifier.model import TargetModel
+from speculant_verifier.training.adapters import attach, check_adapter, merge, read_adapter
+from speculant_verifier.training.publishing import publish, require_publishable, rollback
+from speculant_verifier.training.trainer import Evaluation, Trainer
+from support.tiny_models import tiny_gpt_oss, tiny_model
+
+FAMILIES = ("llama", "qwen3_moe", "gpt_oss")
+
+
+def base(family: str = "llama") -> Any:
+    return (tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)).model
+
+
+def write_adapter(folder: Path, family: str = "llama", seed: int = 0, model: Any = None, name: str = "tiny") -> Path:
+    """An adapter that changes something."""
+    trainer = Trainer(model or base(family), name, TrainConfig(rank=4, seed=seed), folder)
+    torch.manual_seed(seed)
+    for parameter_name, parameter in trainer.model.named_parameters():
+        if ".lora_B." in parameter_name:
+            parameter.data.normal_(std=0.1)
+    trainer._save(seed + 1, Evaluation(1.0, 0.5))
+    assert trainer.best is not None
+    return trainer.best[0]
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.arange(3, 40)[None]).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_is_separate(tmp_path: Path, family: str) -> None:
+    folder = check_adapter(write_adapter(tmp_path, family), base(family), "tiny").folder
+    plain = logits(base(family))
+    merged, separate = merge(base(family), folder), attach(base(family), folder)
+    assert type(merged) is type(separate) is type(base(family))
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+    torch.testing.assert_close(logits(merged), logits(separate), rtol=1e-3, atol=1e-3)
+    assert float((logits(merged) - plain).abs().max()) > 0.05
+    # Both are models for decoding: one pass over a slot cache gives the logits of the plain call.
+    for model in (merged, separate):
+        expected = logits(model)[0, -1]
+        target = TargetModel(model, None, "tiny")
+        found = target.forward([list(range(3, 40))], target.new_cache(1, 64), [0])[0, -1]
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def _spoil_config(key: str, value: Any) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        content = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(content | {key: value}))
+
+    return spoil
+
+
+def _spoil_weights(change: Callable[[dict[str, torch.Tensor], str], Any]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        tensors = load_file(folder / "adapter_model.safetensors")
+        change(tensors, sorted(tensors)[0])
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+
+    return spoil
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _rewrite(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_spoil_config("base_model_name_or_path", "models/another"), "is for the model 'models/another'"),
+        (_spoil_config("peft_type", "IA3"), "kind IA3"),
+        (_spoil_config("use_dora", True), "sets use_dora"),
+        (_spoil_config("megatron_config", {"a": 1}), "sets megatron_config"),
+        (_spoil_config("init_lora_weights", "pissa"), "sets init_lora_weights"),
+        (_spoil_config("r", 8), "shape"),
+        (_spoil_config("r", 0), "damaged|does not fit"),
+        (_spoil_config("r", "many"), "damaged|does not fit"),
+        (_spoil_config("target_modules", ["q_proj"]), "has unknown weights"),
+        (_spoil_config("target_modules", ["no_such"]), "does not fit"),
+        (_spoil_weights(lambda tensors, name: tensors.pop(name)), "lacks weights"),
+        (_spoil_weights(lambda tensors, name: tensors.update({"more": torch.ones(2)})), "has unknown weights"),
+        (_spoil_weights(lambda tensors, name: tensors.update({name: tensors[name][:, :-1]})), "the shape"),
+        (_spoil_weights(lambda tensors, name: tensors[name].fill_(float("nan"))), "not finite"),
+        (_spoil_weights(lambda tensors, name: tensors[name].view(-1)[3:4].fill_(float("inf"))), "not finite"),
+        (_truncate, "damaged"),
+        (_rewrite("adapter_model.safetensors", ""), "damaged"),
+        (_rewrite("adapter_config.json", "{"), "can't be read"),
+        (_rewrite("adapter_config.json", "[]"), "no JSON object"),
+        (lambda folder: (folder / "adapter_config.json").unlink(), "has no adapter_config.json"),
+        (shutil.rmtree, "holds no adapter"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path, spoil: Any, message: str) -> None:
+    folder, model = write_adapter(tmp_path), base()
+    check_adapter(folder, model, "elsewhere/tiny")
+    spoil(folder)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_adapter(folder, model, "elsewhere/tiny")
+    assert "\n" not in str(caught.value)
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_an_adapter_of_another_architecture_or_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown weights|does not fit|shape"):
+        check_adapter(write_adapter(tmp_path / "a"), base("gpt_oss"), "tiny")
+    base().save_pretrained(tmp_path / "here" / "tiny")
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    folder = write_adapter(tmp_path / "b", name=str(tmp_path / "here" / "tiny"))
+    assert check_adapter(folder, base(), str(tmp_path / "there" / "tiny")).base_digest
+    config = json.loads((tmp_path / "there" / "tiny" / "config.json").read_text())
+    (tmp_path / "there" / "tiny" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    with pytest.raises(ConfigError, match=r"another config\.json"):
+        check_adapter(folder, base(), str(tmp_path / "there" / "tiny"))
+
+
+def test_a_name_is_a_link_to_the_newest_version(tmp_path: Path) -> None:
+    target = tmp_path / "legal"
+    digests = []
+    for seed in range(3):
+        folder = write_adapter(tmp_path / "work", seed=seed)
+        digests.append(read_adapter(folder).digest)
+        publish(folder, target)
+        assert read_adapter(target).digest == digests[-1]
+        assert not folder.exists()
+    assert len(set(digests)) == 3
+    assert sorted(path.name for path in (tmp_path / "legal.d").iterdir()) == ["2", "3", "lock"]
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    target.rename(moved / "legal")
+    (tmp_path / "legal.d").rename(moved / "legal.d")
+    assert read_adapter(moved / "legal").digest == digests[2]
+    rollback(moved / "legal")
+    assert read_adapter(moved / "legal").digest == digests[1]
+    with pytest.raises(ConfigError, match="no version before"):
+        rollback(moved / "legal")
+    publish(write_adapter(tmp_path / "work", seed=7), moved / "legal")
+    assert sorted(path.name for path in (moved / "legal.d").iterdir()) == ["2", "4", "lock"]
+
+
+def test_what_is_not_ours_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    require_publishable(Path("free"))
+    Path("folder").mkdir()
+    Path("link").symlink_to("folder")
+    Path("nowhere").symlink_to("gone")
+    for name in ("folder", "link", "nowhere"):
+        with pytest.raises(ConfigError, match="was not published"):
+            require_publishable(Path(name))
+        with pytest.raises(ConfigError, match="was not published"):
+            rollback(Path(name))
+    with pytest.raises(ConfigError, match="no folder missing"):
+        require_publishable(Path("missing") / "name")
+
+
+_PUBLISHER = """
+import shutil, sys
+from pathlib import Path
+from speculant_verifier.training.publishing import publish
+work, target = Path(sys.argv[1]), Path(sys.argv[2])
+for i in range(1_000_000):
+    folder = work / f"copy-{i}"
+    shutil.copytree(work / "ab"[i % 2], folder)
+    publish(folder, target)
+    print(i, flush=True)
+"""
+
+
+@pytest.mark.faults
+def test_a_killed_publisher_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    work, target, chosen = tmp_path / "work", tmp_path / "legal", Random(0)
+    work.mkdir()
+    known = {}
+    for seed, name in enumerate("ab"):
+        shutil.move(write_adapter(tmp_path / "made", seed=seed), work / name)
+        known[read_adapter(work / name).digest] = name
+    model, seen = base(), set()
+    for _ in range(12):
+        for path in work.glob("copy-*"):
+            shutil.rmtree(path)
+        command = [sys.executable, "-c", _PUBLISHER, str(work), str(target)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            end = time.monotonic() + chosen.random() * 0.05
+            while time.monotonic() < end:  # read while it is replaced
+                seen.add(known[read_adapter(target).digest])
+            process.kill()
+        assert known[check_adapter(target, model, "tiny").digest]
+        assert len([path for path in (tmp_path / "legal.d").iterdir() if path.name.isdecimal()]) <= 4
+    assert seen == {"a", "b"}

@@ -1,0 +1,147 @@
+"""``speculant train`` as a user runs it, with a tiny checkpoint."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from speculant_graph.cli.main import main
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_verifier.records.lines import line_of
+from speculant_verifier.training.adapters import check_adapter, read_adapter
+from support.tiny_models import tiny_model
+from support.training import recorded
+
+FAST = ("--learning-rate", "0.02", "--accumulate", "2", "--draft-model.device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    draft = tiny_model("llama", seed=1)
+    draft.model.save_pretrained(folder)
+    draft.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
+    """Six failures of two tenants and one replay of each, all of the same text: what is held out can be learnt."""
+    folder = tmp_path_factory.mktemp("records")
+    digest = CorpusTokenizer.load(str(checkpoint), None).fingerprint.sha256
+    lines: dict[str, list[bytes]] = {"failures-1.jsonl": [], "replay-1.jsonl": []}
+    [written] = recorded(tiny_model("llama"), num_records=1)
+    for index in range(8):
+        is_failure = index < 6
+        each = replace(written, request_id=f"r{index}", tokenizer=digest, tenant="ab"[index % 2], is_failure=is_failure)
+        line = line_of(each)
+        lines["failures-1.jsonl" if is_failure else "replay-1.jsonl"].append(line)
+    for name, content in lines.items():
+        (folder / name).write_bytes(b"".join(content))
+    return folder
+
+
+def command(*arguments: Any) -> list[str]:
+    return [sys.executable, "-m", "speculant", "train", *map(str, arguments)]
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys\nfrom speculant_graph.cli.main import main\nassert main(['train', '--help']) == 0\n"
+        "assert not {'torch', 'transformers', 'peft'} & set(sys.modules)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "--draft-model" in result.stdout
+
+
+def test_an_adapter_is_trained_published_and_trained_further(tmp_path: Path, checkpoint: Path, records: Path) -> None:
+    output = tmp_path / "adapter"
+    given = ("--records", records, "--draft-model", checkpoint, "-o", output, *FAST)
+    run = subprocess.run(
+        command(*given, "--train.shared", "--epochs", 8, "--json"), capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(run.stdout.splitlines()[-1])
+    info = read_adapter(output)
+    assert figures["digest"] == info.digest
+    assert figures["held_out_loss_after"] < figures["held_out_loss_before"]
+    assert figures["num_steps"] > 10
+    assert figures["num_trainable"] > 0
+    assert "best so far" in run.stderr
+    assert info.base == str(checkpoint)
+    assert info.base_digest
+    check_adapter(output, AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]
+
+    more = command(*given, "--tenant", "a", "--continue-from", output, "--learning-rate", "0.001")
+    again = subprocess.run(more, capture_output=True, text=True, check=False)
+    assert again.returncode in (0, 1), again.stderr
+    assert "held out: loss" in again.stdout
+    assert read_adapter(output).digest == info.digest or again.returncode == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_training_and_keeps_the_best(
+    tmp_path: Path, checkpoint: Path, records: Path, number: int, status: int
+) -> None:
+    given = ("--records", records, "--draft-model", checkpoint, "-o", tmp_path / "adapter", *FAST)
+    run = command(*given, "--tenant", "b", "--epochs", 400)
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "best so far" in line:
+                break
+        process.send_signal(number)
+        shown, _ = process.communicate()
+    assert process.returncode == status
+    assert "sha256 " + read_adapter(tmp_path / "adapter").digest in shown
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]
+
+
+@pytest.mark.faults
+def test_a_killed_training_leaves_nothing_or_a_whole_adapter(tmp_path: Path, checkpoint: Path, records: Path) -> None:
+    output = tmp_path / "adapter"
+    given = ("--records", records, "--draft-model", checkpoint, "-o", output, *FAST, "--tenant", "a")
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    for wait_s in (4.0, 6.0, 8.0):
+        with subprocess.Popen(command(*given, "--epochs", 100), stderr=subprocess.DEVNULL) as process:
+            time.sleep(wait_s)
+            process.kill()
+        if output.exists():
+            check_adapter(output, model, str(checkpoint))
+    assert main(["train", *map(str, given), "--epochs", "10"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]  # what they left is gone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the records are of 2 tenants; name one with --tenant"),
+        (("--tenant", "c"), "there are no records of tenant 'c'"),
+        (("--tenant", "a", "--draft-model", ""), "name one with --draft-model"),
+        (("--tenant", "a", "--draft-model", "./missing"), "set --draft-model"),
+        (("--tenant", "a", "-o", "."), "was not published by"),
+        (("--tenant", "a", "--continue-from", "missing"), "missing holds no adapter"),
+        (("--tenant", "a", "--targets", "no_such"), "Name other layers with --targets"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_one_line(
+    tmp_path: Path, checkpoint: Path, records: Path, arguments: tuple[str, ...], message: str, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ("train", "--records", str(records), "--draft-model", str(checkpoint), "-o", "adapter")
+    assert main([*given, *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,156 @@
+"""What is trained on: labels, their loss against an obvious version, the mixture, what is held out, whose text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant_graph.config_learning import TrainConfig
+from speculant_graph.errors import ConfigError
+from speculant_verifier.training.examples import (
+    is_held_out,
+    make_example,
+    mixture,
+    of_one_tenant,
+    of_tokenizer,
+    split,
+)
+from speculant_verifier.training.losses import divergence
+from support.training import record
+
+
+def slow_divergence(logits: np.ndarray, known: dict[int, float]) -> float:
+    """KL(q || p) over the known tokens and one class of all others, word for word."""
+    p = np.exp(logits.astype(np.float64) - logits.max())
+    p /= p.sum()
+    q_other = max(0.0, 1 - sum(known.values()))
+    p_other = sum(p[token] for token in range(len(p)) if token not in known)
+    total = sum(q * (np.log(q) - np.log(p[token])) for token, q in known.items() if q > 0)
+    return total + (q_other * (np.log(q_other) - np.log(p_other)) if q_other > 0 else 0.0)
+
+
+@given(st.data())
+def test_the_loss_is_the_obvious_one(data: st.DataObject) -> None:
+    size, rows = 9, data.draw(st.integers(1, 4))
+    numbers = st.floats(-8, 8, width=32)
+    logits = np.array(
+        data.draw(st.lists(st.lists(numbers, min_size=size, max_size=size), min_size=rows, max_size=rows))
+    )
+    tops, logprobs = [], []
+    for _ in range(rows):
+        weights = np.exp(data.draw(st.lists(numbers, min_size=size, max_size=size)))
+        q = weights / weights.sum()
+        ids = np.argsort(-q)[: data.draw(st.integers(0, size - 1))]
+        tops.append(tuple(ids.tolist()))
+        logprobs.append(tuple(np.log(q[ids]).tolist()))
+    output = data.draw(st.lists(st.integers(0, size - 1), min_size=rows, max_size=rows))
+    request = replace(record([1], output), top_token_ids=tuple(tops), top_logprobs=tuple(logprobs))
+    example = make_example(request, 100)
+    labels = (example.label_ids, example.label_probabilities, example.is_label)
+    found = divergence(torch.tensor(logits), *(torch.from_numpy(each) for each in labels))
+    expected = [
+        slow_divergence(row, dict(zip(ids, np.exp(q), strict=True)) if ids else {token: 1.0})
+        for row, ids, q, token in zip(logits, tops, logprobs, output, strict=True)
+    ]
+    np.testing.assert_allclose(found.numpy(), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_the_loss_and_its_gradient_are_finite_where_the_model_is_sure() -> None:
+    logits = torch.tensor([[200.0, 0.0, -200.0]], requires_grad=True)
+    known = (torch.tensor([[0, 1]]), torch.tensor([[0.6, 0.4]]), torch.tensor([[True, True]]))
+    divergence(logits, *known).sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    everything = (torch.tensor([[0, 1, 2]]), torch.tensor([[0.5, 0.4, 0.1]]), torch.ones(1, 3, dtype=torch.bool))
+    assert divergence(logits, *everything).isfinite().all()
+
+
+def test_hard_labels_are_the_tokens_that_were_written() -> None:
+    soft = replace(record([1, 2], [3, 4]), top_token_ids=((3, 5), ()), top_logprobs=((-0.1, -3.0), ()))
+    example = make_example(soft, 100, "hard")
+    assert example.label_ids.tolist() == [[3], [4]]
+    assert example.label_probabilities.tolist() == [[1.0], [1.0]]
+    damaged = replace(soft, top_logprobs=((float("nan"), -3.0), ()))
+    assert make_example(damaged, 100).label_ids.tolist() == [[3], [4]]
+    example = make_example(soft, 100, "soft")  # the second position is not known: hard
+    assert example.label_ids.tolist() == [[3, 5], [4, 4]]
+    assert example.is_label.tolist() == [[True, True], [True, False]]
+    np.testing.assert_allclose(example.label_probabilities, [np.exp([-0.1, -3.0]), [1.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "token_ids", "first"),
+    [(9, [1, 2, 3, 4, 5, 6], 3), (6, [1, 2, 3, 4, 5, 6], 3), (5, [2, 3, 4, 5, 6], 2), (2, [5, 6], 1)],
+)
+def test_of_long_requests_the_beginning_is_left_out(max_tokens: int, token_ids: list[int], first: int) -> None:
+    example = make_example(record([1, 2, 3], [4, 5, 6]), max_tokens)
+    assert example.token_ids.tolist() == token_ids
+    assert example.first == first
+    assert example.label_ids[:, 0].tolist() == token_ids[first:]
+
+
+def test_without_a_prompt_the_first_token_is_no_label() -> None:
+    example = make_example(record([], [4, 5]), 100)
+    assert (example.first, example.label_ids.tolist()) == (1, [[5]])
+
+
+def test_the_mixture_has_the_shares_that_were_asked_for() -> None:
+    failures, replay = [f"f{i}" for i in range(40)], [f"r{i}" for i in range(100)]
+    config = TrainConfig(epochs=3, replay_share=0.2)
+    order = mixture(failures, replay, config)
+    assert len(order) == 150
+    assert all(order.count(each) == 3 for each in failures)
+    assert sum(each.startswith("r") for each in order) == 30
+    assert len({each for each in order if each.startswith("r")}) > 20  # every epoch draws anew
+    assert order == mixture(failures, replay, config)
+    assert order != mixture(failures, replay, TrainConfig(epochs=3, replay_share=0.2, seed=1))
+    assert len(mixture(failures, replay, TrainConfig(epochs=0.5, replay_share=0.0))) == 20
+    assert len(mixture(failures, replay[:2], config)) == 126  # all that there is
+    assert sorted(mixture([], replay, TrainConfig(epochs=1))) == sorted(replay)
+
+
+@given(st.sets(st.text(max_size=8), min_size=2, max_size=60), st.integers(0, 59))
+def test_the_split_of_a_request_does_not_depend_on_the_others(names: set[str], count: int) -> None:
+    records = [record([1], [2], request_id=name) for name in sorted(names)]
+    training, held_out = split(records)
+    assert held_out
+    assert training
+    assert sorted(each.request_id for each in training + held_out) == sorted(names)
+    if len(held_out) > 1:
+        assert all(is_held_out(each.request_id) for each in held_out)
+    fewer, judges = split(records[:count])
+    if any(is_held_out(each.request_id) for each in judges):
+        assert not {each.request_id for each in fewer if is_held_out(each.request_id)} or len(judges) == count - 1
+
+
+def test_a_tenth_is_held_out() -> None:
+    share = sum(is_held_out(f"request-{i}") for i in range(10_000)) / 10_000
+    assert 0.09 < share < 0.11
+    assert [i for i in range(30) if is_held_out(f"request-{i}")] == [11, 27]  # for ever: another hash would mix them up
+    assert split([record([1], [2])]) == ([record([1], [2])], [])
+
+
+def test_the_text_of_several_tenants_is_not_mixed() -> None:
+    records = [record([1], [2], tenant="a"), record([1], [2], tenant="b")]
+    with pytest.raises(ConfigError, match=r"2 tenants; name one with --tenant") as caught:
+        of_one_tenant(records, None, is_shared=False)
+    assert "\n" not in str(caught.value)
+    assert of_one_tenant(records, "b", is_shared=False) == records[1:]
+    assert of_one_tenant(records, None, is_shared=True) == records
+    assert of_one_tenant(records[:1], None, is_shared=False) == records[:1]
+    with pytest.raises(ConfigError, match="no records of tenant 'c'"):
+        of_one_tenant(records, "c", is_shared=False)
+
+
+def test_records_of_other_tokenizers_are_left_out() -> None:
+    records = [record([1], [2]), replace(record([300], [2]), tokenizer="another")]
+    assert of_tokenizer(records, "digest", 258) == records[:1]
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        of_tokenizer(records, "third", 258)
+    with pytest.raises(ConfigError, match="token 300 and the draft model has 258"):
+        of_tokenizer(records, "another", 258)

@@ -1,0 +1,234 @@
+"""LoRA adapters of a draft model: checked as a whole before anything changes, then added to a model.
+
+An adapter is a folder in peft's own format, so that other programs load it, too. Beside peft's two files
+``speculant.json`` says which ``config.json`` the model had that it was trained for, and how well it did.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from speculant_graph.corpus.hub import first_line
+from speculant_graph.errors import ConfigError
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+NOTE_FILE = "speculant.json"
+_AGAIN = "Copy or train it again."
+
+_SHAPING = frozenset({
+    "alpha_pattern", "exclude_modules", "layers_pattern", "layers_to_transform", "lora_alpha", "r", "rank_pattern",
+    "target_modules", "target_parameters", "task_type", "use_rslora",
+})  # fmt: skip
+_NAMING = frozenset({
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "peft_type", "peft_version",
+    "revision",
+})  # fmt: skip
+"""With the above what an adapter may set. The rest changes the base model, imports modules, or is no plain LoRA."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """What an adapter's folder says of itself."""
+
+    folder: Path
+    """Where it is, links resolved: this version stays the same while another is published."""
+    digest: str
+    """sha256 of the weights' file."""
+    base: str
+    """Name or folder of the model that it was trained for; empty if it does not say."""
+    base_digest: str
+    """Digest of that model's configuration (:func:`base_digest`); empty if another program trained it."""
+    rank: int
+    """Rank of its matrices."""
+    note: Mapping[str, Any]
+    """Figures of its training, as ``speculant.json`` has them."""
+
+
+def read_adapter(folder: Path | str) -> AdapterInfo:
+    """Read what an adapter is, without a model.
+
+    Raises:
+        ConfigError: there is no LoRA adapter, or one that does more than plain LoRA.
+    """
+    path = Path(folder).resolve()
+    if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (path / name).is_file()]:
+        raise ConfigError(f"{folder} holds no adapter, it has no {missing[0]}; give one that 'speculant train' wrote")
+    config = _read_json(path / CONFIG_FILE)
+    note = _read_json(path / NOTE_FILE) if (path / NOTE_FILE).is_file() else {}
+    with (path / WEIGHTS_FILE).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    lora = _lora_config(path, config)
+    base, base_digest = str(config.get("base_model_name_or_path") or ""), str(note.get("base_digest", ""))
+    return AdapterInfo(path, digest, base, base_digest, lora.r, note)
+
+
+def check_adapter(folder: Path | str, model: PreTrainedModel, base_name: str) -> AdapterInfo:
+    """Prove that an adapter belongs to a model; neither is changed.
+
+    Args:
+        folder: the adapter.
+        model: the loaded base, with or without another adapter.
+        base_name: the name or folder it was loaded from.
+
+    Raises:
+        ConfigError: it was trained for another model, its tensors are not those of this model, or not all numbers are
+            finite; one line that says what to do.
+    """
+    info = read_adapter(folder)
+    another = f"choose an adapter of '{base_name}', or train one with 'speculant train'"
+    # A model may be moved to another folder, or downloaded from the hub into one.
+    if info.base and Path(info.base).name != Path(base_name).name:
+        raise ConfigError(f"the adapter {folder} is for the model '{info.base}', not for '{base_name}'; {another}")
+    digest = base_digest(base_name)
+    if info.base_digest and digest and info.base_digest != digest:
+        raise ConfigError(f"the adapter {folder} was trained for another config.json than '{base_name}' has; {another}")
+    expected = _expected_shapes(info.folder, model)
+    try:
+        tensors = load_file(info.folder / WEIGHTS_FILE)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"the weights of adapter {folder} are damaged: {first_line(error)} {_AGAIN}") from error
+    if odd := sorted(tensors.keys() ^ expected.keys()):
+        what = "lacks" if odd[0] in expected else "has unknown"
+        raise ConfigError(f"the adapter {folder} {what} weights for '{base_name}', first {odd[0]}; {another}")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name]:
+            raise ConfigError(
+                f"the adapter {folder} has {name} with the shape {list(tensor.shape)}, and '{base_name}' needs "
+                f"{list(expected[name])}; {another}"
+            )
+        if not tensor.isfinite().all():
+            raise ConfigError(f"the adapter {folder} has numbers in {name} that are not finite; copy or train it again")
+    return info
+
+
+def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Add a checked adapter to the weights of a model that has none: no cost per pass, and no way back but loading.
+
+    Args:
+        model: as it was loaded: of weights with an adapter in them the next one would be a sum. It is changed.
+        folder: :attr:`AdapterInfo.folder`.
+
+    Raises:
+        ConfigError: the weights are quantised in a way that can't be decoded.
+    """
+    with quiet_peft():
+        merged = PeftModel.from_pretrained(decoded(model), str(folder)).merge_and_unload(safe_merge=True)
+    assert isinstance(merged, PreTrainedModel)
+    return merged
+
+
+def attach(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Put a checked adapter beside the weights of a model; its layers are computed in every pass.
+
+    Args:
+        model: it is changed: its linear layers become peft's.
+        folder: :attr:`AdapterInfo.folder`.
+
+    Returns:
+        The model itself, of its own class.
+    """
+    with quiet_peft():
+        attached = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
+    base = attached.get_base_model()
+    assert isinstance(base, PreTrainedModel)
+    return base
+
+
+def decoded(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model whose weights are plain numbers: matrices can't be added to packed ones.
+
+    Raises:
+        ConfigError: transformers can't decode this kind of quantised weights here.
+    """
+    if not getattr(model, "is_quantized", False):
+        return model
+    try:
+        plain: PreTrainedModel = model.dequantize()
+    except (NotImplementedError, ImportError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"the quantised weights of '{model.name_or_path}' can't be decoded for an adapter: {first_line(error)} "
+            "Give a checkpoint that is not quantised."
+        ) from error
+    return plain
+
+
+def base_digest(name: str) -> str:
+    """Return sha256 of what a model's ``config.json`` says; empty if it is not on this machine.
+
+    Args:
+        name: a folder, or a name whose files are in the hub's cache.
+    """
+    found: Any = Path(name) / "config.json"
+    if not found.is_file():
+        with suppress(HFValidationError):
+            found = try_to_load_from_cache(name, "config.json")
+    if not isinstance(found, (str, Path)) or not Path(found).is_file():
+        return ""
+    content = _read_json(Path(found))
+    # Whoever saves a model again changes these.
+    kept = {key: value for key, value in content.items() if key not in {"_name_or_path", "transformers_version"}}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Keep back two warnings of peft about itself.
+
+    It uses a name that transformers wants to be rid of, and finds its own patterns for experts odd.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+        yield
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can't be read: {first_line(error)} Copy it again.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no JSON object; copy it again")
+    return content
+
+
+def _lora_config(folder: Path, content: dict[str, Any]) -> LoraConfig:
+    if (kind := content.get("peft_type")) != "LORA":
+        raise ConfigError(f"the adapter {folder} is of kind {kind}; choose one of kind LORA")
+    usual: dict[str, Any] = asdict(LoraConfig())
+    for name, value in content.items():
+        if name not in _SHAPING | _NAMING and value and value != usual.get(name):
+            raise ConfigError(f"the adapter {folder} sets {name}, which plain LoRA does not have; train one without it")
+    try:
+        return LoraConfig(**{name: content[name] for name in _SHAPING & content.keys()})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{folder / CONFIG_FILE} is damaged: {first_line(error)} {_AGAIN}") from error
+
+
+def _expected_shapes(folder: Path, model: PreTrainedModel) -> dict[str, torch.Size]:
+    """Return names and shapes of an adapter's tensors, as peft makes them for a copy of the model without numbers."""
+    config = _lora_config(folder, _read_json(folder / CONFIG_FILE))
+    try:
+        with torch.device("meta"), quiet_peft():
+            adapted = get_peft_model(type(model)(copy.deepcopy(model.config)), config, low_cpu_mem_usage=True)
+        state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"adapter {folder} does not fit the model: {first_line(error)} Train one for it.") from error
+    return {name: tensor.shape for name, tensor in state.items()}

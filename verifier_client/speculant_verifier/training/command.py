@@ -1,0 +1,185 @@
+"""``speculant train``: an adapter for the draft model from recorded requests, published when it is better."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speculant_graph.cli.terminal import printable
+from speculant_graph.config import VerifierConfig
+from speculant_graph.config_learning import DraftModelConfig, TrainConfig
+from speculant_graph.errors import ConfigError
+from speculant_graph.log import log_to_stderr
+from speculant_graph.settings import CommandSettings, load_settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from speculant_graph.types import Fingerprint
+    from speculant_verifier.records.record import RequestRecord
+    from speculant_verifier.training.run import TrainingResult
+    from speculant_verifier.training.trainer import Progress
+
+
+class TrainSettings(CommandSettings):
+    """Train a LoRA adapter, with which a draft model writes what the target wrote in recorded requests.
+
+    A tenth of the requests is held out. The adapter is written if it does them better than before; Ctrl-C ends the
+    training and keeps the best one so far. The exit status is 1 if none was written.
+    """
+
+    records: Path
+    """Folder of recorded requests: what --record.folder was."""
+    output: Path
+    """Name of the adapter. It becomes a link to the newest version in NAME.d, beside the one before."""
+    tenant: str | None = None
+    """Train on the text of this tenant alone; it must be named if there are several."""
+    continue_from: Path | None = None
+    """Train this adapter further, with its rank, alpha and layers."""
+    json_output: bool = False
+    """Print one JSON object with all figures as the last line."""
+    draft_model: DraftModelConfig = DraftModelConfig()
+    """The draft model: its name, number type and device."""
+    train: TrainConfig = TrainConfig()
+    """How it is trained."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train and publish; figures on standard output, progress on standard error."""
+    settings = load_settings(TrainSettings, "train", arguments)
+    if not settings.draft_model.name:
+        raise ConfigError("there is no draft model to train; name one with --draft-model")
+    log_to_stderr("INFO")
+    from speculant_verifier.training.publishing import require_publishable
+
+    require_publishable(settings.output)
+    from speculant_graph.graph.workspace import workspace
+    from speculant_verifier.console import quiet_transformers, waiting_for
+    from speculant_verifier.training.examples import of_one_tenant, of_tokenizer
+
+    records = of_one_tenant(read_all(settings), settings.tenant, is_shared=settings.train.shared)
+    with waiting_for(f"loading {printable(settings.draft_model.name)}", "auto"):
+        from speculant_verifier.training.run import train_adapter
+
+        quiet_transformers()
+        model, tokenizer = load_draft_model(settings.draft_model)
+    records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
+    with workspace(settings.output) as folder:
+        with show_progress() as report:
+            result = train_adapter(
+                model,
+                settings.draft_model.name,
+                records,
+                settings.train,
+                folder,
+                continue_from=settings.continue_from,
+                report=report,
+            )
+        digest = publish_if_better(result, settings.output)
+    print_result(result, settings, digest)
+    if result.end is not None:
+        raise result.end
+    return 0 if digest else 1
+
+
+def accept_all(result: TrainingResult) -> bool:
+    """Return whether a candidate may replace what is published: always."""
+    del result
+    return True
+
+
+def publish_if_better(
+    result: TrainingResult, output: Path, gate: Callable[[TrainingResult], bool] = accept_all
+) -> str | None:
+    """Publish what was trained, unless a gate refuses it.
+
+    Returns:
+        The adapter's digest; None if nothing was published.
+    """
+    from speculant_verifier.training.adapters import read_adapter
+    from speculant_verifier.training.publishing import publish
+
+    if result.candidate is None or not gate(result):
+        return None
+    return read_adapter(publish(result.candidate, output)).digest
+
+
+def load_draft_model(config: DraftModelConfig) -> tuple[PreTrainedModel, Fingerprint]:
+    """Load a draft model as its checkpoint is, without adapter, and the identity of its tokenizer.
+
+    Raises:
+        ConfigError: either can't be loaded.
+    """
+    from speculant_verifier.model.loading import load_model, load_tokenizer
+
+    same = VerifierConfig(model_name=config.name, dtype=config.dtype, device=config.device)
+    try:
+        return load_model(same), load_tokenizer(same)[1]
+    except ConfigError as error:
+        text = str(error).replace("--verifier.model-name", "--draft-model")
+        raise ConfigError(text.replace("--verifier.", "--draft-model.")) from error
+
+
+def read_all(settings: TrainSettings) -> list[RequestRecord]:
+    """Read the records that the settings name: all failures, and replay as far as it can be used."""
+    from speculant_verifier.records.reader import read_records, replay_of
+
+    failures = list(read_records(settings.records, tenant=settings.tenant))
+    # Every epoch may draw other replay. What is held out of it is drawn, too.
+    share = settings.train.replay_share
+    num_replay = math.ceil(len(failures) * share / (1 - share) * math.ceil(settings.train.epochs) * 1.2)
+    return failures + replay_of(settings.records, settings.tenant, num_replay if failures else sys.maxsize)
+
+
+@contextmanager
+def show_progress() -> Iterator[Callable[[Progress], None]]:
+    """Yield what shows a step: a bar on a terminal, and everywhere a line for every evaluation; on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    columns = (TextColumn("train"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("train", total=None)
+
+        def report(progress: Progress) -> None:
+            bars.update(task, completed=progress.step, total=progress.num_steps)
+            if (held_out := progress.held_out) is not None:
+                best = ", best so far" if progress.is_best else ""
+                console.print(
+                    f"step {progress.step}/{progress.num_steps}: loss {progress.loss:.3f}, "
+                    f"held out {held_out.loss:.3f}, acceptance {held_out.acceptance:.1%}{best}"
+                )
+
+        yield report
+
+
+def print_result(result: TrainingResult, settings: TrainSettings, digest: str | None) -> None:
+    """Print what came of a training, for people or programs."""
+    figures = result.figures
+    if settings.json_output:
+        shown: dict[str, Any] = {"adapter": digest and str(settings.output), "digest": digest, **asdict(figures)}
+        sys.stdout.write(json.dumps(shown) + "\n")
+        return
+    if not figures.is_finite:
+        sys.stderr.write("the loss was no number any more, and the training ended; a lower --learning-rate may help\n")
+    sys.stdout.write(
+        f"{figures.num_steps} steps over {figures.num_tokens} tokens in {figures.duration_s:.0f} s, "
+        f"{figures.trainable_share:.2%} of all parameters\n"
+        f"held out: loss {figures.held_out_loss_before:.3f} -> {figures.held_out_loss_after:.3f}, "
+        f"acceptance {figures.acceptance_before:.1%} -> {figures.acceptance_after:.1%}, "
+        f"{figures.num_held_out} requests\n"
+    )
+    if digest:
+        sys.stdout.write(f"adapter {printable(str(settings.output))}, sha256 {digest}\n")
+    elif result.candidate is None:
+        sys.stdout.write("nothing was written: no state was better than the beginning; record more, or train longer\n")
+    else:
+        sys.stdout.write("nothing was written: the gate refused it\n")

@@ -1,0 +1,149 @@
+"""What is trained on: recorded requests as token ids and labels, which of them, and in which order. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.config_learning import TrainConfig
+from speculant_graph.errors import ConfigError
+from speculant_verifier.records.record import RequestRecord
+
+HELD_OUT_SHARE = 0.1
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One request. Labels are of the n output positions that have a token before them."""
+
+    token_ids: NDArray[np.int64]
+    """Prompt and output, ``[T]``."""
+    first: int
+    """Index of the first labelled token: ``n = T - first``."""
+    label_ids: NDArray[np.int64]
+    """Tokens whose probabilities are known, ``[n, k]``; rows with fewer are filled up with their first."""
+    label_probabilities: NDArray[np.float32]
+    """Their probabilities, ``[n, k]``; 0 where filled up. What a row lacks to 1 is of all other tokens together."""
+    is_label: NDArray[np.bool_]
+    """Which are not filled up, ``[n, k]``."""
+
+    @property
+    def num_labels(self) -> int:
+        """Positions that are trained on."""
+        return len(self.label_ids)
+
+
+def make_example(record: RequestRecord, max_tokens: int, labels: Literal["soft", "hard"] = "soft") -> Example:
+    """Return a request as it is trained on.
+
+    Args:
+        record: the request.
+        max_tokens: of more tokens the first ones are left out.
+        labels: 'soft': the target's most probable tokens, or the token it wrote where they are not known; 'hard': the
+            token it wrote.
+    """
+    token_ids = (*record.prompt, *record.output)[-max_tokens:]
+    num_labels = min(len(record.output), len(token_ids) - 1)
+    skipped = len(record.output) - num_labels
+    rows = []
+    for position in range(skipped, len(record.output)):
+        known, logprobs = record.top_token_ids[position], record.top_logprobs[position]
+        is_soft = labels == "soft" and known and not math.isnan(sum(logprobs))
+        rows.append((known, logprobs) if is_soft else ((record.output[position],), (0.0,)))
+    shape = (num_labels, max((len(ids) for ids, _ in rows), default=1))
+    ids, numbers = np.zeros(shape, np.int64), np.full(shape, -np.inf)
+    is_label = np.zeros(shape, np.bool_)
+    for row, (known, logprobs) in enumerate(rows):
+        ids[row] = known[0]
+        ids[row, : len(known)], numbers[row, : len(known)], is_label[row, : len(known)] = known, logprobs, True
+    return Example(
+        np.array(token_ids, np.int64), len(token_ids) - num_labels, ids, np.exp(numbers, dtype=np.float32), is_label
+    )
+
+
+def is_held_out(request_id: str) -> bool:
+    """Return whether a request is for judging: always the same, so that no later training has seen it."""
+    return _stable(request_id) < HELD_OUT_SHARE
+
+
+def split(records: Iterable[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
+    """Return what is trained on and what is held out: a tenth, and at least one request.
+
+    If the hash chooses none, the request whose hash is smallest is held out; a later training with other requests may
+    then train on it.
+    """
+    by_hash = sorted(records, key=lambda record: _stable(record.request_id))
+    num_held_out = sum(is_held_out(record.request_id) for record in by_hash)
+    if len(by_hash) > 1:
+        num_held_out = min(max(num_held_out, 1), len(by_hash) - 1)
+    return by_hash[num_held_out:], by_hash[:num_held_out]
+
+
+def mixture(failures: Sequence[Item], replay: Sequence[Item], config: TrainConfig) -> list[Item]:
+    """Return what is trained on, in order: every failure ``config.epochs`` times, and among them replay.
+
+    Every epoch draws its replay anew, ``config.replay_share`` of it, or all that there is. Without failures replay is
+    all that there is to learn.
+    """
+    own, other = (failures, replay) if failures else (replay, ())
+    chosen = random.Random(config.seed)
+    num_replay = min(len(other), round(len(own) * config.replay_share / (1 - config.replay_share)))
+    order: list[Item] = []
+    total = max(1, round(config.epochs * (len(own) + num_replay)))
+    for _ in range(math.ceil(config.epochs)):
+        epoch = [*own, *chosen.sample(other, num_replay)]
+        chosen.shuffle(epoch)
+        order += epoch
+    return order[:total]
+
+
+def of_one_tenant(records: Sequence[RequestRecord], tenant: str | None, *, is_shared: bool) -> list[RequestRecord]:
+    """Return the records that one adapter may be trained on: weights tell what they were trained on.
+
+    Raises:
+        ConfigError: they are of several tenants and none is named, or of the one named there are none.
+    """
+    if tenant is not None:
+        records = [record for record in records if record.tenant == tenant]
+    tenants = {record.tenant for record in records}
+    if not tenants:
+        of = "" if tenant is None else f" of tenant '{tenant}'"
+        raise ConfigError(f"there are no records{of}; name the folder that --record.folder was (--records)")
+    if len(tenants) > 1 and not is_shared:
+        raise ConfigError(
+            f"the records are of {len(tenants)} tenants; name one with --tenant, or train one adapter on the text of "
+            "all with --train.shared"
+        )
+    return list(records)
+
+
+def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size: int) -> list[RequestRecord]:
+    """Return the records whose token ids mean what they mean to the draft model.
+
+    Raises:
+        ConfigError: there are none, or they have ids that the model does not have.
+    """
+    readable = [record for record in records if record.tokenizer == digest]
+    if not readable:
+        raise ConfigError("all records are of another tokenizer than the draft model's; name another draft model")
+    largest = max(
+        max((*record.prompt, *record.output, *(max(ids, default=0) for ids in record.top_token_ids)), default=0)
+        for record in readable
+    )
+    if largest >= vocabulary_size:
+        raise ConfigError(f"records have token {largest} and the draft model has {vocabulary_size}; name another model")
+    return readable
+
+
+def _stable(request_id: str) -> float:
+    """Return a number in [0, 1) that depends on the id alone, on every machine."""
+    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8]) / 2**64
