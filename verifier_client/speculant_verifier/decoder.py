@@ -136,7 +136,7 @@ class SpeculativeDecoder:
             self.draft_config,
             cost=cost,
             must_fit=must_fit,
-            weighed_s=self.drafter.weighed_s if isinstance(self.drafter, ModelDrafter) else float,
+            weighing=self.drafter if isinstance(self.drafter, ModelDrafter) else None,
             record=record,
             identity=self.record_identity,
         )

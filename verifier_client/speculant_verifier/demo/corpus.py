@@ -25,8 +25,8 @@ TRAINING_MODULES = (
 )  # fmt: skip
 """What the demo model was trained on: packages and modules about running and serving things."""
 
-DRAFT_MODULES = ("asyncio", "concurrent", "queue.py", "selectors.py", "subprocess.py", "threading.py")
-"""What of it the demo's draft model was trained on; the rest is a domain that it does not know."""
+UNKNOWN_MODULES = ("http", "json", "logging", "socket.py", "socketserver.py")
+"""What of it the demo's draft model never saw: a domain that it can learn from what the demo model writes."""
 
 VALIDATION_MODULES = ("asyncio/runners.py", "http/cookies.py", "logging/config.py")
 """Files of those packages that training never saw; the model card's validation loss is theirs."""
@@ -61,13 +61,17 @@ def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
 
 
 def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
-    """Return the files that the demo's draft model was trained on, and the others that only the demo model knows."""
+    """Return the files that the demo's draft model was trained on, and those that only the demo model knows.
+
+    The former are the rest of the library, so that it writes Python in general.
+    """
     root = root or standard_library_folder()
-    known, unknown = [], []
-    for path in training_files(root)[0]:
-        name = path.relative_to(root).parts[0]
-        (known if name in DRAFT_MODULES else unknown).append(path)
-    return known, unknown
+
+    def is_unknown(path: Path) -> bool:
+        return path.relative_to(root).parts[0] in UNKNOWN_MODULES
+
+    unknown = [path for path in training_files(root)[0] if is_unknown(path)]
+    return [path for path in standard_library_files(root) if not is_unknown(path)], unknown
 
 
 def text_files(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -39,9 +39,10 @@ _LONGEST_READ = 64
 _MEMORY = 0.97
 """What an outcome of a drawn token weighs after the next one."""
 _FIRST_ACCEPTANCE = 0.8
-_FIRST_HIT_RATE, _HIT_SHARE, _COMMON_SHARE, _FORGETTING = 0.6, 0.25, 0.03, 0.01
-"""What one outcome counts in the rate of a sequence and in that of all, and how fast the former returns to the latter.
-"""
+_FIRST_HIT_RATE, _HIT_SHARE = 0.6, 0.12
+"""What one outcome counts in the rate of a sequence."""
+_STEPS_BETWEEN_TRIES = 64
+"""A sequence that the model was not asked about for so many steps is tried: it may have become easier."""
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +55,7 @@ class _Session:
     cached: CachedSequence | None = None
     num_tokens: int = 0
     """Tokens it had at its latest step."""
+    num_steps_unasked: int = _STEPS_BETWEEN_TRIES
     late_tokens: float = 0.0
     """What the time of passes behind the first one of the latest step was worth."""
     tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
@@ -89,7 +91,6 @@ class ModelDrafter:
         self._trust = Trust()
         self._acceptance = _FIRST_ACCEPTANCE  # of a drawn token whose parent was accepted
         self._sessions: dict[int, _Session] = {}
-        self._hit_rate = _FIRST_HIT_RATE  # of the model, in all sequences
         self._has_failed = False
         self.num_passes = 0
         """Passes of the model since it was made."""
@@ -105,6 +106,10 @@ class ModelDrafter:
         """Return the seconds spent on the model so far: what they bring was weighed before."""
         return self.passes_s
 
+    def note_pass(self, num_rows: int, width: int, seconds: float) -> None:
+        """Take how long a pass of the target took, over so many tokens of each row."""
+        self._price.note_target(num_rows, width, seconds)
+
     @property
     def statistics(self) -> DrafterStatistics:
         """Those of the n-grams' drafter."""
@@ -112,7 +117,7 @@ class ModelDrafter:
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence; see :class:`~speculant_graph.types.Drafter`."""
-        self._sessions.setdefault(session_id, _Session(options, self._hit_rate))
+        self._sessions.setdefault(session_id, _Session(options))
         if self._ngrams is None:
             return None
         return self._ngrams.open(session_id) if options is None else self._ngrams.open(session_id, options)
@@ -134,10 +139,7 @@ class ModelDrafter:
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
-        batch = [
-            _Wanted(step, self._sessions.setdefault(step.session_id, _Session(None, self._hit_rate)), self._config)
-            for step in steps
-        ]
+        batch = [_Wanted(step, self._sessions.setdefault(step.session_id, _Session()), self._config) for step in steps]
         for each in batch:
             self._learn(each)
         drafts = self._from_ngrams(batch)
@@ -150,7 +152,6 @@ class ModelDrafter:
             return drafts
         searched = [index for index, each in enumerate(batch) if not each.step.draws and each.budget > 0]
         drawn = [index for index, each in enumerate(batch) if each.step.draws and each.budget > 0]
-        self._price.begin()
         try:
             if searched and self._search([batch[index] for index in searched]):
                 for index in searched:
@@ -175,8 +176,6 @@ class ModelDrafter:
                 self._trust.learn_bonus(place, session.tree.num_late(emitted) - session.late_tokens)
             for is_right in session.tree.learn(emitted, self._trust):
                 session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
-                self._hit_rate += _COMMON_SHARE * (is_right - self._hit_rate)
-            session.hit_rate += _FORGETTING * (self._hit_rate - session.hit_rate)
             return
         for outcome in session.tree.outcomes(emitted):
             self._acceptance = _MEMORY * self._acceptance + (1.0 - _MEMORY) * outcome
@@ -207,11 +206,15 @@ class ModelDrafter:
             is_first = not spent_s
             pending = max(len(cached.pending) for _, cached in members) if is_first else 0
             width = self._price.width(gains, [[gain for _, gain in nodes] for nodes in opened], pending, spent_s)
-            if is_first and width:
-                members = self._read_up(members)
-            members = [(index, cached) for index, cached in members if opened[index]]
-            if not (width and members):
+            if is_first:
+                members = self._first(batch, members, width)
+            elif not width:
                 break
+            members = [(index, cached) for index, cached in members if opened[index]]
+            if not members:
+                break
+            width = max(width, 1)  # of a try
+            pending = max(len(cached.pending) for _, cached in members) if is_first else 0
             started_s = time.perf_counter()
             expected_s = float(self._price.pass_s(len(members), pending, width)[-1])
             self._expand(batch, members, [[node for node, _ in opened[index][:width]] for index, _ in members])
@@ -235,6 +238,22 @@ class ModelDrafter:
         self._passes.follow([cached for _, cached in members], [batch[index].step.token_ids for index, _ in members])
         return members
 
+    def _first(
+        self, batch: Sequence[_Wanted], members: Sequence[tuple[int, CachedSequence]], width: int
+    ) -> list[tuple[int, CachedSequence]]:
+        """Return the sequences of a step's first pass: all that it pays for, or those that are to be tried."""
+        for index, _ in members:
+            batch[index].session.num_steps_unasked += 1
+        chosen = [
+            (index, cached)
+            for index, cached in members
+            if width or batch[index].session.num_steps_unasked > _STEPS_BETWEEN_TRIES
+        ]
+        chosen = self._read_up(chosen)
+        for index, _ in chosen:
+            batch[index].session.num_steps_unasked = 0
+        return chosen
+
     def _read_up(self, members: Sequence[tuple[int, CachedSequence]]) -> list[tuple[int, CachedSequence]]:
         """Read a stretch of what one of the sequences is behind; return those that are not."""
         behind = [cached for _, cached in members if len(cached.pending) > _LONGEST_READ]
@@ -256,6 +275,11 @@ class ModelDrafter:
             for (index, cached), each in zip(members, chosen, strict=True)
         ]
         rows = self._passes.run([cached for _, cached in members], nodes, _MIXED_WIDTH)
+        for index, cached in members:
+            for is_right in cached.hits:
+                session = batch[index].session
+                session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
+            cached.hits = []
         for (index, _), asked, top in zip(members, chosen, rows, strict=True):
             for node, row in zip(asked, _candidates(top), strict=True):
                 batch[index].tree.expand(node, row, self._trust, self._config.max_branches)
@@ -267,9 +291,10 @@ class ModelDrafter:
         members = self._members(batch)
         most = max(each.max_depth for each in batch)
         depth = self._price.depth(self._acceptance, len(batch), most) if members else 0
-        if not depth:
+        members = self._first(batch, members, depth)
+        if not members:
             return drafts
-        members = self._read_up(members)
+        depth = max(depth, 1)  # of a try
         orders = [self._order(batch[index], cached, depth) for index, cached in members]
         started_s = time.perf_counter()
         for (index, _), draft in zip(members, draw_drafts(self._passes, orders), strict=True):

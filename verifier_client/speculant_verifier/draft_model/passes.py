@@ -15,6 +15,8 @@ from speculant_verifier.model import TargetModel
 
 ROW_WIDTH = 64
 """Most probable tokens that are looked at after a node: q is cut to them before anything is drawn."""
+_MOST_HITS = 16
+"""Pending tokens of which a pass says whether the model would have drafted them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class CachedSequence:
     """One per node: 0 for the last pending token, j + 1 for node j."""
     is_written: bool = False
     """Whether a pass has written the pending tokens."""
+    hits: list[bool] = field(default_factory=list)
+    """Whether the model would have drafted the latest pending tokens, as the first pass over them found."""
 
     @property
     def num_tokens(self) -> int:
@@ -143,13 +147,24 @@ class DraftPasses:
             each.parents += [0] * missing
         drafts = [Draft(tuple(each.tokens), tuple(each.parents)) for each in sequences]
         rows = [each.row for each in sequences]
-        logits = self.model.forward([each.pending for each in sequences], self._cache, rows, drafts, written)
+        before = 0 if written else min(_MOST_HITS, max(len(each.pending) for each in sequences) - 1)
+        pending = [each.pending for each in sequences]
+        logits = self.model.forward(pending, self._cache, rows, drafts, written, before)
         token_ids, logprobs = _top_rows(logits, width)
-        for each in sequences:
-            each.is_written = True
         if not written:
+            for index, each in enumerate(sequences):
+                known = min(before, len(each.pending) - 1)
+                best = token_ids[index, before - known : before, 0].tolist()
+                each.hits = (
+                    [token == pending for token, pending in zip(best, each.pending[-known:], strict=True)]
+                    if known
+                    else []
+                )
+                each.is_written = True
             return [
-                TopRows(token_ids[index, : 1 + len(new)], logprobs[index, : 1 + len(new)])
+                TopRows(
+                    token_ids[index, before : before + 1 + len(new)], logprobs[index, before : before + 1 + len(new)]
+                )
                 for index, new in enumerate(nodes)
             ]
         offsets = [len(each.pending) + first - written for each, first in zip(sequences, firsts, strict=True)]

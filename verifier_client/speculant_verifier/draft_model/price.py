@@ -3,7 +3,7 @@
 A step that has spent ``s`` seconds on drafts and whose best trees bring ``E`` accepted tokens is worth
 ``(rows + E) / (seconds of the target's pass + s)``. Another pass of the model over some nodes is expected to bring what
 it brought at such nodes before; it is run if that makes the step worth more. So the answer may be none, and it is where
-n-grams are sure. Where it is none for long, a pass is tried now and then, as nothing would be learned otherwise.
+n-grams are sure.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_STEPS_OF_A_TRY, _STEPS_BETWEEN = 2, 128
-_OVERHEAD_MEMORY = 0.9
+_MEMORY, _MOST_SLOWNESS = 0.9, 5.0
 _MOST_NODES = 16
 """Of a row in one pass of the model."""
 _READ_FOR_LATER = 8
@@ -30,13 +29,10 @@ class DraftPrice:
     def __init__(self, target: PassTimes, draft: PassTimes) -> None:
         """Take how long passes of both models take."""
         self._target, self._draft = target, draft
-        self._overhead_s = 0.0  # of a pass of the draft model, as measured lately
+        # As measured lately: the machine may have become slower, and drafting is more than passes.
+        self._overhead_s = 0.0  # of a pass of the draft model
+        self._slowness = 1.0  # of passes of the target
         self._rate = 0.0
-        self._step = 0
-
-    def begin(self) -> None:
-        """Begin a step."""
-        self._step += 1
 
     def width(
         self, gains: Sequence[Sequence[float]], wanted: Sequence[Sequence[float]], pending: int, spent_s: float
@@ -55,15 +51,13 @@ class DraftPrice:
         if not added.size:
             return 0
         expected = len(gains) + _cumulated(gains)
-        times = self._target(len(gains), len(expected))[1:] + spent_s
+        times = self._target_s(len(gains), len(expected)) + spent_s
         now = int(np.argmax(expected / times))
-        passes = self.pass_s(sum(map(bool, wanted)), pending, len(added))
+        passes = self.pass_s(sum(map(bool, wanted)), min(pending, _READ_FOR_LATER), len(added))
         self._rate = float(expected[now] / times[now])
         values = (expected[now] + added) / (times[now] + passes)
         best = int(np.argmax(values))
-        if values[best] > self._rate:
-            return best + 1
-        return int(pending > 0 and self._tries())
+        return best + 1 if values[best] > self._rate else 0
 
     def rate(self, num_rows: int) -> float:
         """Return the tokens a second of a row, as of the latest decision; an order of magnitude."""
@@ -71,7 +65,7 @@ class DraftPrice:
 
     def pass_s(self, num_rows: int, pending: int, most_nodes: int) -> NDArray[np.float64]:
         """Return the seconds of passes over 1 to ``most_nodes`` nodes of every row; ``pending`` as in :meth:`width`."""
-        first = max(1, min(pending, _READ_FOR_LATER))
+        first = max(1, pending)
         seconds: NDArray[np.float64] = self._draft(num_rows, first + most_nodes - 1)[first:] + self._overhead_s
         return seconds
 
@@ -84,18 +78,22 @@ class DraftPrice:
             return 0
         expected = num_rows * np.cumsum(np.concatenate(([1.0], acceptance ** np.arange(1.0, most + 1))))
         drafting_s = np.arange(most + 1) * (self._draft(num_rows, 1)[1] + self._overhead_s)
-        values = expected / (self._target(num_rows, most + 1)[1:] + drafting_s)
-        best = int(np.argmax(values))
-        return best or int(self._tries())
+        values = expected / (self._target_s(num_rows, most + 1) + drafting_s)
+        return int(np.argmax(values))
 
     def note(self, expected_s: float, measured_s: float) -> None:
         """Note how long a pass was expected to take, and took with all that belongs to it."""
-        overhead_s = max(0.0, measured_s - expected_s + self._overhead_s)
-        self._overhead_s += (1.0 - _OVERHEAD_MEMORY) * (overhead_s - self._overhead_s)
+        self._overhead_s = max(0.0, self._overhead_s + (1.0 - _MEMORY) * (measured_s - expected_s))
 
-    def _tries(self) -> bool:
-        """Say whether to try the model at this step although that does not seem to pay."""
-        return self._step % _STEPS_BETWEEN < _STEPS_OF_A_TRY
+    def note_target(self, num_rows: int, width: int, seconds: float) -> None:
+        """Note how long a pass of the target took."""
+        slowness = min(_MOST_SLOWNESS, seconds / float(self._target(num_rows, width)[width]))
+        self._slowness += (1.0 - _MEMORY) * (slowness - self._slowness)
+
+    def _target_s(self, num_rows: int, width: int) -> NDArray[np.float64]:
+        """Return the seconds of passes of the target of width 1 to ``width``."""
+        seconds: NDArray[np.float64] = self._target(num_rows, width)[1:] * self._slowness
+        return seconds
 
 
 def _cumulated(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:

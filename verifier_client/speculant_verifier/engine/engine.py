@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from loguru import logger
 from transformers import LogitsProcessorList
@@ -43,6 +44,16 @@ from speculant_verifier.speculation.controller import Cost, Speculation
 from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 
 
+class WeighingDrafter(Protocol):
+    """A drafter that decides itself whether its time pays, and wants to know what passes take."""
+
+    def weighed_s(self) -> float:
+        """Return the seconds spent so far that it weighed against what they bring."""
+
+    def note_pass(self, num_rows: int, width: int, seconds: float) -> None:
+        """Take how long a pass of the target took, over so many tokens of each row."""
+
+
 class Engine:
     """Decodes any number of requests, at most ``max_batch_size`` at a time."""
 
@@ -55,7 +66,7 @@ class Engine:
         *,
         cost: Cost | None = None,
         must_fit: bool = True,
-        weighed_s: Callable[[], float] = float,
+        weighing: WeighingDrafter | None = None,
         record: RecordConfig | None = None,
         identity: RecordIdentity | None = None,
     ) -> None:
@@ -68,14 +79,14 @@ class Engine:
             draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
             cost: what passes cost; None: as on a typical machine.
             must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
-            weighed_s: seconds that the drafter has spent so far and has itself weighed against what they bring.
+            weighing: the drafter, if it weighs itself what its time brings.
             record: which finished requests are recorded, and where; None, or without a folder: none are.
             identity: what records say that the engine does not know; the caller may change it at any time.
 
         Raises:
             ConfigError: the folder of records can't be made.
         """
-        self._weighed_s = weighed_s
+        self._weighing = weighing
         self._target, self._drafter, self._config = target, drafter, config
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
@@ -322,14 +333,18 @@ class Engine:
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         totals = self.totals
-        draft_s, pass_s, weighed_s = totals.draft_s, totals.forward_s, self._weighed_s()
+        draft_s, pass_s = totals.draft_s, totals.forward_s
+        weighed_s = self._weighing.weighed_s() if self._weighing is not None else 0.0
         drafts = self._drafting.drafts(sequences)
         emissions = self._verification.step(sequences, drafts, self._drafting)
-        if totals.draft_s > draft_s and self._drafter.state == "ok":  # an outage says nothing of what drafts are worth
-            width = 1 + max(map(len, drafts))
+        width = 1 + max(map(len, drafts))
+        draft_s, pass_s = totals.draft_s - draft_s, totals.forward_s - pass_s
+        if self._weighing is not None:
+            self._weighing.note_pass(len(sequences), width, pass_s)
+            draft_s -= self._weighing.weighed_s() - weighed_s
+        if draft_s > 0.0 and self._drafter.state == "ok":  # an outage says nothing of what drafts are worth
             num_tokens = sum(len(emission.token_ids) for emission in emissions)
-            drafting_s = totals.draft_s - draft_s - (self._weighed_s() - weighed_s)
-            self._speculation.note_time(len(sequences), width, num_tokens, drafting_s, totals.forward_s - pass_s)
+            self._speculation.note_time(len(sequences), width, num_tokens, draft_s, pass_s)
         return emissions
 
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:

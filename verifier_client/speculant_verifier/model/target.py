@@ -154,6 +154,7 @@ class TargetModel:
         rows: Sequence[int],
         drafts: Sequence[Draft] | None = None,
         num_written: int = 0,
+        num_before: int = 0,
     ) -> Tensor:
         """Run one pass over pending tokens and the drafts below them; lengths do not change until ``commit_all``.
 
@@ -164,23 +165,24 @@ class TargetModel:
             drafts: per row the tree below the last pending token; None for none.
             num_written: pending tokens and nodes of every row, the same number, that passes since the last commit
                 have written, all pending ones among them: only the nodes behind them are computed.
+            num_before: pending tokens before the last one after which logits are wanted, too.
 
         Returns:
-            Logits ``[n, 1 + longest draft, V]`` on the model's device: after the last pending token, and after every
-            node of the draft. Those beyond a row's draft are meaningless. With nodes written before, the logits after
-            each of the others, ``[n, T, V]``.
+            Logits ``[n, num_before + 1 + longest draft, V]`` on the model's device: after the last pending tokens, and
+            after every node of the draft. Those beyond a row's draft are meaningless, and so are those before its first
+            pending token. With nodes written before, the logits after each of the others, ``[n, T, V]``.
         """
         if num_written:
             return self._run(pending, cache, rows, drafts, 0, num_written)
         ends = [len(tokens) - 1 for tokens in pending]
         width = 1 + max((len(draft) for draft in drafts or ()), default=0)
-        if max(ends) == 0:
+        if max(ends) == 0 and not num_before:
             keep: int | Tensor = 0
         else:  # with a large vocabulary, logits cost as much as several layers
             last = max(sizes_of([end + 1 for end in ends], drafts)) - 1
-            wanted = [[min(end + node, last) for node in range(width)] for end in ends]
+            wanted = [[max(0, min(end + node, last)) for node in range(-num_before, width)] for end in ends]
             keep = torch.tensor(wanted, device=self.device)
-        return self._run(pending, cache, rows, drafts, keep)[:, :width]
+        return self._run(pending, cache, rows, drafts, keep)[:, : num_before + width]
 
     @torch.inference_mode()
     def prefill(self, token_ids: Sequence[Sequence[TokenId]], cache: SlotCache, rows: Sequence[int]) -> None:
