@@ -11,7 +11,7 @@ from pydantic_settings import CliPositionalArg
 
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import RecordConfig
+from speculant_graph.config_learning import DraftModelConfig, RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import CommandSettings, load_settings
@@ -51,6 +51,8 @@ class GenerateSettings(CommandSettings):
     """The model."""
     draft: DraftConfig = DraftConfig()
     """How much to draft."""
+    draft_model: DraftModelConfig = DraftModelConfig()
+    """A small language model that drafts, too; its name is enough."""
     generation: GenerationConfig = GenerationConfig()
     """How tokens are chosen."""
     client: ClientConfig = ClientConfig()
@@ -81,6 +83,7 @@ def run(arguments: Sequence[str]) -> int:
             settings.verifier,
             settings.draft,
             client_config=settings.client,
+            draft_model=settings.draft_model,
             record=settings.record,
         )
     with decoder:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
@@ -21,7 +22,7 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, SessionOptions, TokenId
 from speculant_verifier.chat import Message, chat_tokens
-from speculant_verifier.draft_model import ModelDrafter
+from speculant_verifier.draft_model.adapters import Adapters
 from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter, require_strategy
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.runner import DraftSession, Runner
@@ -93,9 +94,10 @@ class SpeculativeDecoder:
         self._owns_drafter = drafter is None
         strategy = self.draft_config.strategy
         wanted = draft_model if draft_model is not None and draft_model.name else None
-        require_strategy(strategy, wanted, drafter)
-        self.draft_model = None if wanted is None else load_draft_model(wanted, self.verifier_config, self.target)
-        """The model that drafts, if there is one."""
+        has_ngrams = graph_path is not None or sidecar is not None
+        require_strategy(strategy, wanted, has_drafter=drafter is not None, has_ngrams=has_ngrams)
+        load = partial(load_draft_model, wanted or DraftModelConfig(), self.verifier_config, self.target)
+        draft_target = load() if wanted is not None else self.target  # refused before anything is measured
         drafts = strategy not in FROM_GRAPH or graph is not None or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
@@ -120,15 +122,18 @@ class SpeculativeDecoder:
             )
         else:  # the other strategies know nothing but a graph
             self.drafter = NullDrafter()
-        if self.draft_model is not None:
-            ngrams = None if strategy == "model" else self.drafter
-            self.drafter = open_model_drafter(
-                self.draft_model, self.target, self.verifier_config, self.draft_config, ngrams, self.costs,
-                wanted.temperature if wanted is not None else None,
-            )  # fmt: skip
         cost = self.costs.relative_of_widths if self.costs is not None else None
         self.record_identity = RecordIdentity(tenant=sidecar.tenant if sidecar is not None else "")
-        """What records say that the engine does not know: who changes the draft model or its adapter notes it here."""
+        """What records say that the engine does not know."""
+        self.adapters: Adapters | None = None
+        """The draft model's adapters, if there is a draft model."""
+        if wanted is not None:
+            ngrams = None if strategy == "model" else self.drafter
+            self.drafter = open_model_drafter(
+                draft_target, self.target, self.verifier_config, self.draft_config, ngrams, self.costs,
+                wanted.temperature,
+            )  # fmt: skip
+            self.adapters = Adapters(self.drafter, draft_target, wanted, load, self.record_identity)
         self._engine = Engine(
             self.target,
             self.drafter,
@@ -136,7 +141,6 @@ class SpeculativeDecoder:
             self.draft_config,
             cost=cost,
             must_fit=must_fit,
-            weighing=self.drafter if isinstance(self.drafter, ModelDrafter) else None,
             record=record,
             identity=self.record_identity,
         )

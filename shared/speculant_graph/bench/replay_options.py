@@ -5,16 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from speculant_graph.bench.replay_baselines import PROMPT_LOOKUP
+from speculant_graph.draft import strategies as draft_strategies
 from speculant_graph.errors import ConfigError
-from speculant_graph.types import StrategyName
 
 if TYPE_CHECKING:
     from speculant_graph.draft.cost import CostCurve
 
-STRATEGIES = (*get_args(StrategyName), PROMPT_LOOKUP)
+STRATEGIES = (*draft_strategies.STRATEGIES, PROMPT_LOOKUP)
 """What can be replayed."""
 
 _MOST_NODES = 1_024

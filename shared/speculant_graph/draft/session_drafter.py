@@ -23,7 +23,7 @@ from speculant_graph.draft.generator import MAX_SUPPORT
 from speculant_graph.draft.learned import LearnedStore, Memory
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, changed
 from speculant_graph.draft.sequence import make_draft, require_vocabulary
-from speculant_graph.draft.strategies import CALIBRATED, FROM_GRAPH, core_settings
+from speculant_graph.draft.strategies import CALIBRATED, FROM_GRAPH, STRATEGIES, core_settings
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
@@ -323,6 +323,8 @@ def _settings_of_message(
 
 
 def _require_source(config: DraftConfig, has_graph: bool) -> None:
+    if config.strategy not in STRATEGIES:
+        raise ConfigError(f"strategy {config.strategy} needs a draft model, which a verifier has; choose tree here")
     if config.strategy in FROM_GRAPH and not has_graph:
         raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
 

@@ -13,7 +13,7 @@ FROM_GRAPH: tuple[StrategyName, ...] = ("greedy", "sampling")
 """What a graph alone can do."""
 
 STRATEGIES: tuple[StrategyName, ...] = ("greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam")
-"""In the order of their numbers on the wire, from 1."""
+"""Of n-grams, in the order of their numbers on the wire, from 1. ``model`` is a verifier's own."""
 _SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independent")
 
 

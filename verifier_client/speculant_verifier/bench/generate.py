@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.config_learning import DraftModelConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
 
@@ -61,6 +62,8 @@ class BenchGenerateSettings(CommandSettings):
     """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
     draft: DraftConfig = DraftConfig()
     """How to draft."""
+    draft_model: DraftModelConfig = DraftModelConfig()
+    """A small language model that drafts, too."""
     generation: GenerationConfig = GenerationConfig()
     """How tokens are chosen; at most 128 unless said otherwise."""
     client: ClientConfig = ClientConfig()
@@ -200,7 +203,10 @@ def _drafting(settings: BenchGenerateSettings, target: TargetModel, place: int, 
     path = _graph_path(settings, place)
     if path is None and settings.demo and settings.draft.k and not settings.client.address:
         return _demo_decoder(settings, target, progress)
-    return SpeculativeDecoder(path, settings.verifier, settings.draft, client_config=settings.client, target=target)
+    return SpeculativeDecoder(
+        path, settings.verifier, settings.draft, client_config=settings.client, draft_model=settings.draft_model,
+        target=target,
+    )  # fmt: skip
 
 
 def _demo_decoder(settings: BenchGenerateSettings, target: TargetModel, progress: BenchProgress) -> Any:
@@ -215,7 +221,9 @@ def _demo_decoder(settings: BenchGenerateSettings, target: TargetModel, progress
         builder = GraphBuilder(tokenizer_name=settings.verifier.model_name)
         builder.build(standard_library_files(), path, progress=progress.show_build)
         # It is mapped, so the file may go.
-        return SpeculativeDecoder(path, settings.verifier, settings.draft, target=target)
+        return SpeculativeDecoder(
+            path, settings.verifier, settings.draft, draft_model=settings.draft_model, target=target
+        )
 
 
 def _graph_path(settings: BenchGenerateSettings, place: int) -> Path | None:

@@ -9,7 +9,8 @@ a batch share the passes. The text can't depend on any of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,6 +32,7 @@ from speculant_verifier.draft_model.passes import ROW_WIDTH, CachedSequence, Dra
 from speculant_verifier.draft_model.price import DraftPrice
 from speculant_verifier.draft_model.tree import DraftTree
 from speculant_verifier.draft_model.trust import Candidate, Place, Trust
+from speculant_verifier.model import TargetModel
 
 _MIXED_WIDTH = 16
 """Tokens of the model's rows that are mixed."""
@@ -39,6 +41,9 @@ _LONGEST_READ = 64
 _MEMORY = 0.97
 """What an outcome of a drawn token weighs after the next one."""
 _FIRST_ACCEPTANCE = 0.8
+HIT_WINDOW = 1_000
+"""Judged tokens that the acceptance of an adapter is measured by: those at which the model was asked, and those that it
+read with its first pass over a sequence."""
 _FIRST_HIT_RATE, _HIT_SHARE = 0.6, 0.12
 """What one outcome counts in the rate of a sequence."""
 _STEPS_BETWEEN_TRIES = 64
@@ -92,6 +97,10 @@ class ModelDrafter:
         self._acceptance = _FIRST_ACCEPTANCE  # of a drawn token whose parent was accepted
         self._sessions: dict[int, _Session] = {}
         self._has_failed = False
+        self._next_model: TargetModel | None = None
+        self._hits: deque[bool] = deque(maxlen=HIT_WINDOW)
+        self.judge: Callable[[int, int], None] = lambda num_judged, num_right: None
+        """Told after every step of :attr:`hits`."""
         self.num_passes = 0
         """Passes of the model since it was made."""
         self.passes_s = 0.0
@@ -114,6 +123,27 @@ class ModelDrafter:
     def statistics(self) -> DrafterStatistics:
         """Those of the n-grams' drafter."""
         return DrafterStatistics() if self._ngrams is None else self._ngrams.statistics
+
+    @property
+    def hits(self) -> tuple[int, int]:
+        """Latest judged tokens, at most :data:`HIT_WINDOW`, and how many of them the model's best candidate was."""
+        hits = self._hits.copy()
+        return len(hits), sum(hits)
+
+    def swap(self, model: TargetModel) -> None:
+        """Draft by another model from the next step on; it reads all sequences again. From any thread."""
+        self._next_model = model
+        self._hits = deque(maxlen=HIT_WINDOW)
+
+    def _take_model(self) -> None:
+        model, self._next_model = self._next_model, None
+        if model is None:
+            return
+        self._passes = self._passes.of(model)
+        self._trust, self._acceptance, self._has_failed = Trust(), _FIRST_ACCEPTANCE, False
+        for session in self._sessions.values():
+            session.cached, session.tree = None, DraftTree(EMPTY_DRAFT)
+            session.hit_rate, session.num_steps_unasked = _FIRST_HIT_RATE, _STEPS_BETWEEN_TRIES
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence; see :class:`~speculant_graph.types.Drafter`."""
@@ -139,9 +169,11 @@ class ModelDrafter:
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
+        self._take_model()
         batch = [_Wanted(step, self._sessions.setdefault(step.session_id, _Session()), self._config) for step in steps]
         for each in batch:
             self._learn(each)
+        self.judge(*self.hits)
         drafts = self._from_ngrams(batch)
         for each, draft in zip(batch, drafts, strict=True):
             session = each.session
@@ -174,11 +206,15 @@ class ModelDrafter:
             if session.tree.num_rounds:
                 place = Place(is_root=True, sureness=session.hit_rate)
                 self._trust.learn_bonus(place, session.tree.num_late(emitted) - session.late_tokens)
-            for is_right in session.tree.learn(emitted, self._trust):
-                session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
+            self._note_hits(session, session.tree.learn(emitted, self._trust))
             return
         for outcome in session.tree.outcomes(emitted):
             self._acceptance = _MEMORY * self._acceptance + (1.0 - _MEMORY) * outcome
+
+    def _note_hits(self, session: _Session, hits: Sequence[bool]) -> None:
+        self._hits.extend(hits)
+        for is_right in hits:
+            session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
 
     def _from_ngrams(self, batch: Sequence[_Wanted]) -> list[Draft]:
         if self._ngrams is None:
@@ -276,9 +312,7 @@ class ModelDrafter:
         ]
         rows = self._passes.run([cached for _, cached in members], nodes, _MIXED_WIDTH)
         for index, cached in members:
-            for is_right in cached.hits:
-                session = batch[index].session
-                session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
+            self._note_hits(batch[index].session, cached.hits)
             cached.hits = []
         for (index, _), asked, top in zip(members, chosen, rows, strict=True):
             for node, row in zip(asked, _candidates(top), strict=True):

@@ -19,19 +19,31 @@ from speculant_verifier.speculation.cost_measure import batches_up_to
 _WITH_MODEL = ("tree", "model")
 
 
-def require_strategy(strategy: StrategyName, wanted: DraftModelConfig | None, drafter: Drafter | None) -> None:
-    """Refuse a strategy that lacks its draft model, or has no use for the one that is named.
+def require_strategy(
+    strategy: StrategyName, wanted: DraftModelConfig | None, *, has_drafter: bool, has_ngrams: bool
+) -> None:
+    """Refuse a strategy that lacks its draft model, or has no use for what is named.
+
+    Args:
+        strategy: how to draft.
+        wanted: the draft model.
+        has_drafter: whether the caller brings a drafter of its own.
+        has_ngrams: whether a graph or a sidecar was named.
 
     Raises:
         ConfigError: it is so.
     """
     if wanted is None and strategy == "model":
-        raise ConfigError("strategy model drafts by a draft model; name one with --draft-model.name")
-    if wanted is not None and drafter is not None:
+        raise ConfigError("strategy model drafts by a draft model; name one with --draft-model")
+    if strategy == "model" and has_ngrams:
+        raise ConfigError(
+            "strategy model drafts by the draft model alone; choose tree, or leave the graph and the sidecar out"
+        )
+    if wanted is not None and has_drafter:
         raise ConfigError("a drafter was given and a draft model; give one of them")
     if wanted is not None and strategy not in _WITH_MODEL:
         raise ConfigError(
-            f"strategy {strategy} has no use for a draft model; choose tree or model, or leave --draft-model.name out"
+            f"strategy {strategy} has no use for a draft model; choose tree or model, or leave --draft-model out"
         )
 
 
@@ -52,7 +64,7 @@ def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target:
     if model.fingerprint.sha256 != target.fingerprint.sha256:
         raise TokenizerMismatchError(
             f"draft model '{config.name}' has another tokenizer than '{target.name}'; choose one of the same family, "
-            "or leave --draft-model.name out"
+            "or leave --draft-model out"
         )
     return model
 

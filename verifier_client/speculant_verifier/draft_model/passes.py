@@ -69,6 +69,10 @@ class DraftPasses:
         self._cache = model.new_cache(0, widest_pass=prefill_chunk)
         self._sequences: list[CachedSequence] = []  # by row
 
+    def of(self, model: TargetModel) -> DraftPasses:
+        """Return the same for another model, without sequences."""
+        return DraftPasses(model, self._num_rows, self._chunk)
+
     def add(self) -> CachedSequence | None:
         """Begin a sequence; None if all rows are taken."""
         row = len(self._sequences)

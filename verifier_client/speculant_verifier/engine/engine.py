@@ -12,7 +12,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from loguru import logger
 from transformers import LogitsProcessorList
@@ -44,6 +44,7 @@ from speculant_verifier.speculation.controller import Cost, Speculation
 from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 
 
+@runtime_checkable
 class WeighingDrafter(Protocol):
     """A drafter that decides itself whether its time pays, and wants to know what passes take."""
 
@@ -66,7 +67,6 @@ class Engine:
         *,
         cost: Cost | None = None,
         must_fit: bool = True,
-        weighing: WeighingDrafter | None = None,
         record: RecordConfig | None = None,
         identity: RecordIdentity | None = None,
     ) -> None:
@@ -79,14 +79,13 @@ class Engine:
             draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
             cost: what passes cost; None: as on a typical machine.
             must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
-            weighing: the drafter, if it weighs itself what its time brings.
             record: which finished requests are recorded, and where; None, or without a folder: none are.
             identity: what records say that the engine does not know; the caller may change it at any time.
 
         Raises:
             ConfigError: the folder of records can't be made.
         """
-        self._weighing = weighing
+        self._weighing = drafter if isinstance(drafter, WeighingDrafter) else None
         self._target, self._drafter, self._config = target, drafter, config
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []

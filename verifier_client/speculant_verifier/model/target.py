@@ -53,7 +53,7 @@ class TargetModel:
         self.model = model
         self.model.train(False)
         choose_experts(model)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._attention = tokenizer, attention
         self.name = name
         config = model.config.get_text_config()
         self.takes_mask_per_layer_type = getattr(config, "layer_types", None) is not None
@@ -89,6 +89,12 @@ class TargetModel:
             fingerprint,
             attention=config.attention,
             ring_cache=config.ring_cache,
+        )
+
+    def with_weights(self, model: PreTrainedModel) -> TargetModel:
+        """Return the same for a model of this architecture with other weights."""
+        return TargetModel(
+            model, self._tokenizer, self.name, self._fingerprint, attention=self._attention, ring_cache=self.layout.ring
         )
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
-from speculant_graph.config_learning import RecordConfig
+from speculant_graph.config_learning import DraftModelConfig, RecordConfig
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import CommandSettings, load_settings
@@ -29,6 +29,8 @@ class VerifierSettings(CommandSettings):
     """The model."""
     draft: DraftConfig = DraftConfig()
     """How much to draft."""
+    draft_model: DraftModelConfig = DraftModelConfig()
+    """A small language model that drafts, too; its name is enough."""
     generation: GenerationConfig = GenerationConfig()
     """What a request leaves open."""
     client: ClientConfig = ClientConfig()
@@ -71,6 +73,7 @@ def run(arguments: Sequence[str]) -> int:
             settings.draft,
             client_config=settings.client,
             must_fit=False,
+            draft_model=settings.draft_model,
             record=settings.record,
         )
 

@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr
 
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.config_learning import DraftModelConfig, RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import CommandSettings, load_settings
@@ -49,6 +50,10 @@ class ChatSettings(CommandSettings):
     """The model."""
     draft: DraftConfig = DraftConfig()
     """How much to draft."""
+    draft_model: DraftModelConfig = DraftModelConfig()
+    """A small language model that drafts, too; its name is enough."""
+    record: RecordConfig = RecordConfig()
+    """Which conversations are recorded, and where."""
     generation: ChatGenerationConfig = ChatGenerationConfig()
     """How tokens are chosen."""
     client: ClientConfig = ClientConfig()
@@ -95,7 +100,12 @@ def _local(settings: ChatSettings) -> Partner:
 
         quiet_transformers()
         decoder = SpeculativeDecoder(
-            settings.graph_path, settings.verifier, settings.draft, client_config=settings.client
+            settings.graph_path,
+            settings.verifier,
+            settings.draft,
+            client_config=settings.client,
+            draft_model=settings.draft_model,
+            record=settings.record,
         )
         try:
             return LocalPartner(decoder, settings.generation)

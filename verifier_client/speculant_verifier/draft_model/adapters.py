@@ -1,0 +1,197 @@
+"""The draft model's LoRA adapters while it serves: loaded, swapped between two steps, and taken back.
+
+An adapter is checked as a whole, and added to a model that was loaded for it, before anything changes: the weights that
+serve are never touched. The model before stays in memory, so going back is a swap, too. It happens by itself where the
+new one is right less often than the one before was. The output can't change by any of this.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from loguru import logger
+
+from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.errors import ConfigError
+from speculant_verifier.draft_model.drafter import ModelDrafter
+from speculant_verifier.model import TargetModel
+from speculant_verifier.records.collect import RecordIdentity
+
+_FEWEST_HITS = 400
+"""Judged tokens of a new adapter before it is compared with the one before."""
+_ERRORS = 2.5
+"""Standard errors that it must be worse by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A draft model with one adapter, or with none."""
+
+    name: str
+    """As it was asked for; empty: the base model."""
+    folder: str
+    """Where it was, links resolved."""
+    digest: str
+    """sha256 of its weights; empty: none."""
+
+
+BASE = Adapter("", "", "")
+"""The draft model without an adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterState:
+    """What serves, and how it does."""
+
+    present: Adapter
+    """What drafts now."""
+    previous: Adapter | None
+    """What a rollback would bring back."""
+    acceptance: float | None
+    """Share of the latest judged tokens, at most ``drafter.HIT_WINDOW``, that the model was right about; None: none."""
+    num_judged: int
+    """How many these are."""
+    previous_acceptance: float | None
+    """The same of the one before, when it was replaced."""
+    num_rollbacks: int
+    """How often an adapter was taken back because it was worse."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    adapter: Adapter
+    model: TargetModel
+    hits: tuple[int, int] = (0, 0)
+    """Judged tokens, and those it was right about, when it was replaced."""
+
+
+class Adapters:
+    """Loads adapters and swaps them; safe to use from any thread."""
+
+    def __init__(
+        self,
+        drafter: ModelDrafter,
+        base: TargetModel,
+        config: DraftModelConfig,
+        load: Callable[[], TargetModel],
+        identity: RecordIdentity,
+    ) -> None:
+        """Begin with the base model, or with the adapter that the settings name.
+
+        Args:
+            drafter: what drafts.
+            base: the model without an adapter.
+            config: its settings: names of adapters, and whether they are added to the weights.
+            load: loads the base model again.
+            identity: what records say of the draft model; it is kept up to date.
+
+        Raises:
+            ConfigError: the adapter that the settings name can't be used.
+        """
+        self._drafter, self._config, self._load_base = drafter, config, load
+        self._identity = identity
+        identity.draft_model = config.name
+        self._lock = threading.Lock()
+        self._present, self._previous = _Loaded(BASE, base), None  # type: tuple[_Loaded, _Loaded | None]
+        self._num_rollbacks = 0
+        drafter.judge = self._judge
+        if config.adapter:
+            self.load(config.adapter)
+            self._previous = None
+
+    @property
+    def names(self) -> dict[str, Path]:
+        """Folders by the names that the settings give them."""
+        return dict(self._config.adapters)
+
+    @property
+    def state(self) -> AdapterState:
+        """What serves, and how it does."""
+        num_judged, num_right = self._drafter.hits
+        present, previous = self._present, self._previous
+        return AdapterState(
+            present=present.adapter,
+            previous=None if previous is None else previous.adapter,
+            acceptance=_share((num_judged, num_right)),
+            num_judged=num_judged,
+            previous_acceptance=None
+            if previous is None or not previous.hits[0]
+            else previous.hits[1] / previous.hits[0],
+            num_rollbacks=self._num_rollbacks,
+        )
+
+    def load(self, name: str) -> Adapter:
+        """Load an adapter and draft with it from the next step on; takes as long as loading the draft model.
+
+        Args:
+            name: one of the settings' names, or a folder; empty: the base model.
+
+        Raises:
+            ConfigError: it is not there, damaged, or of another model; what serves is unchanged.
+        """
+        folder = self._config.adapters.get(name, Path(name))
+        model = self._load_base()
+        adapter = BASE
+        if name:
+            from speculant_verifier.training.adapters import attach, check_adapter, merge
+
+            info = check_adapter(folder, model.model, self._config.name)
+            adapted = (merge if self._config.fuse else attach)(model.model, info.folder)
+            model = model.with_weights(adapted)
+            adapter = Adapter(name, str(info.folder), info.digest)
+        with self._lock:
+            self._swap(_Loaded(adapter, model))
+        logger.info("the draft model now has {}", _described(adapter))
+        return adapter
+
+    def rollback(self) -> Adapter:
+        """Bring back what drafted before.
+
+        Raises:
+            ConfigError: nothing was replaced yet, or it was brought back already.
+        """
+        with self._lock:
+            if self._previous is None:
+                raise ConfigError("there is no adapter to go back to; load one by its name")
+            self._swap(self._previous)
+            self._previous = None
+            return self._present.adapter
+
+    def _swap(self, loaded: _Loaded) -> None:
+        self._previous = _Loaded(self._present.adapter, self._present.model, self._drafter.hits)
+        self._present, self._identity.adapter = loaded, loaded.adapter.digest
+        self._drafter.swap(loaded.model)
+
+    def _judge(self, num_judged: int, num_right: int) -> None:
+        """Go back if what drafts is worse than what did before; the drafter asks after every step."""
+        previous = self._previous
+        if previous is None or min(num_judged, previous.hits[0]) < _FEWEST_HITS:
+            return
+        before, now = previous.hits[1] / previous.hits[0], num_right / num_judged
+        error = math.sqrt(before * (1.0 - before) / previous.hits[0] + now * (1.0 - now) / num_judged)
+        if now >= before - _ERRORS * error:
+            return
+        with self._lock:
+            if self._previous is not previous:  # somebody was quicker
+                return
+            worse = self._present.adapter
+            self._swap(previous)
+            self._previous = None
+            self._num_rollbacks += 1
+        logger.warning(
+            "{} was right about {:.1%} of the latest {} tokens, {} before it about {:.1%}: took it back",
+            _described(worse), now, num_judged, _described(previous.adapter), before,
+        )  # fmt: skip
+
+
+def _share(hits: tuple[int, int]) -> float | None:
+    num_judged, num_right = hits
+    return num_right / num_judged if num_judged else None
+
+
+def _described(adapter: Adapter) -> str:
+    return f"adapter '{adapter.name}'" if adapter.name else "no adapter"
