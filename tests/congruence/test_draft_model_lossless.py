@@ -37,7 +37,7 @@ def test_in_a_ragged_batch(family, beside):
     strategy = "tree" if beside else "model"
     outcome = decode(target_of(family), jobs, drafter, 8, strategy=strategy)
     assert outcome.outputs == outputs
-    assert drafter.num_passes > 20
+    assert drafter.num_passes > (5 if beside else 20)
     assert sum(sum(each.accepted_by_depth) for each in outcome.sequences) > 40, "or nothing was tested"
     drafter.close()
 
