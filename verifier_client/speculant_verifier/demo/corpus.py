@@ -28,6 +28,8 @@ TRAINING_MODULES = (
 UNKNOWN_MODULES = ("http", "json", "logging", "socket.py", "socketserver.py")
 """What of it the demo's draft model never saw: a domain that it can learn from what the demo model writes."""
 
+_TIMES_KNOWN = 8
+
 VALIDATION_MODULES = ("asyncio/runners.py", "http/cookies.py", "logging/config.py")
 """Files of those packages that training never saw; the model card's validation loss is theirs."""
 
@@ -63,15 +65,18 @@ def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
 def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
     """Return the files that the demo's draft model was trained on, and those that only the demo model knows.
 
-    The former are the rest of the library, so that it writes Python in general.
+    The former are the rest of the library, so that it writes Python in general. What the demo model knows of it comes
+    several times, as it is what will be drafted.
     """
     root = root or standard_library_folder()
 
     def is_unknown(path: Path) -> bool:
         return path.relative_to(root).parts[0] in UNKNOWN_MODULES
 
-    unknown = [path for path in training_files(root)[0] if is_unknown(path)]
-    return [path for path in standard_library_files(root) if not is_unknown(path)], unknown
+    learned = training_files(root)[0]
+    known = [path for path in learned if not is_unknown(path)]
+    general = [path for path in standard_library_files(root) if not is_unknown(path)]
+    return general + known * _TIMES_KNOWN, [path for path in learned if is_unknown(path)]
 
 
 def text_files(folder: Path) -> tuple[list[Path], list[Path]]:
