@@ -29,20 +29,20 @@ version's library).
 
 _DRAFT_CARD = """# speculant demo draft model
 
-A {parameters:,}-parameter gpt-oss of 2 layers with the tokenizer of the demo model, for which it drafts. It knows about
-half of what that one knows, so that it is right now and then, and can learn the rest; it is not useful for anything
-else.
+A {parameters:,}-parameter gpt-oss of 2 layers with the tokenizer of the demo model, for which it drafts. It knows
+Python, and a part of what that one knows by heart, so that it is right now and then, and can learn the rest; it is not
+useful for anything else.
 
 | | |
 | --- | --- |
-| trained on | the standard library of CPython {python}: `DRAFT_MODULES` of `demo/corpus.py`, {corpus_tokens:,} tokens |
+| trained on | the standard library of CPython {python} but for `UNKNOWN_MODULES` of `demo/corpus.py`, {corpus_tokens:,} tokens |
 | licence of that text | Python Software Foundation License 2 |
-| training | {steps:,} steps, {trained_tokens:,} tokens, {seconds:,} s on 2 CPU cores |
+| training | {steps:,} steps, {trained_tokens:,} tokens, {seconds:,} s on a CPU core |
 | training loss | {training_loss} nats a token (moving average at the end) |
 | loss on the rest | {validation_loss} nats a token, on the modules that the demo model knows and this one does not |
 | weights | bfloat16 safetensors, loaded as float32 for exact comparisons |
 
-Retrain: `python -m speculant_verifier.demo.train --draft --minutes {minutes:g}`
+Retrain: `python -m speculant_verifier.demo.train --draft --minutes {minutes:g} --threads 1`
 """
 
 
