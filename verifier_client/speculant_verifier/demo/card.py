@@ -35,7 +35,7 @@ useful for anything else.
 
 | | |
 | --- | --- |
-| trained on | the standard library of CPython {python} but for `UNKNOWN_MODULES` of `demo/corpus.py`, {corpus_tokens:,} tokens |
+| trained on | the standard library of CPython {python}, `UNKNOWN_MODULES` left out, {corpus_tokens:,} tokens |
 | licence of that text | Python Software Foundation License 2 |
 | training | {steps:,} steps, {trained_tokens:,} tokens, {seconds:,} s on a CPU core |
 | training loss | {training_loss} nats a token (moving average at the end) |

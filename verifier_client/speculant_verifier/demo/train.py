@@ -3,8 +3,8 @@
 Usage: ``python -m speculant_verifier.demo.train --minutes 50 [--out FOLDER] [--text FOLDER] [--threads 2]``. The
 result is what ``speculant demo`` loads: ``model.safetensors`` in bfloat16, ``config.json``, ``tokenizer.json`` and a
 model card with the losses. The last line of standard output is one JSON object with the same figures. With ``--draft``
-it trains the demo's draft model instead: the same architecture with 2 layers, the same tokenizer, and more text
-but not all of it, so that it is right now and then. With ``--text`` it trains on a folder's ``.txt`` files, for experiments:
+it trains the demo's draft model instead: the same architecture with 2 layers, the same tokenizer, and more text but not
+all of it, so that it is right now and then. With ``--text`` it trains on a folder's ``.txt`` files, for experiments:
 every tenth of them is held out.
 
 Training runs every expert on every token (exact, since the router's weights of the others are zero) inside
