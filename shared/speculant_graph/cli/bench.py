@@ -19,6 +19,7 @@ BENCHES = {
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
     "verify-cost": ("speculant_verifier.bench.verify_cost", "verify drafts: time of a forward pass by batch and nodes"),
     "generate": ("speculant_verifier.bench.generate", "decode: plainly, with drafts, and with transformers' own"),
+    "adapter": ("speculant_verifier.bench.adapter", "decode with a draft model: beside n-grams, alone, and trained"),
     "engines": ("speculant_verifier.bench.engines.command", "decode with vLLM and llama.cpp: their drafts and ours"),
     "serve": ("speculant_verifier.bench.serve", "ask a service for many streams at a time, plainly and with drafts"),
 }

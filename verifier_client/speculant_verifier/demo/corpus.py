@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 _BEGINNING = re.compile(r"^ *(?:async )?def .*\n.*\n", re.MULTILINE)
@@ -90,10 +91,15 @@ def beginnings(count: int, root: Path | None = None) -> list[str]:
 
     They are always the same, no two are alike, and there are fewer if the library has fewer.
     """
-    found = [
-        match.group()
-        for path in training_files(root)[0]
-        for match in _BEGINNING.finditer(path.read_text(encoding="utf-8", errors="replace"))
-    ]
-    unlike = list(dict.fromkeys(found))
+    unlike = beginnings_of(training_files(root)[0])
     return random.Random(0).sample(unlike, min(count, len(unlike)))
+
+
+def beginnings_of(files: Iterable[Path]) -> list[str]:
+    """Return the first two lines of all functions of some files, no two alike."""
+    found = (
+        match.group()
+        for path in files
+        for match in _BEGINNING.finditer(path.read_text(encoding="utf-8", errors="replace"))
+    )
+    return list(dict.fromkeys(found))

@@ -28,6 +28,7 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult
 
 MODEL_FOLDER = Path(__file__).with_name("model")
+DRAFT_MODEL_FOLDER = Path(__file__).parent / "draft_model"
 
 
 @dataclass(frozen=True, slots=True)

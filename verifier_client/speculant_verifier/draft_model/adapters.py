@@ -109,6 +109,11 @@ class Adapters:
         return dict(self._config.adapters)
 
     @property
+    def model(self) -> TargetModel:
+        """What drafts."""
+        return self._present.model
+
+    @property
     def state(self) -> AdapterState:
         """What serves, and how it does."""
         num_judged, num_right = self._drafter.hits

@@ -46,8 +46,8 @@ HIT_WINDOW = 1_000
 read with its first pass over a sequence."""
 _FIRST_HIT_RATE, _HIT_SHARE = 0.6, 0.12
 """What one outcome counts in the rate of a sequence."""
-_STEPS_BETWEEN_TRIES = 64
-"""A sequence that the model was not asked about for so many steps is tried: it may have become easier."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
+"""Steps without the model after which it is tried, as the sequence may have become easier; each time later."""
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +60,8 @@ class _Session:
     cached: CachedSequence | None = None
     num_tokens: int = 0
     """Tokens it had at its latest step."""
-    num_steps_unasked: int = _STEPS_BETWEEN_TRIES
+    num_steps_unasked: int = _FIRST_PAUSE
+    pause: int = _FIRST_PAUSE
     late_tokens: float = 0.0
     """What the time of passes behind the first one of the latest step was worth."""
     tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
@@ -143,7 +144,7 @@ class ModelDrafter:
         self._trust, self._acceptance, self._has_failed = Trust(), _FIRST_ACCEPTANCE, False
         for session in self._sessions.values():
             session.cached, session.tree = None, DraftTree(EMPTY_DRAFT)
-            session.hit_rate, session.num_steps_unasked = _FIRST_HIT_RATE, _STEPS_BETWEEN_TRIES
+            session.hit_rate, session.num_steps_unasked, session.pause = _FIRST_HIT_RATE, _FIRST_PAUSE, _FIRST_PAUSE
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence; see :class:`~speculant_graph.types.Drafter`."""
@@ -283,11 +284,13 @@ class ModelDrafter:
         chosen = [
             (index, cached)
             for index, cached in members
-            if width or batch[index].session.num_steps_unasked > _STEPS_BETWEEN_TRIES
+            if width or batch[index].session.num_steps_unasked > batch[index].session.pause
         ]
         chosen = self._read_up(chosen)
         for index, _ in chosen:
-            batch[index].session.num_steps_unasked = 0
+            session = batch[index].session
+            session.num_steps_unasked = 0
+            session.pause = _FIRST_PAUSE if width else min(2 * session.pause, _LONGEST_PAUSE)
         return chosen
 
     def _read_up(self, members: Sequence[tuple[int, CachedSequence]]) -> list[tuple[int, CachedSequence]]:
