@@ -34,7 +34,7 @@ def learned(num_tokens, right_of_ngrams, right_of_model, seed=0):
         truth = generator.randrange(100)
         ngrams = [(truth if of_ngrams else truth + 100, 0.6)]
         row = [(truth if of_model else truth + 200, 0.6), (truth + 300, 0.1)]
-        trust.learn(ngrams, row, truth, ROOT)
+        trust.learn(ngrams, row, truth, ROOT, is_drafted=of_ngrams or of_model)
     return trust
 
 
@@ -64,7 +64,7 @@ def test_agreement_counts_more_than_either_alone():
             first = second = truth if generator.random() < 0.95 else truth + 100
         else:
             first, second = (truth, truth + 100) if generator.random() < 0.5 else (truth + 100, truth)
-        trust.learn([(first, 0.6)], [(second, 0.6)], truth, ROOT)
+        trust.learn([(first, 0.6)], [(second, 0.6)], truth, ROOT, is_drafted=True)
     alone = trust.mix([(1, 0.6)], [(2, 0.6)])[0].probability
     assert trust.mix([(1, 0.6)], [(1, 0.6)])[0].probability > alone + 0.2
     assert trust.mix([(1, 0.6)], [(1, 0.6)])[0].source == "both"
@@ -104,69 +104,62 @@ def test_the_best_nodes_are_the_most_probable_paths(draft, budget, generator):
         assert len(list(siblings[1])) == 1, "no token twice below a node"
 
 
-def obvious_width(target, draft, gains, wanted, pending, spent):
-    """All widths tried one by one."""
-
-    def worth(extra, seconds):
-        values = []
-        for width in range(max(map(len, gains)) + 1):
-            tokens = len(gains) + sum(sum(row[:width]) for row in gains)
-            values.append((tokens + extra, target(len(gains), width + 1)[width + 1] + spent + seconds))
-        return values
-
-    plain = worth(0.0, 0.0)
-    now = max(range(len(plain)), key=lambda width: plain[width][0] / plain[width][1])
-    best, chosen = plain[now][0] / plain[now][1], 0
-    for nodes in range(1, min(16, max(map(len, wanted), default=0)) + 1):
-        extra = sum(sum(row[:nodes]) for row in wanted)
-        seconds = draft(sum(map(bool, wanted)), 99)[max(1, min(pending, 8)) + nodes - 1]
-        value = (plain[now][0] + extra) / (plain[now][1] + seconds)
-        if value > best + 1e-12:
-            best, chosen = value, nodes
-    return chosen
+def obvious_choice(target, draft, gains, wanted, pending, spent):
+    """The best rate of tokens: all widths and numbers of rows tried one by one. Returns it for each."""
+    values = []
+    for width in range(max(map(len, gains)) + 1):
+        tokens = len(gains) + sum(sum(row[:width]) for row in gains)
+        values.append((tokens, target(len(gains), width + 1)[width + 1] + spent))
+    tokens, seconds = max(values, key=lambda value: value[0] / value[1])
+    rates = {(0, 0): tokens / seconds}
+    ranked = sorted((row for row in wanted.values() if row), key=lambda row: -row[0])
+    for count in {min(2**power, len(ranked)) for power in range(3)} - {0}:
+        for nodes in range(1, min(16, max(map(len, ranked[:count]))) + 1):
+            extra = sum(sum(row[:nodes]) for row in ranked[:count])
+            rates[nodes, count] = (tokens + extra) / (seconds + draft(count, 99)[max(1, min(pending, 8)) + nodes - 1])
+    return rates
 
 
 probabilities = st.lists(st.floats(0.01, 1.0), max_size=6)
 
 
 @given(
-    st.lists(st.tuples(probabilities, probabilities), min_size=1, max_size=3),
+    st.lists(st.tuples(probabilities, probabilities), min_size=1, max_size=4),
     st.integers(0, 20), st.floats(0.0, 1.0), st.floats(0.01, 2.0), st.floats(0.0, 0.3),
 )  # fmt: skip
-def test_the_price_is_that_of_all_widths_tried(rows, pending, spent, draft_s, slope):
+def test_the_price_is_that_of_everything_tried(rows, pending, spent, draft_s, slope):
     gains = [sorted(row, reverse=True) for row, _ in rows]
-    wanted = [row for _, row in rows]
-    target, draft = flat(1.0, slope), flat(draft_s, slope / 4)
-    chosen = DraftPrice(target, draft).width(gains, wanted, pending, spent)
-    expected = obvious_width(target, draft, gains, wanted, pending, spent)
-    if chosen != expected:  # of equals either may be taken
+    wanted = {index: row for index, (_, row) in enumerate(rows)}
+    target = flat(1.0, slope)
 
-        def value(nodes):
-            changed = [row[:nodes] for row in wanted]
-            return obvious_width(target, draft, gains, changed, pending, spent)
+    def draft(num_rows, width):
+        return flat(draft_s * (1 + num_rows / 4), slope / 4)(num_rows, width)
 
-        assert value(chosen) in (chosen, expected) or value(expected) in (chosen, expected)
+    width, chosen = DraftPrice(target, draft).choose(gains, wanted, pending, spent)
+    rates = obvious_choice(target, draft, gains, wanted, pending, spent)
+    assert rates[width, len(chosen)] == pytest.approx(max(rates.values()), rel=1e-9)
+    assert all(wanted[row] for row in chosen)
 
 
 def test_the_price_says_none_where_ngrams_are_sure_and_more_where_the_model_is():
     price = DraftPrice(flat(1.0, 0.01), flat(0.3, 0.01))
-    assert price.width([[0.99, 0.98, 0.97]], [[0.01, 0.01]], 1, 0.0) == 0
-    assert price.width([[]], [[0.9]], 1, 0.0) == 1
-    assert DraftPrice(flat(1.0, 0.01), flat(1.5, 0.01)).width([[]], [[0.9]], 1, 0.0) == 0
+    assert price.choose([[0.99, 0.98, 0.97]], {0: [0.01, 0.01]}, 1, 0.0) == (0, [])
+    assert price.choose([[]], {0: [0.9]}, 1, 0.0) == (1, [0])
+    assert DraftPrice(flat(1.0, 0.01), flat(1.5, 0.01)).choose([[]], {0: [0.9]}, 1, 0.0) == (0, [])
     assert price.depth(0.9, 1, 8) > price.depth(0.5, 1, 8)
     assert price.depth(0.2, 1, 8) == 0
 
 
 def test_a_machine_that_has_become_slower_changes_both_prices():
     price = DraftPrice(flat(1.0, 0.0), flat(0.6, 0.0))
-    assert price.width([[]], [[0.5]], 1, 0.0) == 0
+    assert price.choose([[]], {0: [0.5]}, 1, 0.0) == (0, [])
     for _ in range(60):
         price.note_target(1, 1, 2.0)
-    assert price.width([[]], [[0.5]], 1, 0.0) == 1
+    assert price.choose([[]], {0: [0.5]}, 1, 0.0) == (1, [0])
     for _ in range(200):
         price.note(float(price.pass_s(1, 1, 1)[-1]), 1.6)
     assert float(price.pass_s(1, 1, 1)[-1]) == pytest.approx(1.6, abs=0.05)
-    assert price.width([[]], [[0.5]], 1, 0.0) == 0
+    assert price.choose([[]], {0: [0.5]}, 1, 0.0) == (0, [])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -237,88 +237,75 @@ class ModelDrafter:
         while members:
             best = [each.tree.best(each.budget) for each in batch]
             gains = [[each.tree.nodes[node].path for node in nodes] for each, nodes in zip(batch, best, strict=True)]
-            opened: list[list[tuple[int, float]]] = [[] for _ in batch]
-            for index, _ in members:
-                opened[index] = batch[index].tree.open_nodes(self._trust, best[index], batch[index].max_depth)
-            is_first = not spent_s
-            pending = max(len(cached.pending) for _, cached in members) if is_first else 0
-            width = self._price.width(gains, [[gain for _, gain in nodes] for nodes in opened], pending, spent_s)
-            if is_first:
-                members = self._first(batch, members, width)
-            elif not width:
-                break
-            members = [(index, cached) for index, cached in members if opened[index]]
+            opened = {
+                index: batch[index].tree.open_nodes(self._trust, best[index], batch[index].max_depth)
+                for index in members
+            }
+            pending = 0 if spent_s else max(len(cached.pending) for cached in members.values())
+            wanted = {index: [gain for _, gain in nodes] for index, nodes in opened.items()}
+            width, rows = self._price.choose(gains, wanted, pending, spent_s)
+            if not spent_s:
+                rows = self._first(batch, members, rows)
+                width = max(width, 1)  # of a try
+            members = {index: members[index] for index in sorted(rows) if opened[index]}
             if not members:
                 break
-            width = max(width, 1)  # of a try
-            pending = max(len(cached.pending) for _, cached in members) if is_first else 0
             started_s = time.perf_counter()
+            pending = 0 if spent_s else max(len(cached.pending) for cached in members.values())
             expected_s = float(self._price.pass_s(len(members), pending, width)[-1])
-            self._expand(batch, members, [[node for node, _ in opened[index][:width]] for index, _ in members])
+            self._expand(batch, members, {index: [node for node, _ in opened[index][:width]] for index in members})
             elapsed_s = time.perf_counter() - started_s
             self._price.note(expected_s, elapsed_s)
             self._count(1, elapsed_s)
-            for index, _ in members if spent_s else ():
+            for index in members if spent_s else ():
                 batch[index].session.late_tokens += elapsed_s * self._price.rate(len(batch))
             spent_s += elapsed_s
         return spent_s > 0.0
 
-    def _members(self, batch: Sequence[_Wanted]) -> list[tuple[int, CachedSequence]]:
-        """Return the sequences that the model can be asked about, brought up to what was emitted."""
-        members = []
+    def _members(self, batch: Sequence[_Wanted]) -> dict[int, CachedSequence]:
+        """Return the sequences that the model can be asked about, by their index, brought up to what was emitted."""
+        members = {}
         for index, each in enumerate(batch):
             if each.session.cached is None:
                 each.session.cached = self._passes.add()
             room = self._passes.model.max_length - len(each.step.token_ids) - each.budget
             if each.session.cached is not None and room > 0:
-                members.append((index, each.session.cached))
-        self._passes.follow([cached for _, cached in members], [batch[index].step.token_ids for index, _ in members])
+                members[index] = each.session.cached
+        self._passes.follow(list(members.values()), [batch[index].step.token_ids for index in members])
         return members
 
     def _first(
-        self, batch: Sequence[_Wanted], members: Sequence[tuple[int, CachedSequence]], width: int
-    ) -> list[tuple[int, CachedSequence]]:
-        """Return the sequences of a step's first pass: all that it pays for, or those that are to be tried."""
-        for index, _ in members:
+        self, batch: Sequence[_Wanted], members: Mapping[int, CachedSequence], paying: Sequence[int]
+    ) -> list[int]:
+        """Return the sequences of a step's first pass: those that it pays for, or else those that are to be tried."""
+        chosen = list(paying)
+        waited = {index: batch[index].session.num_steps_unasked / batch[index].session.pause for index in members}
+        if not paying and max(waited.values()) >= 1.0:
+            chosen = [index for index in members if waited[index] >= 0.5]  # one pass for several is cheaper
+        for index in members:
             batch[index].session.num_steps_unasked += 1
-        chosen = [
-            (index, cached)
-            for index, cached in members
-            if width or batch[index].session.num_steps_unasked > batch[index].session.pause
-        ]
-        chosen = self._read_up(chosen)
-        for index, _ in chosen:
-            session = batch[index].session
-            session.num_steps_unasked = 0
-            session.pause = _FIRST_PAUSE if width else min(2 * session.pause, _LONGEST_PAUSE)
-        return chosen
-
-    def _read_up(self, members: Sequence[tuple[int, CachedSequence]]) -> list[tuple[int, CachedSequence]]:
-        """Read a stretch of what one of the sequences is behind; return those that are not."""
-        behind = [cached for _, cached in members if len(cached.pending) > _LONGEST_READ]
+        behind = [index for index in chosen if len(members[index].pending) > _LONGEST_READ]
         if behind:
             started_s = time.perf_counter()
-            self._passes.read(behind[0])
+            self._passes.read(members[behind[0]])
             self._count(0, time.perf_counter() - started_s)
-        return [(index, cached) for index, cached in members if len(cached.pending) <= _LONGEST_READ]
+        chosen = [index for index in chosen if len(members[index].pending) <= _LONGEST_READ]
+        for index in chosen:
+            session = batch[index].session
+            session.num_steps_unasked = 0
+            session.pause = _FIRST_PAUSE if paying else min(2 * session.pause, _LONGEST_PAUSE)
+        return chosen
 
     def _expand(
-        self,
-        batch: Sequence[_Wanted],
-        members: Sequence[tuple[int, CachedSequence]],
-        chosen: Sequence[Sequence[int]],
+        self, batch: Sequence[_Wanted], members: Mapping[int, CachedSequence], chosen: Mapping[int, Sequence[int]]
     ) -> None:
         """Run one pass over nodes of the trees and mix what it says."""
-        nodes = [
-            batch[index].tree.write(each, len(cached.tokens))
-            for (index, cached), each in zip(members, chosen, strict=True)
-        ]
-        rows = self._passes.run([cached for _, cached in members], nodes, _MIXED_WIDTH)
-        for index, cached in members:
+        nodes = [batch[index].tree.write(chosen[index], len(cached.tokens)) for index, cached in members.items()]
+        rows = self._passes.run(list(members.values()), nodes, _MIXED_WIDTH)
+        for (index, cached), top in zip(members.items(), rows, strict=True):
             self._note_hits(batch[index].session, cached.hits)
             cached.hits = []
-        for (index, _), asked, top in zip(members, chosen, rows, strict=True):
-            for node, row in zip(asked, _candidates(top), strict=True):
+            for node, row in zip(chosen[index], _candidates(top), strict=True):
                 batch[index].tree.expand(node, row, self._trust, self._config.max_branches)
             batch[index].tree.update()
 
@@ -328,13 +315,12 @@ class ModelDrafter:
         members = self._members(batch)
         most = max(each.max_depth for each in batch)
         depth = self._price.depth(self._acceptance, len(batch), most) if members else 0
-        members = self._first(batch, members, depth)
-        if not members:
+        chosen = self._first(batch, members, list(members) if depth else [])
+        if not chosen:
             return drafts
-        depth = max(depth, 1)  # of a try
-        orders = [self._order(batch[index], cached, depth) for index, cached in members]
+        orders = [self._order(batch[index], members[index], max(depth, 1)) for index in chosen]
         started_s = time.perf_counter()
-        for (index, _), draft in zip(members, draw_drafts(self._passes, orders), strict=True):
+        for index, draft in zip(chosen, draw_drafts(self._passes, orders), strict=True):
             drafts[index] = draft
         self._count(depth, time.perf_counter() - started_s)
         return drafts

@@ -8,7 +8,7 @@ n-grams are sure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,37 +34,44 @@ class DraftPrice:
         self._slowness = 1.0  # of passes of the target
         self._rate = 0.0
 
-    def width(
-        self, gains: Sequence[Sequence[float]], wanted: Sequence[Sequence[float]], pending: int, spent_s: float
-    ) -> int:
-        """Return over how many nodes of a row a pass pays most; 0 for none.
+    def choose(
+        self, gains: Sequence[Sequence[float]], wanted: Mapping[int, Sequence[float]], pending: int, spent_s: float
+    ) -> tuple[int, list[int]]:
+        """Return over how many nodes of a row, and of which rows, a pass pays most; (0, []) for none.
 
         Args:
             gains: per row the probabilities of its best nodes, descending.
-            wanted: per row what asking about its open nodes is expected to bring, parents first; none for rows that
-                take no part.
+            wanted: of some rows, what asking about their open nodes is expected to bring, parents first.
             pending: in a first pass, the most pending tokens of a row: it reads these, and the last of them is the
                 first node that it is asked about. 0 in later passes.
             spent_s: seconds spent on drafts in this step.
         """
-        added = _cumulated([row[:_MOST_NODES] for row in wanted])[1:]
-        if not added.size:
-            return 0
         expected = len(gains) + _cumulated(gains)
         times = self._target_s(len(gains), len(expected)) + spent_s
         now = int(np.argmax(expected / times))
-        passes = self.pass_s(sum(map(bool, wanted)), min(pending, _READ_FOR_LATER), len(added))
-        self._rate = float(expected[now] / times[now])
-        values = (expected[now] + added) / (times[now] + passes)
-        best = int(np.argmax(values))
-        return best + 1 if values[best] > self._rate else 0
+        best = self._rate = float(expected[now] / times[now])
+        chosen: tuple[int, list[int]] = 0, []
+        ranked = sorted((row for row in wanted if wanted[row]), key=lambda row: -wanted[row][0])
+        count = 1
+        while ranked:
+            count = min(count, len(ranked))
+            added = _cumulated([wanted[row][:_MOST_NODES] for row in ranked[:count]])[1:]
+            passes = self.pass_s(count, min(pending, _READ_FOR_LATER), len(added))
+            values = (expected[now] + added) / (times[min(now + 1, len(times) - 1)] + passes)
+            width = int(np.argmax(values))
+            if values[width] > best:
+                best, chosen = float(values[width]), (width + 1, ranked[:count])
+            if count == len(ranked):
+                break
+            count *= 2
+        return chosen
 
     def rate(self, num_rows: int) -> float:
         """Return the tokens a second of a row, as of the latest decision; an order of magnitude."""
         return self._rate / num_rows
 
     def pass_s(self, num_rows: int, pending: int, most_nodes: int) -> NDArray[np.float64]:
-        """Return the seconds of passes over 1 to ``most_nodes`` nodes of every row; ``pending`` as in :meth:`width`."""
+        """Return the seconds of passes over 1 to ``most_nodes`` nodes of each row; ``pending`` as in :meth:`choose`."""
         first = max(1, pending)
         seconds: NDArray[np.float64] = self._draft(num_rows, first + most_nodes - 1)[first:] + self._overhead_s
         return seconds

@@ -54,6 +54,8 @@ class DraftTree:
         self.nodes = [Node(-1, -1, 0, sureness)]
         self.num_rounds = 0
         """Passes of this step that it took part in."""
+        self.drafted: frozenset[int] = frozenset()
+        """Nodes that were drafted in the end."""
         for number, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
             path = draft.path_probabilities[number - 1] if draft.path_probabilities else 0.5
             above = self.nodes[parent]
@@ -136,6 +138,7 @@ class DraftTree:
 
     def draft(self, chosen: Sequence[int], strategy: StrategyName, draft_id: int) -> Draft:
         """Write nodes as a draft."""
+        self.drafted = frozenset(chosen)
         numbers = {0: 0} | {index: number for number, index in enumerate(chosen, start=1)}
         nodes = [self.nodes[index] for index in chosen]
         return Draft(
@@ -155,12 +158,13 @@ class DraftTree:
         """
         index, found = 0, []
         for token_id in emitted:
-            node = self.nodes[index]
+            node, child = self.nodes[index], self._child(index, token_id)
             if node.row:
-                found.append(trust.learn(node.ngrams, node.row, token_id, self._place(index)))
-            index = self._child(index, token_id)
-            if index < 0:
+                is_drafted = child in self.drafted
+                found.append(trust.learn(node.ngrams, node.row, token_id, self._place(index), is_drafted=is_drafted))
+            if child < 0:
                 break
+            index = child
         return found
 
     def num_late(self, emitted: Sequence[TokenId]) -> int:

@@ -60,7 +60,7 @@ class Trust:
         self._model = [
             [_RIGHT_PRIOR, (0.4 + 0.6 * sureness) * _RIGHT_PRIOR] for _ in range(2) for sureness in (0.0, *_SURENESS)
         ]
-        # By the same and the sureness of the n-grams: at how many the best candidate of the mixture was right.
+        # By the same and the sureness of the n-grams: at how many of them the next token was drafted.
         self._mixed = [[0.0, 0.0] for _ in range(len(self._model) * _CLASSES)]
         self._bonuses = [0.0] * _CLASSES
 
@@ -77,14 +77,33 @@ class Trust:
         ]
         return sorted((each for each in mixed if each.probability > _SMALLEST), key=lambda each: -each.probability)
 
-    def learn(self, ngrams: Sequence[Candidate], row: Sequence[Candidate], token_id: TokenId, place: Place) -> bool:
-        """Learn from the token that followed a place of which both were known; return if the best candidate was it."""
+    def learn(
+        self,
+        ngrams: Sequence[Candidate],
+        row: Sequence[Candidate],
+        token_id: TokenId,
+        place: Place,
+        *,
+        is_drafted: bool,
+    ) -> bool:
+        """Learn from the token that followed a place of which both were known.
+
+        Args:
+            ngrams: candidates of the n-grams.
+            row: the model's.
+            token_id: what followed.
+            place: where.
+            is_drafted: whether that was drafted there.
+
+        Returns:
+            Whether the best candidate was it.
+        """
         best = self.mix(ngrams, row)
         is_right = bool(best) and best[0].token_id == token_id
         kind = _kind_of(place)
         for counts, was_right in (
             (self._model[kind], bool(row) and row[0][0] == token_id),
-            (self._mixed[kind * _CLASSES + _class_of(ngrams)], is_right),
+            (self._mixed[kind * _CLASSES + _class_of(ngrams)], is_drafted),
         ):
             counts[0] = counts[0] * _RIGHT_MEMORY + 1.0
             counts[1] = counts[1] * _RIGHT_MEMORY + was_right
@@ -110,10 +129,10 @@ class Trust:
     def gain(self, ngrams: Sequence[Candidate], place: Place) -> float:
         """Return what asking the model is expected to bring, in accepted tokens.
 
-        That is how much likelier the best candidate is right then, and at the root what further passes bring.
+        That is how much likelier the next token is drafted then, and at the root what further passes bring.
         """
         kind = _kind_of(place)
-        before = ngrams[0][1] if ngrams else 0.0
+        before = min(1.0, sum(probability for _, probability in ngrams))
         visits, hits = self._model[kind]
         expected = max(before, hits / visits)
         visits, hits = self._mixed[kind * _CLASSES + _class_of(ngrams)]
