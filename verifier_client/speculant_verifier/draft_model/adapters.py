@@ -2,7 +2,8 @@
 
 An adapter is checked as a whole, and added to a model that was loaded for it, before anything changes: the weights that
 serve are never touched. The model before stays in memory, so going back is a swap, too. It happens by itself where the
-new one is right less often than the one before was. The output can't change by any of this.
+new one is right less often than the one before was. Only its first ``drafter.HIT_WINDOW`` judged tokens are compared:
+comparing for ever finds an equal one worse some day. The output can't change by any of this.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from loguru import logger
 
 from speculant_graph.config_learning import DraftModelConfig
 from speculant_graph.errors import ConfigError, DraftLimitError
-from speculant_verifier.draft_model.drafter import ModelDrafter
+from speculant_verifier.draft_model.drafter import HIT_WINDOW, ModelDrafter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.collect import RecordIdentity
 
@@ -193,7 +194,8 @@ class Adapters:
     def _judge(self, num_judged: int, num_right: int) -> None:
         """Go back if what drafts is worse than what did before; the drafter asks after every step."""
         previous = self._previous
-        if previous is None or min(num_judged, previous.hits[0]) < _FEWEST_HITS:
+        is_on_trial = _FEWEST_HITS <= num_judged < HIT_WINDOW
+        if previous is None or not is_on_trial or previous.hits[0] < _FEWEST_HITS:
             return
         before, now = previous.hits[1] / previous.hits[0], num_right / num_judged
         error = math.sqrt(before * (1.0 - before) / previous.hits[0] + now * (1.0 - now) / num_judged)
