@@ -378,6 +378,8 @@ class ServiceConfig(EndpointConfig):
     listen: str = "unix:///tmp/speculant-verifier/verifier.sock"
     """Address of the gRPC service: 'unix:///path/to.sock' or 'host:port', several of them separated by commas; empty:
     not served."""
+    admin_listen: str = ""
+    """Address of the admin service, which must not be public; empty: not served."""
     http: str = "127.0.0.1:8000"
     """'host:port' of the OpenAI-compatible API over HTTP, with /healthz and /metrics; empty: not served."""
     model_id: str = ""

@@ -212,7 +212,8 @@ def _parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *argume
 def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
     """Short flags: ``-o`` for output, and a section's field by its own name where only one section has it.
 
-    Of several, it is the request's: ``--temperature`` is that of the text.
+    Of several, it is the request's: ``--temperature`` is that of the text. The draft model's come last: ``--device`` is
+    that of the model.
     """
     fields = [
         (section.replace("_", "-"), name.replace("_", "-"))
@@ -220,9 +221,12 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
         for name in info.annotation.model_fields
     ]
-    taken = Counter(name for _, name in fields) + Counter(name.replace("_", "-") for name in kind.model_fields)
+    taken = Counter(name for section, name in fields if section != "draft-model")
+    taken += Counter(name.replace("_", "-") for name in kind.model_fields)
     short: dict[str, str | list[str]] = {
-        f"{section}.{name}": name for section, name in fields if taken[name] == 1 or section == "generation"
+        f"{section}.{name}": name
+        for section, name in fields
+        if taken[name] == int(section != "draft-model") or section == "generation"
     }
     for section, name in fields:
         if name in _FAMILIAR:

@@ -28,6 +28,7 @@ from speculant_verifier.talk.conversation import COMMANDS, Conversation
 from speculant_verifier.talk.local import LocalPartner
 from speculant_verifier.talk.remote import RemotePartner
 from speculant_verifier.talk.screen import JsonScreen, TextScreen
+from support.adapters import adapted_decoder, adapter_folders
 from support.harmony import harmony_tokenizer
 from support.http_api import serving
 from support.tiny_models import tiny_gpt_oss
@@ -216,7 +217,7 @@ def text_console(*, terminal: bool) -> Console:
 class Mute:
     """Answers nothing."""
 
-    name = "mute"
+    name, adapters = "mute", None
 
 
 def silent(*lines: str) -> tuple[Conversation, Console]:
@@ -349,3 +350,37 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(decoder: Speculativ
 
 def test_answers_have_room_unless_it_is_said() -> None:
     assert ChatSettings().generation.max_tokens == 1024
+
+
+def test_the_adapter_of_a_draft_model_here(tmp_path: Path) -> None:
+    with adapted_decoder(tmp_path, adapter_folders(tmp_path)) as decoder:
+        decoder.target.tokenizer.chat_template = TEMPLATE
+        partner = LocalPartner(decoder, GenerationConfig(max_tokens=8, speculation="on"))
+        swaps = (
+            "/adapter",
+            "Hello",
+            "/adapter load small",
+            "/retry",
+            "/stats",
+            "/adapter rollback",
+            "/adapter rollback",
+        )
+        wrong = ("/adapter load other", "/adapter load", "/adapter forget", "/adapter list of all")
+        answers, notes = text_console(terminal=False), text_console(terminal=False)
+        assert Conversation(partner, Script(*swaps, *wrong), TextScreen(answers, notes)).run() == 0
+        assert decoder.adapters is not None
+        assert decoder.adapters.state.present.name == ""
+    first, second = answers.file.getvalue().splitlines()
+    assert first == second
+    said = notes.file.getvalue()
+    assert "draft model with no adapter: not judged yet, 0 passes\nadapters by name: small, random, other" in said
+    assert re.search(r"draft model with adapter 'small': right about \d+% of the latest \d+ tokens, \d+ passes", said)
+    assert said.count("there is no adapter to go back to") == 1
+    assert "is for the model 'another'" in said
+    assert said.count("/adapter is followed by list, load NAME or rollback") == 2
+
+
+def test_without_a_draft_model_there_is_no_adapter() -> None:
+    conversation, notes = silent("/adapter list")
+    assert conversation.run() == 0
+    assert "there is no draft model here" in notes.file.getvalue()

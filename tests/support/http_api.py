@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -38,6 +40,23 @@ def tiny_decoder(
     target.tokenizer.chat_template = template
     config = VerifierConfig.model_validate({"measure_costs": False, "num_threads": 1, **settings})
     return SpeculativeDecoder(target=target, verifier_config=config, draft_config=DraftConfig(strategy=strategy, k=4))
+
+
+def policy(path: Path, *clients: str) -> AccessPolicy:
+    """Return the policy of an access file with these entries."""
+    path.write_text("".join(f"[[clients]]\n{client}\n" for client in clients), encoding="utf-8")
+    path.chmod(0o600)
+    return AccessPolicy.load(path)
+
+
+def entry(name: str, key: str = "", certificate: str = "") -> str:
+    """Return a client of an access file."""
+    lines = [f'name = "{name}"']
+    if key:
+        lines.append(f'token_sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"')
+    if certificate:
+        lines.append(f'certificate_name = "{certificate}"')
+    return "\n".join(lines)
 
 
 class Api:

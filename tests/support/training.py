@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from speculant_graph.config_learning import TrainConfig
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RequestRecord
+from speculant_verifier.training.trainer import Evaluation, Trainer
 
 TOP_K = 4
 
@@ -48,3 +52,23 @@ def recorded(
             )
         )
     return records
+
+
+def write_adapter(folder: Path, model: Any, name: str = "tiny", seed: int = 0, std: float = 0.1) -> Path:
+    """An adapter of random numbers; return its folder.
+
+    Args:
+        folder: where it is made.
+        model: the base model, which is changed.
+        name: of the base model.
+        seed: of the numbers.
+        std: how much it changes.
+    """
+    trainer = Trainer(model, name, TrainConfig(rank=4, seed=seed), folder)
+    torch.manual_seed(seed)
+    for parameter_name, parameter in trainer.model.named_parameters():
+        if ".lora_B." in parameter_name:
+            parameter.data.normal_(std=std)
+    trainer._save(seed + 1, Evaluation(1.0, 0.5))
+    assert trainer.best is not None
+    return trainer.best[0]

@@ -19,7 +19,7 @@ from speculant_verifier.demo.run import MODEL_FOLDER
 from support.sidecar import READY_TIMEOUT_S
 
 _PROGRAM = ("-m", "speculant_graph.cli.main", "verifier")
-_READY = re.compile(r"verifier ready on (?P<grpc>.*), (?P<url>https?://\S+)")
+_READY = re.compile(r"verifier ready on (?P<grpc>.*), (?P<url>https?://[^\s;]+)")
 
 
 @dataclass

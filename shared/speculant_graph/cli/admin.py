@@ -1,4 +1,4 @@
-"""``speculant admin``: look after running sidecars, all of their workers at once."""
+"""``speculant admin``: look after running sidecars, all of their workers at once, and verifiers' adapters."""
 
 from __future__ import annotations
 
@@ -21,24 +21,30 @@ if TYPE_CHECKING:
 
     from speculant_graph.rpc.channel import Endpoint
 
-Action = Literal["list", "load", "reload", "unload", "save", "statistics"]
+Action = Literal["list", "load", "reload", "unload", "save", "statistics", "adapter"]
+_OF_ADAPTERS = ("list", "load", "rollback")
 
 
 class AdminSettings(CommandSettings):
-    """Look after running sidecars: list graphs, load NAME PATH, reload NAME [PATH], unload NAME, save, statistics."""
+    """Look after running sidecars: list graphs, load NAME PATH, reload NAME [PATH], unload NAME, save, statistics.
+
+    Or after running verifiers with a draft model: adapter list, adapter load NAME, adapter rollback.
+    """
 
     action: CliPositionalArg[Action]
     """What to do."""
     name: CliPositionalArg[str] = ""
-    """Name of the graph to load, reload or unload."""
+    """Name of the graph to load, reload or unload; adapter: list, load or rollback."""
     path: CliPositionalArg[str] = ""
-    """Its file, inside the sidecar's graph folder; reload: the same as before if it is not given."""
+    """Its file, inside the sidecar's graph folder; reload: the same as before if it is not given; adapter load: the
+    adapter's name in draft_model.adapters, "" for the draft model without one."""
     address: str = ""
-    """Admin addresses, separated by commas: server.admin_listen, of several workers each one's."""
+    """Admin addresses, separated by commas: server.admin_listen, of several workers each one's; adapter:
+    service.admin_listen."""
     tenant: str = ""
     """Of 'save': count only this tenant's bytes; all that was learned is saved."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Patience with each sidecar; loading reads the whole file."""
+    """Patience with each server; loading reads the whole file."""
     json_output: bool = False
     """Print one JSON object instead of a table."""
     client: ClientConfig = ClientConfig()
@@ -57,12 +63,12 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.rpc.channel import Endpoint
 
     if not settings.address:
-        raise ConfigError("name the sidecar's admin address by --address, such as unix:///run/speculant/admin.sock")
+        raise ConfigError("name the server's admin address by --address, such as unix:///run/speculant/admin.sock")
     endpoints = [Endpoint.of(address, settings.client) for address in split_addresses(settings.address)]
-    call, request = _call(settings)
+    call = _call(settings)
     answers: list[dict[str, Any]] = []
     for endpoint in endpoints:
-        answer, problem = _ask(endpoint, call, request, settings.timeout_s)
+        answer, problem = _ask(endpoint, *call, settings.timeout_s)
         if answer is None:
             sys.stderr.write(f"speculant: admin: {endpoint.address}: {printable(problem)}\n")
             answers.append({"address": endpoint.address, "error": problem})
@@ -71,13 +77,27 @@ def run(arguments: Sequence[str]) -> int:
             if remark := _remark(answer) if settings.action == "list" else "":
                 sys.stderr.write(f"speculant: admin: {endpoint.address}: {remark}\n")
     if settings.json_output:
-        sys.stdout.write(json.dumps({"action": settings.action, "sidecars": answers}) + "\n")
+        sys.stdout.write(json.dumps(_report(settings, answers)) + "\n")
     else:
         sys.stdout.write(_table(settings.action, [answer for answer in answers if "error" not in answer]))
     return int(any("error" in answer for answer in answers))
 
 
+def _report(settings: AdminSettings, answers: list[dict[str, Any]]) -> dict[str, Any]:
+    if settings.action == "adapter":
+        return {"action": f"adapter {settings.name}", "verifiers": answers}
+    return {"action": settings.action, "sidecars": answers}
+
+
 def _require_names(settings: AdminSettings) -> None:
+    if settings.action == "adapter":
+        if settings.name not in _OF_ADAPTERS:
+            raise ConfigError("'adapter' is followed by list, load NAME or rollback; see speculant admin --help")
+        if "path" in settings.model_fields_set and settings.name != "load":
+            raise ConfigError(f"'adapter {settings.name}' takes no name; leave it out")
+        if "path" not in settings.model_fields_set and settings.name == "load":
+            raise ConfigError("'adapter load' needs the name of an adapter; 'adapter list' shows them")
+        return
     needed = {"load": ("name", "path"), "reload": ("name",), "unload": ("name",)}.get(settings.action, ())
     allowed = (*needed, "path") if settings.action == "reload" else needed
     for field in ("name", "path"):
@@ -88,11 +108,14 @@ def _require_names(settings: AdminSettings) -> None:
             raise ConfigError(f"'{settings.action}' takes no {field}; leave it out")
 
 
-def _call(settings: AdminSettings) -> tuple[str, Message]:
-    """Return the method and its request."""
+def _call(settings: AdminSettings) -> tuple[type[Any], str, Message]:
+    """Return the stub, the method and its request."""
     from speculant_graph.rpc.v1 import drafter_pb2 as pb
+    from speculant_graph.rpc.v1 import verifier_pb2
+    from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterAdminServiceStub
+    from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierAdminServiceStub
 
-    make: dict[Action, Callable[[], tuple[str, Message]]] = {
+    make: dict[str, Callable[[], tuple[str, Message]]] = {
         "list": lambda: ("ListGraphs", pb.ListGraphsRequest()),
         "load": lambda: ("LoadGraph", pb.LoadGraphRequest(name=settings.name, path=settings.path)),
         "reload": lambda: ("ReloadGraph", pb.ReloadGraphRequest(name=settings.name, path=settings.path)),
@@ -100,20 +123,27 @@ def _call(settings: AdminSettings) -> tuple[str, Message]:
         "save": lambda: ("SaveLearnedState", pb.SaveLearnedStateRequest(tenant=settings.tenant)),
         "statistics": lambda: ("GetStatistics", pb.GetStatisticsRequest()),
     }
-    return make[settings.action]()
+    of_adapters: dict[str, Callable[[], tuple[str, Message]]] = {
+        "list": lambda: ("ListAdapters", verifier_pb2.ListAdaptersRequest()),
+        "load": lambda: ("LoadAdapter", verifier_pb2.LoadAdapterRequest(name=settings.path)),
+        "rollback": lambda: ("RollbackAdapter", verifier_pb2.RollbackAdapterRequest()),
+    }
+    if settings.action == "adapter":
+        return (VerifierAdminServiceStub, *of_adapters[settings.name]())
+    return (DrafterAdminServiceStub, *make[settings.action]())
 
 
-def _ask(endpoint: Endpoint, method: str, request: Message, timeout_s: float) -> tuple[dict[str, Any] | None, str]:
-    """Return a sidecar's answer as plain values, or None and what went wrong."""
+def _ask(
+    endpoint: Endpoint, stub: type[Any], method: str, request: Message, timeout_s: float
+) -> tuple[dict[str, Any] | None, str]:
+    """Return a server's answer as plain values, or None and what went wrong."""
     import grpc
 
     from speculant_graph.rpc.status import from_status
-    from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterAdminServiceStub
 
     with endpoint.connect() as channel:
-        stub = DrafterAdminServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
-            answer = getattr(stub, method)(request, timeout=timeout_s, metadata=endpoint.metadata)
+            answer = getattr(stub(channel), method)(request, timeout=timeout_s, metadata=endpoint.metadata)
         except grpc.RpcError as error:
             # A call's RpcError is the call itself.
             return None, str(from_status(error.code(), error.details()))
@@ -145,7 +175,12 @@ def _remark(answer: dict[str, Any]) -> str:
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    return {field.name: _plain_value(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+    return {
+        field.name: None
+        if field.has_presence and not message.HasField(field.name)
+        else _plain_value(getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+    }
 
 
 def _plain_value(value: Any) -> Any:
@@ -159,13 +194,15 @@ def _plain_value(value: Any) -> Any:
 
 
 def _table(action: Action, answers: Sequence[dict[str, Any]]) -> str:
-    """Return answers as aligned columns, a line for every graph or sidecar; numbers stand to the right."""
+    """Return answers as aligned columns, a line for every graph, adapter or sidecar; numbers stand to the right."""
     if action in ("list", "load", "reload"):
         rows = [
             {"address": answer["address"], **graph}
             for answer in answers
             for graph in (answer["graphs"] if action == "list" else [answer["graph"]])
         ]
+    elif action == "adapter":
+        rows = [row for answer in answers for row in _adapter_rows(answer["address"], answer["state"])]
     else:
         rows = list(answers)
     if not rows:
@@ -182,6 +219,24 @@ def _table(action: Action, answers: Sequence[dict[str, Any]]) -> str:
         ]
         lines.append("  ".join(placed).rstrip() + "\n")
     return "".join(lines)
+
+
+def _adapter_rows(address: str, state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a line for every adapter of a verifier: what drafts, what did before, and what may be loaded."""
+    present, previous = state["present"], state["previous"]
+    names = dict.fromkeys([present["name"], *([] if previous is None else [previous["name"]]), *state["names"]])
+    rows = []
+    for name in names:
+        row = {"address": address, "adapter": name or "(none)", "state": "", "acceptance": "", "sha256": ""}
+        for adapter, what, share in (
+            (previous, "previous", state["previous_acceptance"]),
+            (present, "drafts", state["acceptance"]),
+        ):
+            if adapter is not None and adapter["name"] == name:
+                row |= {"state": what, "acceptance": "" if share is None else f"{share:.1%}"}
+                row["sha256"] = adapter["sha256"][:12]
+        rows.append(row)
+    return rows
 
 
 def _cell(value: str | float) -> str:

@@ -30,7 +30,7 @@ COMMANDS = {
         "service",
         "serve a model over gRPC and OpenAI's HTTP API",
     ),
-    "admin": ("speculant_graph.cli.admin", "drafter", "look after running sidecars"),
+    "admin": ("speculant_graph.cli.admin", "drafter", "look after running sidecars and verifiers' adapters"),
     "probe": ("speculant_graph.cli.probe", "drafter", "ask a running drafter or verifier whether it serves"),
     "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
     "chat": ("speculant_verifier.talk.command", "verifier", "talk with a model in the terminal"),

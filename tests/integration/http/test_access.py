@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ssl
 from pathlib import Path
 from typing import Any
@@ -13,29 +12,12 @@ import pytest
 import trustme
 
 from speculant_graph.errors import ConfigError
-from speculant_graph.serving.access import AccessPolicy
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http import HttpServer
-from support.http_api import MODEL, Api, serving, tiny_decoder
+from support.http_api import MODEL, Api, entry, policy, serving, tiny_decoder
 from support.server import run_in_loop
 
 BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
-
-
-def policy(path: Path, *clients: str) -> AccessPolicy:
-    """Return the policy of an access file with these entries."""
-    path.write_text("".join(f"[[clients]]\n{client}\n" for client in clients), encoding="utf-8")
-    path.chmod(0o600)
-    return AccessPolicy.load(path)
-
-
-def entry(name: str, key: str = "", certificate: str = "") -> str:
-    lines = [f'name = "{name}"']
-    if key:
-        lines.append(f'token_sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"')
-    if certificate:
-        lines.append(f'certificate_name = "{certificate}"')
-    return "\n".join(lines)
 
 
 def test_keys(decoder: SpeculativeDecoder, tmp_path: Path) -> None:

@@ -18,9 +18,14 @@ from speculant_drafter.server import DrafterServer
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.rpc.v1 import verifier_pb2
 from speculant_graph.rpc.v1.drafter_pb2_grpc import (
     DrafterAdminServiceServicer,
     add_DrafterAdminServiceServicer_to_server,
+)
+from speculant_graph.rpc.v1.verifier_pb2_grpc import (
+    VerifierAdminServiceServicer,
+    add_VerifierAdminServiceServicer_to_server,
 )
 from support.server import PATIENCE_S, graph_file, run_in_loop
 
@@ -185,15 +190,62 @@ def test_a_sidecar_that_loads_its_graphs_or_has_none_says_so(
         run_in_loop(server.stop())
 
 
+class Adapters(VerifierAdminServiceServicer):
+    """Knows two adapters and loads any."""
+
+    def __init__(self) -> None:
+        self.state = verifier_pb2.DraftModelState(names=["legal", "code"], present=verifier_pb2.Adapter())
+
+    def ListAdapters(self, request: Any, context: Any) -> Any:
+        return verifier_pb2.ListAdaptersResponse(state=self.state)
+
+    def LoadAdapter(self, request: Any, context: Any) -> Any:
+        self.state.previous.CopyFrom(self.state.present)
+        self.state.present.CopyFrom(verifier_pb2.Adapter(name=request.name, sha256=bytes(range(32))))
+        self.state.previous_acceptance = 0.75
+        return verifier_pb2.LoadAdapterResponse(state=self.state)
+
+    def RollbackAdapter(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "there is no adapter to go back to; load one by its name")
+
+
+def test_adapters_of_verifiers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    address = f"unix://{tmp_path}/admin.sock"
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        add_VerifierAdminServiceServicer_to_server(Adapters(), server)
+        server.add_insecure_port(address)
+        server.start()
+        shown = []
+        for arguments in (["list"], ["load", "legal"], ["list", "--json"], ["load", ""]):
+            assert main(["admin", "adapter", *arguments, "--address", address]) == 0
+            shown.append(capsys.readouterr().out)
+        assert main(["admin", "adapter", "rollback", "--address", address]) == 1
+        complaint = capsys.readouterr().err
+        server.stop(None).wait()
+    assert [line.split()[1:] for line in shown[0].splitlines()[1:]] == [["(none)", "drafts"], ["legal"], ["code"]]
+    rows = [line.split()[1:] for line in shown[1].splitlines()[1:]]
+    assert rows == [["legal", "drafts", "000102030405"], ["(none)", "previous", "75.0%"], ["code"]]
+    [verifier] = json.loads(shown[2])["verifiers"]
+    assert verifier["state"]["acceptance"] is None
+    assert (verifier["state"]["previous_acceptance"], verifier["state"]["passes_time"]) == (0.75, None)
+    assert [line.split()[1] for line in shown[3].splitlines()[1:]] == ["(none)", "legal", "code"]
+    assert complaint.endswith("INVALID_ARGUMENT: there is no adapter to go back to; load one by its name\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["list"], "name the sidecar's admin address by --address"),
+        (["list"], "name the server's admin address by --address"),
         (["list", "--address", "nowhere"], "'nowhere' is not an address"),
         (["load", "docs", "--address", "localhost:1"], "'load' needs the path of a graph"),
         (["unload", "--address", "localhost:1"], "'unload' needs the name of a graph"),
         (["list", "docs", "--address", "localhost:1"], "'list' takes no name"),
         (["unload", "docs", "x.pkl", "--address", "localhost:1"], "'unload' takes no path"),
+        (["adapter", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
+        (["adapter", "unload", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
+        (["adapter", "load", "--address", "localhost:1"], "'adapter load' needs the name of an adapter"),
+        (["adapter", "list", "x", "--address", "localhost:1"], "'adapter list' takes no name"),
         (["forget", "--address", "localhost:1"], "ACTION"),
         ([], "ACTION"),
         (["list", "--address", "example.com:1", "--token", "hush"], "client.token would travel to example.com:1"),

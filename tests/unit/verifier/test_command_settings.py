@@ -40,3 +40,13 @@ def test_the_folder_of_records_has_a_short_name(
 
 def test_behind_two_dashes_a_text_is_a_text() -> None:
     assert load_settings(GenerateSettings, "generate", ["--", "--record"]).prompt == ["--record"]
+
+
+def test_a_draft_model_takes_no_short_flag_of_the_models() -> None:
+    settings = load_settings(VerifierSettings, "verifier", ["--device", "cpu", "--dtype", "float32", "--no-fuse"])
+    assert (settings.verifier.device, settings.verifier.dtype) == ("cpu", "float32")
+    assert (settings.draft_model.device, settings.draft_model.dtype, settings.draft_model.fuse) == (
+        "auto",
+        "auto",
+        False,
+    )

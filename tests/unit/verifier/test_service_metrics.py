@@ -15,6 +15,8 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine.totals import NODE_BOUNDS
 from speculant_verifier.load import Load
 from speculant_verifier.service.metrics import render_metrics
+from speculant_verifier.training.adapters import read_adapter
+from support.adapters import adapted_decoder, adapter_folders
 
 PREFIX = "speculant_verifier_"
 LOAD = Load(ServiceConfig(), 2)
@@ -135,8 +137,43 @@ def test_requests_by_status():
 
 
 def test_no_label_is_a_clients(decoder):
-    allowed = {"version", "reason", "phase", "nodes", "le", "depth", "state", "api", "endpoint", "code"}
+    allowed = {
+        "version",
+        "reason",
+        "phase",
+        "nodes",
+        "le",
+        "depth",
+        "state",
+        "api",
+        "endpoint",
+        "code",
+        "source",
+        "adapter",
+        "sha256",
+    }
     text = render_metrics(decoder, LOAD, {("http", "other", "404"): 1}).decode()
     for family in text_string_to_metric_families(text):
         assert family.documentation
         assert all(sample.labels.keys() <= allowed for sample in family.samples)
+
+
+def test_a_draft_model_and_its_adapter(decoder, tmp_path):
+    folders = adapter_folders(tmp_path)
+    with adapted_decoder(tmp_path, folders) as adapted:
+        config = GenerationConfig(max_tokens=24, speculation="on", ignore_end_tokens=True)
+        adapted.generate([[1, 2, 3] * 6], config)
+        found, state = told(adapted), adapted.adapters.state
+        assert found["draft_model_info", "", ""] == 1
+        assert found["draft_model_passes_total",] == state.num_passes > 0
+        assert found["draft_model_seconds_total",] == state.passes_s > 0
+        assert found["draft_model_judged_tokens",] == state.num_judged > 0
+        assert found["draft_model_acceptance",] == state.acceptance > 0
+        assert found["accepted_by_source_total", "model"] == found["accepted_tokens_total",] > 0
+        adapted.adapters.load("small")
+        found = told(adapted)
+        assert found["draft_model_info", "small", read_adapter(folders["small"]).digest] == 1
+        assert found["draft_model_judged_tokens",] == found["draft_model_acceptance",] == 0
+    found = told(decoder)  # n-grams alone, which say no sources
+    assert found["draft_model_info", "", ""] == 1
+    assert found["draft_model_passes_total",] == found["accepted_by_source_total", "ngrams"] == 0

@@ -16,12 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from speculant_graph.config_learning import TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.model import TargetModel
 from speculant_verifier.training.adapters import attach, check_adapter, merge, read_adapter
 from speculant_verifier.training.publishing import publish, require_publishable, rollback
-from speculant_verifier.training.trainer import Evaluation, Trainer
+from support import training
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
 FAMILIES = ("llama", "qwen3_moe", "gpt_oss")
@@ -32,15 +31,7 @@ def base(family: str = "llama") -> Any:
 
 
 def write_adapter(folder: Path, family: str = "llama", seed: int = 0, model: Any = None, name: str = "tiny") -> Path:
-    """An adapter that changes something."""
-    trainer = Trainer(model or base(family), name, TrainConfig(rank=4, seed=seed), folder)
-    torch.manual_seed(seed)
-    for parameter_name, parameter in trainer.model.named_parameters():
-        if ".lora_B." in parameter_name:
-            parameter.data.normal_(std=0.1)
-    trainer._save(seed + 1, Evaluation(1.0, 0.5))
-    assert trainer.best is not None
-    return trainer.best[0]
+    return training.write_adapter(folder, model or base(family), name, seed)
 
 
 def logits(model: Any) -> torch.Tensor:

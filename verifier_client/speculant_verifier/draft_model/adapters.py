@@ -2,7 +2,8 @@
 
 An adapter is checked as a whole, and added to a model that was loaded for it, before anything changes: the weights that
 serve are never touched. The model before stays in memory, so going back is a swap, too. It happens by itself where the
-new one is right less often than the one before was. The output can't change by any of this.
+new one is right less often than the one before was. Only its first ``drafter.HIT_WINDOW`` judged tokens are compared:
+comparing for ever finds an equal one worse some day. The output can't change by any of this.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from loguru import logger
 
 from speculant_graph.config_learning import DraftModelConfig
-from speculant_graph.errors import ConfigError
-from speculant_verifier.draft_model.drafter import ModelDrafter
+from speculant_graph.errors import ConfigError, DraftLimitError
+from speculant_verifier.draft_model.drafter import HIT_WINDOW, ModelDrafter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.collect import RecordIdentity
 
@@ -25,6 +26,7 @@ _FEWEST_HITS = 400
 """Judged tokens of a new adapter before it is compared with the one before."""
 _ERRORS = 2.5
 """Standard errors that it must be worse by."""
+_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,16 @@ class AdapterState:
     """The same of the one before, when it was replaced."""
     num_rollbacks: int
     """How often an adapter was taken back because it was worse."""
+    num_passes: int
+    """Passes of the draft model since it was first loaded, with whatever adapter."""
+    passes_s: float
+    """Seconds that they took."""
+
+    def line(self) -> str:
+        """Return one line for people, without a line end."""
+        how = "not judged yet" if self.acceptance is None else f"right about {self.acceptance:.0%}"
+        latest = f" of the latest {self.num_judged:,} tokens" if self.num_judged else ""
+        return f"draft model with {described(self.present)}: {how}{latest}, {self.num_passes:,} passes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,7 @@ class Adapters:
         self._drafter, self._config, self._load_base = drafter, config, load
         self._identity = identity
         identity.draft_model = config.name
-        self._lock = threading.Lock()
+        self._lock, self._loading = threading.Lock(), threading.Lock()
         self._present, self._previous = _Loaded(BASE, base), None  # type: tuple[_Loaded, _Loaded | None]
         self._num_rollbacks = 0
         drafter.judge = self._judge
@@ -123,10 +135,10 @@ class Adapters:
             previous=None if previous is None else previous.adapter,
             acceptance=_share((num_judged, num_right)),
             num_judged=num_judged,
-            previous_acceptance=None
-            if previous is None or not previous.hits[0]
-            else previous.hits[1] / previous.hits[0],
+            previous_acceptance=None if previous is None else _share(previous.hits),
             num_rollbacks=self._num_rollbacks,
+            num_passes=self._drafter.num_passes,
+            passes_s=self._drafter.passes_s,
         )
 
     def load(self, name: str) -> Adapter:
@@ -137,7 +149,21 @@ class Adapters:
 
         Raises:
             ConfigError: it is not there, damaged, or of another model; what serves is unchanged.
+            TokenizerMismatchError: the draft model itself was replaced where it is loaded from; as before.
+            DraftLimitError: another one is being loaded.
         """
+        if not self._loading.acquire(blocking=False):
+            raise DraftLimitError(f"another adapter is being loaded; try again in {_RETRY_S:g} s", _RETRY_S)
+        try:
+            loaded = self._loaded(name)
+        finally:
+            self._loading.release()
+        with self._lock:
+            self._swap(loaded)
+        logger.info("the draft model now has {}", described(loaded.adapter))
+        return loaded.adapter
+
+    def _loaded(self, name: str) -> _Loaded:
         folder = self._config.adapters.get(name, Path(name))
         model = self._load_base()
         adapter = BASE
@@ -148,10 +174,7 @@ class Adapters:
             adapted = (merge if self._config.fuse else attach)(model.model, info.folder)
             model = model.with_weights(adapted)
             adapter = Adapter(name, str(info.folder), info.digest)
-        with self._lock:
-            self._swap(_Loaded(adapter, model))
-        logger.info("the draft model now has {}", _described(adapter))
-        return adapter
+        return _Loaded(adapter, model)
 
     def rollback(self) -> Adapter:
         """Bring back what drafted before.
@@ -164,7 +187,9 @@ class Adapters:
                 raise ConfigError("there is no adapter to go back to; load one by its name")
             self._swap(self._previous)
             self._previous = None
-            return self._present.adapter
+            adapter = self._present.adapter
+        logger.info("the draft model has {} again", described(adapter))
+        return adapter
 
     def _swap(self, loaded: _Loaded) -> None:
         self._previous = _Loaded(self._present.adapter, self._present.model, self._drafter.hits)
@@ -174,7 +199,8 @@ class Adapters:
     def _judge(self, num_judged: int, num_right: int) -> None:
         """Go back if what drafts is worse than what did before; the drafter asks after every step."""
         previous = self._previous
-        if previous is None or min(num_judged, previous.hits[0]) < _FEWEST_HITS:
+        is_on_trial = _FEWEST_HITS <= num_judged < HIT_WINDOW
+        if previous is None or not is_on_trial or previous.hits[0] < _FEWEST_HITS:
             return
         before, now = previous.hits[1] / previous.hits[0], num_right / num_judged
         error = math.sqrt(before * (1.0 - before) / previous.hits[0] + now * (1.0 - now) / num_judged)
@@ -189,7 +215,7 @@ class Adapters:
             self._num_rollbacks += 1
         logger.warning(
             "{} was right about {:.1%} of the latest {} tokens, {} before it about {:.1%}: took it back",
-            _described(worse), now, num_judged, _described(previous.adapter), before,
+            described(worse), now, num_judged, described(previous.adapter), before,
         )  # fmt: skip
 
 
@@ -198,5 +224,6 @@ def _share(hits: tuple[int, int]) -> float | None:
     return num_right / num_judged if num_judged else None
 
 
-def _described(adapter: Adapter) -> str:
+def described(adapter: Adapter) -> str:
+    """Return an adapter in words."""
     return f"adapter '{adapter.name}'" if adapter.name else "no adapter"

@@ -141,6 +141,7 @@ class ModelDrafter:
         if model is None:
             return
         self._passes = self._passes.of(model)
+        self._hits = deque(maxlen=HIT_WINDOW)  # the step that ran meanwhile has noted some of the other model's
         self._trust, self._acceptance, self._has_failed = Trust(), _FIRST_ACCEPTANCE, False
         for session in self._sessions.values():
             session.cached, session.tree = None, DraftTree(EMPTY_DRAFT)

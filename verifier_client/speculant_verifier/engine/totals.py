@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from speculant_graph.types import DraftSourceName
 from speculant_verifier.results import NO_REQUESTS, FinishReason, RecentAcceptance
 
 _STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -77,6 +78,8 @@ class EngineTotals:
     """Nodes verified at depth 1, 2, ..."""
     accepted_by_depth: list[int] = field(default_factory=list)
     """How many of them were accepted."""
+    accepted_by_source: dict[DraftSourceName, int] = field(default_factory=lambda: {"ngrams": 0, "model": 0, "both": 0})
+    """Accepted nodes by what proposed them, of drafts that say so: those of a draft model's drafter."""
     draft_times: Histogram = field(default_factory=lambda: Histogram(_DRAFT_BOUNDS_S))
     """Seconds until the drafts of a step were there."""
     pass_times: tuple[Histogram, ...] = field(

@@ -111,6 +111,8 @@ class Verification:
                 counts.num_drafts += bool(len(draft))
                 _count(counts.drafted_by_depth, depths)
                 _count(counts.accepted_by_depth, accepted)
+            for node in outcome.verdict.path[: len(accepted)] if draft.sources else ():
+                self._totals.accepted_by_source[draft.sources[node]] += 1
             drafting.observe(each, draft, depths, len(outcome.verdict.path))
         try:
             self._cache.commit_all(list(kept), list(kept.values()))

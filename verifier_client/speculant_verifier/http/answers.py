@@ -265,6 +265,38 @@ class ModelList(Answer):
     """One."""
 
 
+class AdapterInfo(Answer):
+    """A draft model with one adapter, or with none."""
+
+    name: str
+    """As it was asked for; empty: the draft model without an adapter."""
+    sha256: str
+    """Of its weights' file; empty without an adapter."""
+
+
+class DraftModelState(Answer):
+    """What drafts, and how it does."""
+
+    names: list[str]
+    """Adapters that may be loaded: those of the setting draft_model.adapters."""
+    present: AdapterInfo
+    """What drafts now."""
+    previous: AdapterInfo | None
+    """What a rollback would bring back."""
+    acceptance: float | None
+    """Share of the latest judged tokens that the present one was right about; null before any."""
+    judged_tokens: int
+    """How many these are, at most 1000: the count begins again with every swap."""
+    previous_acceptance: float | None
+    """The share of the previous one when it was replaced."""
+    automatic_rollbacks: int
+    """Adapters that were taken back by the verifier itself, as they were worse than what drafted before them."""
+    passes: int
+    """Passes of the draft model since the start."""
+    passes_s: float
+    """Seconds that they took."""
+
+
 class ErrorDetail(Answer):
     """What went wrong."""
 

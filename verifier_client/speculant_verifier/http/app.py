@@ -23,6 +23,7 @@ from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import HarmonyTokens
+from speculant_verifier.http.adapters import add_adapter_endpoints
 from speculant_verifier.http.answering import Decoding, GenerationResponse
 from speculant_verifier.http.answers import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
 from speculant_verifier.http.bodies import JsonRoute
@@ -134,6 +135,8 @@ def create_app(
         if name != model_id:
             raise no_such_model(model_id)
         return model
+
+    add_adapter_endpoints(app, decoder, with_key, _ERRORS)
 
     @app.get("/healthz", response_class=PlainTextResponse, responses={503: {"description": "It does not serve."}})
     async def health() -> Response:

@@ -26,8 +26,12 @@ PRINCIPAL = "speculant.principal"
 CountRequest = Callable[[str, int], None]
 """Told of every request that is over: the endpoint and the status that was answered."""
 
-_API = "/v1/"
-_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models"})
+API = ("/v1/", "/admin/")
+"""What paths begin with that are for clients who may come in."""
+_ENDPOINTS = frozenset({
+    "/v1/chat/completions", "/v1/completions", "/v1/models",
+    "/admin/adapters", "/admin/adapters/load", "/admin/adapters/rollback",
+})  # fmt: skip
 _CLIENT_LEFT = 499
 """What proxies write into their logs where a client left before there was a status."""
 _BODY_TIMEOUT_S = 60.0
@@ -82,7 +86,7 @@ class Gate:
         try:
             with bound_to_messages(request_id):
                 try:
-                    if scope["path"].startswith(_API):
+                    if scope["path"].startswith(API):
                         self._admit(scope, dict(headers))
                         if scope["method"] == "POST":
                             receive = await self._whole_body(receive, dict(headers))
@@ -97,7 +101,7 @@ class Gate:
                         await refusal.response()(scope, receive, send_with_id)
         finally:
             self._num_running -= 1
-            if scope["path"].startswith(_API):
+            if scope["path"].startswith(API):
                 self._count_request(_endpoint_of(scope["path"]), status or _CLIENT_LEFT)
 
     def _admit(self, scope: Scope, headers: dict[str, str]) -> None:

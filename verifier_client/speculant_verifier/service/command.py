@@ -55,8 +55,10 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.sources import require_sources
 
     require_addresses(settings.service.listen, "--service.listen")
+    require_addresses(settings.service.admin_listen, "--service.admin-listen")
     require_port(settings.service.http, "--service.http")
     require_free(settings.service.listen, "--service.listen")
+    require_free(settings.service.admin_listen, "--service.admin-listen")
     require_free(settings.service.http, "--service.http")
     require_sources(settings.verifier, settings.graph_path, settings.client)
     from speculant_graph.serving.process import serve_until_stopped

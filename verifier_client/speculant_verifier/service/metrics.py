@@ -16,6 +16,8 @@ from prometheus_client.registry import Collector
 from speculant_graph.types import DrafterState
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.draft_model.adapters import BASE
+from speculant_verifier.draft_model.drafter import HIT_WINDOW
 from speculant_verifier.engine.totals import NODE_BOUNDS, Histogram
 from speculant_verifier.load import Load
 
@@ -63,6 +65,7 @@ class _VerifierCollector(Collector):
             yield from self._requests(self._decoder)
             yield from self._speculation(self._decoder)
             yield from self._drafter(self._decoder)
+            yield from self._draft_model(self._decoder)
 
     def _requests(self, decoder: SpeculativeDecoder) -> Iterator[Metric]:
         totals = decoder.totals
@@ -103,6 +106,14 @@ class _VerifierCollector(Collector):
         yield _gauge("target_cache_bytes", "Memory of the target cache, in bytes.", cache.num_bytes)
         yield _by_depth("drafted_by_depth", "Nodes verified at a depth of the draft.", totals.drafted_by_depth)
         yield _by_depth("accepted_by_depth", "Nodes accepted at a depth of the draft.", totals.accepted_by_depth)
+        sources = CounterMetricFamily(
+            _PREFIX + "accepted_by_source",
+            "Drafted tokens that were emitted, by what proposed them, where there is a draft model.",
+            labels=["source"],
+        )
+        for source, number in totals.accepted_by_source.items():
+            sources.add_metric([source], number)
+        yield sources
         phases = CounterMetricFamily(_PREFIX + "phase_seconds", "Time of the engine, by phase.", labels=["phase"])
         for phase in ("prefill", "draft", "forward", "verify", "commit", "total"):
             phases.add_metric([phase], getattr(totals, f"{phase}_s"))
@@ -140,6 +151,21 @@ class _VerifierCollector(Collector):
              decoder.totals.num_steps_without_drafter),
         ):  # fmt: skip
             yield _counter(name, help_text, value)
+
+    def _draft_model(self, decoder: SpeculativeDecoder) -> Iterator[Metric]:
+        state = None if decoder.adapters is None else decoder.adapters.state
+        passes, seconds = (state.num_passes, state.passes_s) if state else (0, 0.0)
+        yield _counter("draft_model_passes", "Passes of the draft model; 0 without one.", passes)
+        yield _counter("draft_model_seconds", "Time of these passes, in seconds.", seconds)
+        judged = "Latest tokens that say how good the present adapter is; it begins again with every swap."
+        yield _gauge("draft_model_judged_tokens", f"{judged} At most {HIT_WINDOW}.", state.num_judged if state else 0)
+        right = f"Share of these tokens, at most {HIT_WINDOW}, that it was right about; 0 before any."
+        yield _gauge("draft_model_acceptance", right, state.acceptance or 0 if state else 0)
+        rollbacks = "Adapters taken back by the verifier itself, as they were worse than what was before."
+        yield _counter("draft_model_rollbacks", rollbacks, state.num_rollbacks if state else 0)
+        adapter = state.present if state else BASE
+        labels = {"adapter": adapter.name, "sha256": adapter.digest}
+        yield InfoMetricFamily(_PREFIX + "draft_model", "The draft model's adapter; empty: none.", labels)
 
 
 def _counter(name: str, help_text: str, value: float) -> Metric:

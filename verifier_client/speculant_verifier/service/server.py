@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Self
+from typing import Any, Self
 
 from grpc_health.v1 import health, health_pb2
 from loguru import logger
@@ -23,7 +23,10 @@ from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http import METRICS_TYPE, HttpServer, create_app
 from speculant_verifier.http.errors import unavailable
+from speculant_verifier.http.gate import API
 from speculant_verifier.load import Load
+from speculant_verifier.service import admin
+from speculant_verifier.service.admin import VerifierAdminService
 from speculant_verifier.service.metrics import RequestKey, render_metrics
 from speculant_verifier.service.service import SERVICE_NAME, VerifierService
 
@@ -61,9 +64,13 @@ class VerifierServer:
                 "set --generation.max-tokens to no more than that"
             )
         self._config, self._defaults, self._make_decoder = config, defaults, make_decoder
-        self._gate = CallGate(AccessPolicy.load(config.access_file), config.max_concurrent_rpcs)
+        policy = AccessPolicy.load(config.access_file)
+        self._gate = CallGate(policy, config.max_concurrent_rpcs)
+        # Of its own, so that a server that is full can still be looked after.
+        self._admin_gate = CallGate(policy, config.max_concurrent_rpcs)
         self._load = Load(config, max_batch_size)
         self._service = VerifierService(self._read_decoder, defaults, self._load, config.idle_timeout_s)
+        self._admin = VerifierAdminService(self._read_decoder)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._http_requests: Counter[tuple[str, str]] = Counter()
         self._credentials = server_credentials(config)
@@ -75,6 +82,8 @@ class VerifierServer:
         self._is_hurried = False
         self.addresses: list[str] = []
         """Where the gRPC service is reached."""
+        self.admin_addresses: list[str] = []
+        """Where its admin service is."""
         self.http_address = ""
         """Where the API over HTTP is."""
 
@@ -97,10 +106,16 @@ class VerifierServer:
         """
         await self._tell_health(_NOT_SERVING)
         if self._config.listen:
-            handler = self._service.handler(self._gate)
-            endpoint = GrpcEndpoint(self._config, self._credentials, self._health, [handler], SERVICE_NAME)
-            self._endpoints.append(endpoint)
-            self.addresses = await endpoint.listen(self._config.listen, "--service.listen")
+            self.addresses = await self._listen(
+                self._config.listen, "--service.listen", self._service.handler(self._gate), SERVICE_NAME
+            )
+        if self._config.admin_listen:
+            self.admin_addresses = await self._listen(
+                self._config.admin_listen,
+                "--service.admin-listen",
+                self._admin.handler(self._admin_gate),
+                admin.SERVICE_NAME,
+            )
         if self._http is not None:
             self.http_address = await self._http.start()
             warn_of_exposure(self._config, [self.http_address])
@@ -119,7 +134,8 @@ class VerifierServer:
         await self._tell_health(_SERVING)
         scheme = "http" if self._config.tls_certificate is None else "https"
         urls = [f"{scheme}://{self.http_address}/v1"] if self.http_address else []
-        logger.info("verifier ready on {}", ", ".join([*self.addresses, *urls]))
+        more = f"; admin on {', '.join(self.admin_addresses)}" if self.admin_addresses else ""
+        logger.info("verifier ready on {}{}", ", ".join([*self.addresses, *urls]), more)
 
     async def stop(self) -> None:
         """Say that nothing is served, let texts that are under way be finished, and let go."""
@@ -153,16 +169,21 @@ class VerifierServer:
     async def reload(self) -> None:
         """Read the access file again; what is wrong is logged and stays as it was."""
         try:
-            self._gate.policy = AccessPolicy.load(self._config.access_file)
+            self._gate.policy = self._admin_gate.policy = AccessPolicy.load(self._config.access_file)
         except ConfigError as error:
             logger.error("the access file is not read again: {}", error)
+
+    async def _listen(self, addresses: str, option: str, handler: Any, name: str) -> list[str]:
+        endpoint = GrpcEndpoint(self._config, self._credentials, self._health, [handler], name)
+        self._endpoints.append(endpoint)
+        return await endpoint.listen(addresses, option)
 
     def _count_http(self, endpoint: str, status: int) -> None:
         self._http_requests[endpoint, str(status)] += 1
 
     def _render_metrics(self) -> bytes:
         requests: dict[RequestKey, int] = {("http", *key): number for key, number in self._http_requests.items()}
-        requests |= {("grpc", *key): number for key, number in self._gate.ended.items()}
+        requests |= {("grpc", *key): number for key, number in (self._gate.ended + self._admin_gate.ended).items()}
         return render_metrics(self._decoder, self._load, requests)
 
     def _http_server(self) -> HttpServer:
@@ -180,7 +201,7 @@ class VerifierServer:
         app = self._app
         if app is None and scope["path"] == "/metrics":
             app = PlainTextResponse(self._render_metrics(), media_type=METRICS_TYPE)
-        elif app is None and scope["path"].startswith("/v1/"):
+        elif app is None and scope["path"].startswith(API):
             app = unavailable(_LOADING).response()
         await (app or PlainTextResponse(f"{_LOADING}\n", HTTPStatus.SERVICE_UNAVAILABLE))(scope, receive, send)
 
@@ -190,5 +211,5 @@ class VerifierServer:
         return self._decoder
 
     async def _tell_health(self, status: int) -> None:
-        for name in ("", SERVICE_NAME):
+        for name in ("", SERVICE_NAME, admin.SERVICE_NAME):
             await self._health.set(name, status)

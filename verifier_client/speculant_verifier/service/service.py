@@ -72,7 +72,7 @@ class VerifierService:
     async def generate(self, payload: bytes, call: Call) -> None:
         """Continue a prompt, step by step."""
         decoder = self._read_decoder()
-        request = _parsed(pb.GenerateRequest, payload)
+        request = parsed(pb.GenerateRequest, payload)
         if request.request_id:
             call.rename(request.request_id)
         speculation = request.speculation
@@ -95,7 +95,7 @@ class VerifierService:
         payload = await self._next_request(call.context)
         if payload is _END_OF_STREAM:
             return
-        request = _parsed(pb.VerifyRequest, payload)
+        request = parsed(pb.VerifyRequest, payload)
         if request.tokenizer_sha256 and request.tokenizer_sha256.hex() != decoder.target.fingerprint.sha256:
             raise TokenizerMismatchError(
                 f"the client's tokenizer is not that of '{decoder.target.fingerprint.name}'; use the model's own"
@@ -132,7 +132,7 @@ class VerifierService:
                     payload = await self._next_request(call.context)
                     if payload is _END_OF_STREAM:
                         return
-                    request = _parsed(pb.VerifyRequest, payload)
+                    request = parsed(pb.VerifyRequest, payload)
                     if request.prompt_tokens:
                         raise GenerationRequestError(
                             "prompt_tokens are for the first request of a stream; leave them out"
@@ -161,7 +161,12 @@ class VerifierService:
             self._reading.discard(task)
 
 
-def _parsed(kind: Any, payload: bytes) -> Any:
+def parsed(kind: Any, payload: bytes) -> Any:
+    """Return a message of a kind.
+
+    Raises:
+        DraftRequestError: the bytes are none.
+    """
     try:
         return kind.FromString(payload)
     except DecodeError as error:

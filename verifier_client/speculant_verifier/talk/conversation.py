@@ -22,6 +22,7 @@ COMMANDS = {
     "/retry": "ask for another answer to the last message",
     "/save": "FILE: write the conversation as a line of JSON, which 'generate --prompts FILE.jsonl' reads",
     "/stats": "show the statistics of all answers together",
+    "/adapter": "[list | load NAME | rollback]: show or change the draft model's adapter; load without NAME: none",
     "/quit": "end, as Ctrl-D does",
 }
 """Command -> what it does."""
@@ -53,6 +54,7 @@ class Conversation:
             "/retry": self._retry,
             "/save": self._save,
             "/stats": self._show_statistics,
+            "/adapter": self._change_adapter,
         }
 
     def run(self) -> int:
@@ -177,6 +179,29 @@ class Conversation:
         self._screen.note(f"{answers}, {len(self._messages)} messages remembered, {run.line()}")
         if line := run.recent_line():
             self._screen.note(line)
+        if self._partner.adapters is not None:
+            self._screen.note(self._partner.adapters.state.line())
+
+    def _change_adapter(self, text: str) -> None:
+        adapters = self._partner.adapters
+        if adapters is None:
+            self._complain("there is no draft model here; start with --draft-model, or see speculant admin adapter")
+            return
+        action, _, name = text.partition(" ")
+        try:
+            if action == "load":
+                adapters.load(name.strip())
+            elif action == "rollback" and not name:
+                adapters.rollback()
+            elif action not in ("", "list") or name:
+                self._complain("/adapter is followed by list, load NAME or rollback")
+                return
+        except SpeculantError as error:
+            self._complain(str(error))
+            return
+        self._screen.note(adapters.state.line())
+        if action in ("", "list"):
+            self._screen.note(f"adapters by name: {', '.join(adapters.names) or 'none'}")
 
     def _complain(self, text: str) -> None:
         self._screen.note(text)

@@ -27,6 +27,7 @@ class LocalPartner:
         """
         decoder.chat_prompt([{"role": "user", "content": "Hello"}])  # said now rather than after the first message
         self.name = PurePath(decoder.target.name).name
+        self.adapters = decoder.adapters
         self._decoder, self._config = decoder, config
         self._harmony = HarmonyTokens.of(decoder)
         self._meter = RunMeter(decoder)

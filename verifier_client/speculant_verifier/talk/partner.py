@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from speculant_verifier.run_statistics import RunStatistics
+
+if TYPE_CHECKING:
+    from speculant_verifier.draft_model.adapters import Adapters
 
 Messages = Sequence[dict[str, str]]
 """Each with 'role' and 'content', from the first to the latest."""
@@ -38,6 +41,10 @@ class Partner(Protocol):
         Raises:
             SpeculantError: there is none, or it broke off.
         """
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The adapters of a draft model in this process, if there is one."""
 
     @property
     def finish_reason(self) -> str:

@@ -56,7 +56,7 @@ class RemotePartner:
             raise ConfigError(f"{url} does not serve '{model}'; it serves: {', '.join(models)}")
         if not models:
             raise GenerationError(f"{url} serves no model; start one there")
-        self.name = model or models[0]
+        self.name, self.adapters = model or models[0], None
         self._statistics, self._finish_reason = RunStatistics(), ""
 
     def answer(self, messages: Messages, attempt: int) -> Generator[Piece, None, None]:

@@ -241,3 +241,65 @@ class VerifyResponse(_message.Message):
     feedback_tokens: _containers.RepeatedScalarFieldContainer[int]
     forward_time: _duration_pb2.Duration
     def __init__(self, step_id: _Optional[int] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., feedback_tokens: _Optional[_Iterable[int]] = ..., forward_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sha256: bytes
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class DraftModelState(_message.Message):
+    __slots__ = ("names", "present", "previous", "acceptance", "judged_tokens", "previous_acceptance", "automatic_rollbacks", "passes", "passes_time")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    AUTOMATIC_ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    PASSES_TIME_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    present: Adapter
+    previous: Adapter
+    acceptance: float
+    judged_tokens: int
+    previous_acceptance: float
+    automatic_rollbacks: int
+    passes: int
+    passes_time: _duration_pb2.Duration
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., present: _Optional[_Union[Adapter, _Mapping]] = ..., previous: _Optional[_Union[Adapter, _Mapping]] = ..., acceptance: _Optional[float] = ..., judged_tokens: _Optional[int] = ..., previous_acceptance: _Optional[float] = ..., automatic_rollbacks: _Optional[int] = ..., passes: _Optional[int] = ..., passes_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ListAdaptersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAdaptersResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: DraftModelState
+    def __init__(self, state: _Optional[_Union[DraftModelState, _Mapping]] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: DraftModelState
+    def __init__(self, state: _Optional[_Union[DraftModelState, _Mapping]] = ...) -> None: ...
+
+class RollbackAdapterRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RollbackAdapterResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: DraftModelState
+    def __init__(self, state: _Optional[_Union[DraftModelState, _Mapping]] = ...) -> None: ...

@@ -145,3 +145,180 @@ class VerifierService(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class VerifierAdminServiceStub(object):
+    """Looking after a running verifier's draft model: its LoRA adapters are swapped between two steps while requests are
+    decoded. No text depends on it. Served at an address of its own, which must not be public; PERMISSION_DENIED for
+    clients that are no administrators. Besides the statuses above: UNIMPLEMENTED (the verifier has no draft model, or
+    the service is asked for at another address), INVALID_ARGUMENT (the adapter can't be used; the message says why, and
+    what drafts is unchanged).
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListAdapters = channel.unary_unary(
+                '/speculant_graph.rpc.v1.VerifierAdminService/ListAdapters',
+                request_serializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/speculant_graph.rpc.v1.VerifierAdminService/LoadAdapter',
+                request_serializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.RollbackAdapter = channel.unary_unary(
+                '/speculant_graph.rpc.v1.VerifierAdminService/RollbackAdapter',
+                request_serializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.RollbackAdapterRequest.SerializeToString,
+                response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.RollbackAdapterResponse.FromString,
+                _registered_method=True)
+
+
+class VerifierAdminServiceServicer(object):
+    """Looking after a running verifier's draft model: its LoRA adapters are swapped between two steps while requests are
+    decoded. No text depends on it. Served at an address of its own, which must not be public; PERMISSION_DENIED for
+    clients that are no administrators. Besides the statuses above: UNIMPLEMENTED (the verifier has no draft model, or
+    the service is asked for at another address), INVALID_ARGUMENT (the adapter can't be used; the message says why, and
+    what drafts is unchanged).
+    """
+
+    def ListAdapters(self, request, context):
+        """Says what drafts, how it does, and which adapters may be loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadAdapter(self, request, context):
+        """Loads an adapter and drafts with it. Returns when it is in memory, after as long as loading the draft model takes;
+        it goes on if the client leaves. RESOURCE_EXHAUSTED while another one is being loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollbackAdapter(self, request, context):
+        """Brings back what drafted before the latest load, once. INVALID_ARGUMENT if there is nothing to bring back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_VerifierAdminServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'RollbackAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackAdapter,
+                    request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.RollbackAdapterRequest.FromString,
+                    response_serializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.RollbackAdapterResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'speculant_graph.rpc.v1.VerifierAdminService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('speculant_graph.rpc.v1.VerifierAdminService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class VerifierAdminService(object):
+    """Looking after a running verifier's draft model: its LoRA adapters are swapped between two steps while requests are
+    decoded. No text depends on it. Served at an address of its own, which must not be public; PERMISSION_DENIED for
+    clients that are no administrators. Besides the statuses above: UNIMPLEMENTED (the verifier has no draft model, or
+    the service is asked for at another address), INVALID_ARGUMENT (the adapter can't be used; the message says why, and
+    what drafts is unchanged).
+    """
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/speculant_graph.rpc.v1.VerifierAdminService/ListAdapters',
+            speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.ListAdaptersRequest.SerializeToString,
+            speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/speculant_graph.rpc.v1.VerifierAdminService/LoadAdapter',
+            speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.LoadAdapterRequest.SerializeToString,
+            speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollbackAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/speculant_graph.rpc.v1.VerifierAdminService/RollbackAdapter',
+            speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.RollbackAdapterRequest.SerializeToString,
+            speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.RollbackAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

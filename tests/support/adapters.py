@@ -1,0 +1,42 @@
+"""A verifier whose draft model is the target, with adapters, for tests of those who swap them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.config_learning import DraftModelConfig
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.draft_model import ModelDrafter
+from speculant_verifier.draft_model.price import DraftPrice
+from support.draft_models import flat
+from support.tiny_models import tiny_model
+from support.training import write_adapter
+
+NUM_ROWS = 16
+
+
+def adapter_folders(folder: Path) -> dict[str, Path]:
+    """Write a checkpoint and adapters: of little effect, of no use, and of another model; return them by name."""
+    target = tiny_model("llama")
+    target.model.save_pretrained(folder / "tiny")
+    target.tokenizer.save_pretrained(folder / "tiny")
+    return {
+        "small": write_adapter(folder / "small", tiny_model("llama").model, std=0.0003),
+        "random": write_adapter(folder / "random", tiny_model("llama").model, std=2.0, seed=1),
+        "other": write_adapter(folder / "other", tiny_model("qwen2").model, "another"),
+    }
+
+
+def adapted_decoder(folder: Path, folders: dict[str, Path]) -> SpeculativeDecoder:
+    """Return a decoder whose draft model costs next to nothing, so that it is asked at every step."""
+    decoder = SpeculativeDecoder(
+        verifier_config=VerifierConfig(
+            model_name=str(folder / "tiny"), device="cpu", num_threads=1, measure_costs=False, max_batch_size=NUM_ROWS
+        ),
+        draft_config=DraftConfig(strategy="model", k=4),
+        draft_model=DraftModelConfig(name=str(folder / "tiny"), adapters=folders),
+    )
+    assert isinstance(decoder.drafter, ModelDrafter)
+    decoder.drafter._price = DraftPrice(flat(1e6, 1.0), flat(1e-9, 1e-9))
+    return decoder

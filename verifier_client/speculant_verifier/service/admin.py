@@ -1,0 +1,87 @@
+"""The gRPC methods of those who look after a running verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from loguru import logger
+
+from speculant_graph.rpc.convert.stream import duration_of
+from speculant_graph.rpc.v1 import verifier_pb2 as pb
+from speculant_graph.serving.calls import Call, CallGate
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.draft_model.adapters import Adapter, Adapters
+from speculant_verifier.draft_model.administration import adapters_of, load_adapter, rollback_adapter
+from speculant_verifier.service.service import parsed
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierAdminService"].full_name
+"""Name of the service."""
+
+
+class VerifierAdminService:
+    """Looks after the draft model's adapters."""
+
+    def __init__(self, read_decoder: Callable[[], SpeculativeDecoder]) -> None:
+        """Make a service.
+
+        Args:
+            read_decoder: returns what decodes; raises while there is none.
+        """
+        self._read_decoder = read_decoder
+
+    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """Return what a server answers the service's methods with."""
+        methods: dict[str, tuple[Any, Any, Any]] = {
+            "ListAdapters": (pb.ListAdaptersRequest, _list, pb.ListAdaptersResponse),
+            "LoadAdapter": (pb.LoadAdapterRequest, _load, pb.LoadAdapterResponse),
+            "RollbackAdapter": (pb.RollbackAdapterRequest, _rollback, pb.RollbackAdapterResponse),
+        }
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME,
+            {name: gate.unary(name, self._guarded(name, *method)) for name, method in methods.items()},
+        )
+
+    def _guarded(self, name: str, request_class: Any, method: Any, response_class: Any) -> Any:
+        async def answer(payload: bytes, call: Call) -> bytes:
+            call.principal.require_admin()
+            adapters = adapters_of(self._read_decoder())
+            await method(adapters, parsed(request_class, payload))
+            logger.debug("{} by {}", name, call.principal.name or "anybody")
+            response: Message = response_class(state=_state(adapters))
+            return response.SerializeToString()
+
+        return answer
+
+
+async def _list(_adapters: Adapters, _request: pb.ListAdaptersRequest) -> None:
+    """Do nothing: every answer says what drafts."""
+
+
+async def _load(adapters: Adapters, request: pb.LoadAdapterRequest) -> None:
+    await load_adapter(adapters, request.name)
+
+
+async def _rollback(adapters: Adapters, _request: pb.RollbackAdapterRequest) -> None:
+    rollback_adapter(adapters)
+
+
+def _state(adapters: Adapters) -> pb.DraftModelState:
+    state = adapters.state
+    return pb.DraftModelState(
+        names=adapters.names,
+        present=_adapter(state.present),
+        previous=None if state.previous is None else _adapter(state.previous),
+        acceptance=state.acceptance,
+        judged_tokens=state.num_judged,
+        previous_acceptance=state.previous_acceptance,
+        automatic_rollbacks=state.num_rollbacks,
+        passes=state.num_passes,
+        passes_time=duration_of(state.passes_s),
+    )
+
+
+def _adapter(adapter: Adapter) -> pb.Adapter:
+    return pb.Adapter(name=adapter.name, sha256=bytes.fromhex(adapter.digest))
