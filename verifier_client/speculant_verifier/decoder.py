@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
@@ -96,8 +95,7 @@ class SpeculativeDecoder:
         wanted = draft_model if draft_model is not None and draft_model.name else None
         has_ngrams = graph_path is not None or sidecar is not None
         require_strategy(strategy, wanted, has_drafter=drafter is not None, has_ngrams=has_ngrams)
-        load = partial(load_draft_model, wanted or DraftModelConfig(), self.verifier_config, self.target)
-        draft_target = load() if wanted is not None else self.target  # refused before anything is measured
+        base = None if wanted is None else load_draft_model(wanted, self.verifier_config, self.target)
         drafts = strategy not in FROM_GRAPH or graph is not None or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
@@ -127,13 +125,13 @@ class SpeculativeDecoder:
         """What records say that the engine does not know."""
         self.adapters: Adapters | None = None
         """The draft model's adapters, if there is a draft model."""
-        if wanted is not None:
+        if wanted is not None and base is not None:
             ngrams = None if strategy == "model" else self.drafter
             self.drafter = open_model_drafter(
-                draft_target, self.target, self.verifier_config, self.draft_config, ngrams, self.costs,
+                base, self.target, self.verifier_config, self.draft_config, ngrams, self.costs,
                 wanted.temperature,
             )  # fmt: skip
-            self.adapters = Adapters(self.drafter, draft_target, wanted, load, self.record_identity)
+            self.adapters = Adapters(self.drafter, base, wanted, self.record_identity)
         self._engine = Engine(
             self.target,
             self.drafter,

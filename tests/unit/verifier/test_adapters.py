@@ -67,7 +67,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def made(folders: Mapping[str, Path], **settings: Any) -> tuple[ModelDrafter, Adapters, RecordIdentity]:
     drafter, identity = model_drafter(base()), RecordIdentity()
     config = DraftModelConfig(name="tiny", adapters=dict(folders), **settings)
-    return drafter, Adapters(drafter, base(), config, base, identity), identity
+    return drafter, Adapters(drafter, base(), config, identity), identity
 
 
 def run(
@@ -143,12 +143,14 @@ def test_one_is_loaded_at_a_time(folders: dict[str, Path]) -> None:
     _, adapters, _ = made(folders)
     begun, goes_on = threading.Event(), threading.Event()
 
-    def slowly() -> TargetModel:
+    loaded = adapters._loaded
+
+    def slowly(name: str) -> Any:
         begun.set()
         assert goes_on.wait(60)
-        return base()
+        return loaded(name)
 
-    adapters._load_base = slowly
+    adapters._loaded = slowly
     thread = threading.Thread(target=adapters.load, args=("small",))
     thread.start()
     assert begun.wait(60)

@@ -1,16 +1,16 @@
 """The draft model's LoRA adapters while it serves: loaded, swapped between two steps, and taken back.
 
-An adapter is checked as a whole, and added to a model that was loaded for it, before anything changes: the weights that
-serve are never touched. The model before stays in memory, so going back is a swap, too. It happens by itself where the
+An adapter is checked as a whole, and added to a copy of the base model, before anything changes: the weights that serve
+are never touched. The model before stays in memory, so going back is a swap, too. It happens by itself where the
 new one is right less often than the one before was. Only its first ``drafter.HIT_WINDOW`` judged tokens are compared:
 comparing for ever finds an equal one worse some day. The output can't change by any of this.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,22 +89,20 @@ class Adapters:
         drafter: ModelDrafter,
         base: TargetModel,
         config: DraftModelConfig,
-        load: Callable[[], TargetModel],
         identity: RecordIdentity,
     ) -> None:
         """Begin with the base model, or with the adapter that the settings name.
 
         Args:
             drafter: what drafts.
-            base: the model without an adapter.
+            base: the model without an adapter; it stays so, and adapters are added to copies of it.
             config: its settings: names of adapters, and whether they are added to the weights.
-            load: loads the base model again.
             identity: what records say of the draft model; it is kept up to date.
 
         Raises:
             ConfigError: the adapter that the settings name can't be used.
         """
-        self._drafter, self._config, self._load_base = drafter, config, load
+        self._drafter, self._config, self._base = drafter, config, base
         self._identity = identity
         identity.draft_model = config.name
         self._lock, self._loading = threading.Lock(), threading.Lock()
@@ -142,14 +140,13 @@ class Adapters:
         )
 
     def load(self, name: str) -> Adapter:
-        """Load an adapter and draft with it from the next step on; takes as long as loading the draft model.
+        """Load an adapter and draft with it from the next step on.
 
         Args:
             name: one of the settings' names, or a folder; empty: the base model.
 
         Raises:
             ConfigError: it is not there, damaged, or of another model; what serves is unchanged.
-            TokenizerMismatchError: the draft model itself was replaced where it is loaded from; as before.
             DraftLimitError: another one is being loaded.
         """
         if not self._loading.acquire(blocking=False):
@@ -164,17 +161,15 @@ class Adapters:
         return loaded.adapter
 
     def _loaded(self, name: str) -> _Loaded:
-        folder = self._config.adapters.get(name, Path(name))
-        model = self._load_base()
-        adapter = BASE
-        if name:
-            from speculant_verifier.training.adapters import attach, check_adapter, merge
+        if not name:
+            return _Loaded(BASE, self._base)
+        from speculant_verifier.training.adapters import attach, check_adapter, merge
 
-            info = check_adapter(folder, model.model, self._config.name)
-            adapted = (merge if self._config.fuse else attach)(model.model, info.folder)
-            model = model.with_weights(adapted)
-            adapter = Adapter(name, str(info.folder), info.digest)
-        return _Loaded(adapter, model)
+        folder = self._config.adapters.get(name, Path(name))
+        info = check_adapter(folder, self._base.model, self._config.name)
+        # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
+        adapted = (merge if self._config.fuse else attach)(copy.deepcopy(self._base.model), info.folder)
+        return _Loaded(Adapter(name, str(info.folder), info.digest), self._base.with_weights(adapted))
 
     def rollback(self) -> Adapter:
         """Bring back what drafted before.

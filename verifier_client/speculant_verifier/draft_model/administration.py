@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from speculant_graph.errors import ConfigError, DraftRequestError, TokenizerMismatchError, UnservedRequestError
+from speculant_graph.errors import ConfigError, DraftRequestError, UnservedRequestError
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import Adapters
 
@@ -37,7 +37,7 @@ async def load_adapter(adapters: Adapters, name: str) -> None:
         raise DraftRequestError(f"there is no adapter of this name; those of the settings are: {known}")
     try:
         await asyncio.to_thread(adapters.load, name)
-    except (ConfigError, TokenizerMismatchError) as error:
+    except ConfigError as error:
         raise DraftRequestError(str(error)) from error
 
 

@@ -154,7 +154,7 @@ class DraftTree:
         """Learn from the tokens that followed the sequence, as far as the model was asked.
 
         Returns:
-            For every place where it was asked, whether the best candidate was right.
+            For every place where it was asked, whether its most probable token was the next one.
         """
         index, found = 0, []
         for token_id in emitted:

@@ -96,13 +96,12 @@ class Trust:
             is_drafted: whether that was drafted there.
 
         Returns:
-            Whether the best candidate was it.
+            Whether it was the model's most probable one.
         """
-        best = self.mix(ngrams, row)
-        is_right = bool(best) and best[0].token_id == token_id
+        is_right = bool(row) and row[0][0] == token_id
         kind = _kind_of(place)
         for counts, was_right in (
-            (self._model[kind], bool(row) and row[0][0] == token_id),
+            (self._model[kind], is_right),
             (self._mixed[kind * _CLASSES + _class_of(ngrams)], is_drafted),
         ):
             counts[0] = counts[0] * _RIGHT_MEMORY + 1.0
