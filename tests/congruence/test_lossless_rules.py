@@ -21,6 +21,7 @@ from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine.drafting import draft_seed
 from speculant_verifier.rules import block
 from speculant_verifier.sampling import Distribution
+from support.draft_models import model_drafter, noisy
 from support.drafters import ScriptedDrafter
 from support.graphs import graph_of
 from support.lossless import Job, alone, decode, local_drafter
@@ -113,10 +114,10 @@ class Sampling(ScriptedDrafter):
         return Draft(tuple(token_ids), tuple(parents), (), proposals)
 
 
-def outputs_of(rule, drafter, number, first_seed=0, max_tokens=DRAWN, **settings):
+def outputs_of(rule, drafter, number, first_seed=0, max_tokens=DRAWN, strategy="greedy", **settings):
     config = GenerationConfig(max_tokens=max_tokens, temperature=TEMPERATURE, rule=rule, speculation="on", **settings)
     jobs = [Job(PROMPT, config.model_copy(update={"seed": first_seed + index})) for index in range(number)]
-    outcome = decode(target(), jobs, drafter, 12, max_batch_size=64)
+    outcome = decode(target(), jobs, drafter, 12, max_batch_size=64, strategy=strategy)
     accepted = sum(sum(each.accepted_by_depth) for each in outcome.sequences)
     # More tokens than are looked at, as the last ones are drafted for less.
     return [output[:DRAWN] for output in outcome.outputs], accepted / number
@@ -169,6 +170,15 @@ def test_joint_distribution_with_a_real_drafter(rule):
     coupling = "gumbel" if rule == "gumbel" else "none"
     drafter = local_drafter(small_graph(), "sampling", 12, coupling=coupling)
     outputs, accepted = outputs_of(rule, drafter, MANY, 5 * 10**6, max_tokens=8)
+    assert accepted > 1.0
+    assert p_value(outputs) > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid", "follow"])
+@pytest.mark.parametrize("number", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_joint_distribution_with_a_draft_model(rule, number):
+    drafter = model_drafter(noisy(target(), 0.3), budget=12, rows=64)
+    outputs, accepted = outputs_of(rule, drafter, number, 9 * 10**6, max_tokens=8, strategy="model")
     assert accepted > 1.0
     assert p_value(outputs) > 1e-4
 
