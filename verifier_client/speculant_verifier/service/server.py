@@ -24,6 +24,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http import METRICS_TYPE, HttpServer, create_app
 from speculant_verifier.http.errors import unavailable
 from speculant_verifier.load import Load
+from speculant_verifier.service.learning import Learning
 from speculant_verifier.service.metrics import RequestKey, render_metrics
 from speculant_verifier.service.service import SERVICE_NAME, VerifierService
 
@@ -41,6 +42,7 @@ class VerifierServer:
         defaults: GenerationConfig,
         make_decoder: Callable[[], SpeculativeDecoder],
         max_batch_size: int,
+        make_learning: Callable[[SpeculativeDecoder], Learning] | None = None,
     ) -> None:
         """Make a server that does not listen yet.
 
@@ -49,6 +51,7 @@ class VerifierServer:
             defaults: settings of requests that leave them open.
             make_decoder: loads the model; called in a thread.
             max_batch_size: sequences that it decodes together.
+            make_learning: has the draft model trained meanwhile; None: nobody does.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -69,6 +72,8 @@ class VerifierServer:
         self._credentials = server_credentials(config)
         self._endpoints: list[GrpcEndpoint] = []
         self._decoder: SpeculativeDecoder | None = None
+        self._make_learning = make_learning
+        self._learning: Learning | None = None
         self._app: ASGIApp | None = None
         self._http = self._http_server() if config.http else None
         self._draining: asyncio.Task[bool] | None = None
@@ -105,6 +110,8 @@ class VerifierServer:
             self.http_address = await self._http.start()
             warn_of_exposure(self._config, [self.http_address])
         self._decoder = await in_uninterruptible_thread(self._make_decoder)
+        if self._make_learning is not None:
+            self._learning = self._make_learning(self._decoder)
         if self._http is not None:
             self._app = create_app(
                 self._decoder,
@@ -124,6 +131,8 @@ class VerifierServer:
     async def stop(self) -> None:
         """Say that nothing is served, let texts that are under way be finished, and let go."""
         self._load.is_draining = True
+        if self._learning is not None:
+            await asyncio.to_thread(self._learning.close)
         await self._health.enter_graceful_shutdown()
         self._service.drain()
         stopping = asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))
