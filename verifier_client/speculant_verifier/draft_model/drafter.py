@@ -81,6 +81,7 @@ class ModelDrafter:
         config: DraftConfig,
         ngrams: Drafter | None = None,
         temperature: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Take the parts.
 
@@ -90,9 +91,10 @@ class ModelDrafter:
             config: how to draft: depth and branches of trees.
             ngrams: drafts first. It is closed with this one.
             temperature: what drafts are drawn with; None: what the request's own tokens are.
+            clock: seconds, by which passes of the model are measured.
         """
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
-        self._temperature = temperature
+        self._temperature, self._clock = temperature, clock
         self._trust = Trust()
         self._acceptance = _FIRST_ACCEPTANCE  # of a drawn token whose parent was accepted
         self._sessions: dict[int, _Session] = {}
@@ -251,10 +253,10 @@ class ModelDrafter:
                 break
             width = max(width, 1)  # of a try
             pending = max(len(cached.pending) for _, cached in members) if is_first else 0
-            started_s = time.perf_counter()
+            started_s = self._clock()
             expected_s = float(self._price.pass_s(len(members), pending, width)[-1])
             self._expand(batch, members, [[node for node, _ in opened[index][:width]] for index, _ in members])
-            elapsed_s = time.perf_counter() - started_s
+            elapsed_s = self._clock() - started_s
             self._price.note(expected_s, elapsed_s)
             self._count(1, elapsed_s)
             for index, _ in members if spent_s else ():
@@ -294,9 +296,9 @@ class ModelDrafter:
         """Read a stretch of what one of the sequences is behind; return those that are not."""
         behind = [cached for _, cached in members if len(cached.pending) > _LONGEST_READ]
         if behind:
-            started_s = time.perf_counter()
+            started_s = self._clock()
             self._passes.read(behind[0])
-            self._count(0, time.perf_counter() - started_s)
+            self._count(0, self._clock() - started_s)
         return [(index, cached) for index, cached in members if len(cached.pending) <= _LONGEST_READ]
 
     def _expand(
@@ -330,10 +332,10 @@ class ModelDrafter:
             return drafts
         depth = max(depth, 1)  # of a try
         orders = [self._order(batch[index], cached, depth) for index, cached in members]
-        started_s = time.perf_counter()
+        started_s = self._clock()
         for (index, _), draft in zip(members, draw_drafts(self._passes, orders), strict=True):
             drafts[index] = draft
-        self._count(depth, time.perf_counter() - started_s)
+        self._count(depth, self._clock() - started_s)
         return drafts
 
     def _order(self, wanted: _Wanted, cached: CachedSequence, depth: int) -> DrawOrder:

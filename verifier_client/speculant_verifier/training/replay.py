@@ -2,12 +2,14 @@
 
 A step drafts as the engine does, walks the draft along what the target wrote, and goes on one token behind it: the rule
 ``follow`` does the same where the target writes the record. So tokens a pass are those of the engine. Seconds of the
-target's passes come from the record, those of drafting are measured.
+target's passes come from the record. Those of drafting are measured, as time of this thread: a training has the lowest
+priority, and what it waits for a core is nothing that drafts cost where they are served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,15 +61,24 @@ class Replayed:
 class Replay:
     """One draft model that learns online from request to request, as it does where it serves."""
 
-    def __init__(self, model: TargetModel, price: DraftPrice, draft: DraftConfig = DRAFT) -> None:
+    def __init__(
+        self,
+        model: TargetModel,
+        price: DraftPrice,
+        draft: DraftConfig = DRAFT,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
         """Begin without experience.
 
         Args:
             model: what drafts.
             price: what passes of both models take.
             draft: how to draft.
+            clock: seconds, by which drafting is measured.
         """
-        self._drafter = ModelDrafter(DraftPasses(model, 1, VerifierConfig().prefill_chunk), price, draft)
+        passes = DraftPasses(model, 1, VerifierConfig().prefill_chunk)
+        self._drafter = ModelDrafter(passes, price, draft, clock=clock)
+        self._clock = clock
         self._speculation = Speculation(lambda _, width: _CURVE.table(width), promises=True)
         # Of a target it asks for lengths alone; where the draft model ends, there is no draft.
         self._drafting = Drafting(model, self._drafter, self._speculation, draft, EngineTotals())
@@ -78,9 +89,11 @@ class Replay:
         sequence = ActiveSequence(Request(0, record.prompt, config), token_ids=list(record.prompt), has_session=True)
         sequence.history = self._speculation.new_history()
         self._drafter.open(sequence.session_id)
-        passes_s = 0.0
+        seconds = 0.0
         while sequence.num_remaining:
+            started_s = self._clock()
             [draft] = self._drafting.drafts([sequence])
+            seconds += self._clock() - started_s
             depths = depths_of(draft)
             verdict = follow(draft, _Recorded(record.output[sequence.num_emitted :], [0, *depths]), float)
             sequence.num_steps += 1
@@ -88,9 +101,9 @@ class Replay:
             self._drafting.observe(sequence, draft, depths, len(verdict.path))
             pass_s = record.pass_s * _CURVE.at(1 + len(draft))
             self._drafter.note_pass(1, 1 + len(draft), pass_s)
-            passes_s += pass_s
+            seconds += pass_s
         self._drafter.finish(sequence.session_id)
-        return Replayed(sequence.num_emitted, sequence.num_steps, sequence.draft_s + passes_s)
+        return Replayed(sequence.num_emitted, sequence.num_steps, seconds)
 
 
 class _Recorded:
