@@ -68,6 +68,7 @@ def records(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "records"
 
 
+@pytest.mark.slow
 def test_collected_records_are_those_of_generate(models: Path, records: Path, tmp_path: Path) -> None:
     given = ("--prompts", records.parent / "prompts.jsonl", "--record", tmp_path / "records")
     assert run("generate", *given, *named(models), *DRAFTING, "--ignore-end-tokens").returncode == 0
@@ -88,6 +89,7 @@ def test_collecting_says_what_is_wrong_in_one_line(tmp_path: Path, models: Path,
     assert len(replay_of(tmp_path / "records", None, 9)) == 1
 
 
+@pytest.mark.slow
 def test_a_conversation_trains_and_compares(models: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     lines = ["/eval", *["The parties agree"] * 8, "/eval", "/train", "/eval"]
     lines = [each for line in lines for each in ((line, "/clear") if line.startswith("The") else (line,))]
@@ -130,10 +132,11 @@ def test_a_verifier_trains_by_itself(models: Path, tmp_path: Path) -> None:
         assert "trained the draft model: tokens a pass" in verifier.log
         digest = read_adapter(adapter).digest
         ask(verifier.url, 12)
-        until(lambda: "no new adapter" in verifier.log, lambda: verifier.log)  # it can't become better still
+        outcomes = ("the draft model now has adapter", "no new adapter")
+        until(lambda: sum(map(verifier.log.count, outcomes)) == 2, lambda: verifier.log)
         assert verifier.log.count("training the draft model") == 2
     last = [*read_records(tmp_path / "records")][-1]
-    assert last.adapter == digest == read_adapter(adapter).digest
+    assert last.adapter == digest
     with running_verifier(tmp_path, *given, *DRAFTING[:2], name="again", model=models / "target") as verifier:
         until(lambda: "the draft model now has adapter" in verifier.log, lambda: verifier.log)  # after a restart, too
 

@@ -10,11 +10,12 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
 
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 
+_PROGRAM = ("nice", "-n", "19", sys.executable, "-m", "speculant", "train", "--json")
+_OF_THE_MODEL = ("name", "dtype", "device")
 _LAST_WORDS_S = 3.0
 
 
@@ -55,14 +56,13 @@ class TrainingProcess:
             ConfigError: it can't be started, or there is no place for its adapter.
         """
         output = adapter_path(records, draft_model)
-        given: dict[str, Any] = {"records": records, "output": output}
-        given |= {f"draft-model.{name}": getattr(draft_model, name) for name in ("name", "dtype", "device")}
-        given |= {f"train.{name}": value for name, value in (train.model_dump().items() if train else ())}
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        given: dict[str, object] = {f"draft_model__{name}": getattr(draft_model, name) for name in _OF_THE_MODEL}
+        given |= {f"train__{name}": value for name, value in (train.model_dump().items() if train else ())}
         try:
             output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights tell what they were trained on
             self._process = subprocess.Popen(
-                ["nice", "-n", "19", sys.executable, "-m", "speculant", "train", "--json", *flags],
+                [*_PROGRAM, f"--records={records}", f"--output={output}"],
+                env=os.environ | {f"SPECULANT_{name.upper()}": str(value) for name, value in given.items()},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
