@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,6 @@ QUICKLY = {
     "SPECULANT_TRAIN__LEARNING_RATE": "0.02",
     "SPECULANT_TRAIN__ACCUMULATE": "2",
     "SPECULANT_SERVICE__HTTP": "127.0.0.1:0",
-    "SPECULANT_SERVICE__LISTEN": "unix://verifier.sock",
 }
 
 
@@ -43,17 +43,15 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_page_can_be_followed(folder: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | QUICKLY | {"PATH": path}
+    environment = os.environ | QUICKLY | {"SPECULANT_SERVICE__LISTEN": f"unix://{folder}/verifier.sock"}
     printed = ""
     for block in all_blocks(read_page("docs/draft-model.md")):
-        program = ["bash", "-e", "-c"] if block.language == "bash" else [sys.executable, "-c"]
+        program = {"bash": ["bash", "-e", "-c"], "python": [sys.executable, "-c"]}[block.language]
+        body = re.sub(r"(^|\| )speculant ", rf"\1{sys.executable} -m speculant ", block.body, flags=re.MULTILINE)
         if block.first_line.startswith("speculant verifier"):
-            serve(f"exec {block.body}", folder, environment)
+            serve(f"exec {body}", folder, environment)
             continue
-        run = subprocess.run(
-            [*program, block.body], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+        run = subprocess.run([*program, body], cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert run.returncode == 0, block.body + run.stdout + run.stderr
         printed += run.stdout + run.stderr
     assert "12 requests, 12 failures, 0 replay" in printed
