@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ServiceConfig,
         VerifierConfig,
     )
-    from speculant_graph.config_learning import RecordConfig
+    from speculant_graph.config_learning import DraftModelConfig, RecordConfig
     from speculant_graph.draft.cost import CostCurve
     from speculant_graph.draft.generator import DraftGenerator
     from speculant_graph.draft.learned import LearnedStore
@@ -54,6 +54,7 @@ _HOMES = {
     "CostTable": "speculant_verifier.speculation",
     "Draft": "speculant_graph.types",
     "DraftConfig": "speculant_graph.config",
+    "DraftModelConfig": "speculant_graph.config_learning",
     "DraftGenerator": "speculant_graph.draft.generator",
     "DraftOrder": "speculant_graph.draft.session_drafter",
     "Drafter": "speculant_graph.types",
@@ -103,6 +104,7 @@ __all__ = [
     "Draft",
     "DraftConfig",
     "DraftGenerator",
+    "DraftModelConfig",
     "DraftOrder",
     "Drafter",
     "DrafterClient",

@@ -11,6 +11,8 @@ ELSEWHERE = {
     ("docs/verifier.md", "python"): "tests/integration/test_verifier_docs.py::test_programs",
     ("docs/verifier.md", "jsonl"): "tests/integration/test_verifier_docs.py::test_commands",
     ("docs/verifier.md", "toml"): "tests/integration/test_verifier_docs.py::test_the_settings_file",
+    ("docs/draft-model.md", "bash"): "tests/integration/test_draft_model_docs.py::test_the_page_can_be_followed",
+    ("docs/draft-model.md", "python"): "tests/integration/test_draft_model_docs.py::test_the_page_can_be_followed",
     ("docs/http.md", "bash"): "tests/integration/http/test_http_docs.py::test_commands",
     ("docs/http.md", "python"): "tests/integration/http/test_http_docs.py::test_programs",
     ("docs/http.md", "json"): "tests/integration/http/test_http_docs.py::test_commands",

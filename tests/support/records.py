@@ -27,6 +27,7 @@ def record_of(number: int = 0, tenant: str = "", *, key: float | None = None, nu
         top_token_ids=((7, 2**31),) * num_tokens,
         top_logprobs=((-0.25, -12.34567),) * num_tokens,
         num_passes=1,
+        pass_s=0.01,
         is_failure=key is None,
         reservoir_key=0.5 if key is None else key,
     )

@@ -63,7 +63,13 @@ def tiny_gpt_oss(
 
 
 def tiny_model(
-    family: str, seed: int = 0, *, window: int = WINDOW, attention: str = "auto", ring_cache: bool = True
+    family: str,
+    seed: int = 0,
+    *,
+    window: int = WINDOW,
+    attention: str = "auto",
+    ring_cache: bool = True,
+    num_layers: int = 2,
 ) -> TargetModel:
     """A random Llama, Mistral (every layer has a window), Qwen2 (some have), Qwen3 (none has) or Qwen3-MoE."""
     torch.manual_seed(seed)
@@ -81,7 +87,7 @@ def tiny_model(
         intermediate_size=64,
         num_attention_heads=4,
         num_key_value_heads=2,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         max_position_embeddings=512,
         initializer_range=0.3,
         eos_token_id=257,

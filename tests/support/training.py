@@ -24,7 +24,7 @@ def record(prompt: list[int], output: list[int], request_id: str = "a", tenant: 
         request_id=request_id, time_s=0.0, tenant=tenant, target="target", tokenizer="digest", draft_model="",
         adapter="", strategy="tree", rule="follow", temperature=0.0, seed=0, prompt=tuple(prompt), output=tuple(output),
         drafted=((),) * count, sources=((),) * count, accepted=(False,) * count, top_token_ids=((),) * count,
-        top_logprobs=((),) * count, num_passes=count, is_failure=True, reservoir_key=0.5,
+        top_logprobs=((),) * count, num_passes=count, pass_s=0.05, is_failure=True, reservoir_key=0.5,
     )  # fmt: skip
 
 

@@ -65,7 +65,11 @@ def fetched(url: str, body: Any = None) -> str:
 
 @contextmanager
 def started_verifier(
-    folder: Path, *arguments: str, name: str = "verifier", program: Sequence[str] = _PROGRAM
+    folder: Path,
+    *arguments: str,
+    name: str = "verifier",
+    program: Sequence[str] = _PROGRAM,
+    model: Path = MODEL_FOLDER,
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """Start a verifier that listens on a socket in a folder and on a free port; give it and its log.
 
@@ -74,9 +78,10 @@ def started_verifier(
         arguments: more of its command line.
         name: of its files.
         program: what Python runs.
+        model: the target.
     """
     command = [
-        sys.executable, *program, "--model", str(MODEL_FOLDER),
+        sys.executable, *program, "--model", str(model),
         "--listen", f"unix://{folder}/{name}.sock", "--http", "127.0.0.1:0", "--num-threads", "1",
         "--no-measure-costs", *arguments,
     ]  # fmt: skip
@@ -92,9 +97,11 @@ def started_verifier(
 
 
 @contextmanager
-def running_verifier(folder: Path, *arguments: str, name: str = "verifier") -> Iterator[Verifier]:
+def running_verifier(
+    folder: Path, *arguments: str, name: str = "verifier", model: Path = MODEL_FOLDER
+) -> Iterator[Verifier]:
     """Do the same, wait until it serves, and end it with SIGTERM."""
-    with started_verifier(folder, *arguments, name=name) as (process, log_path):
+    with started_verifier(folder, *arguments, name=name, model=model) as (process, log_path):
         found = _wait_until_ready(process, log_path)
         verifier = Verifier(process, found["grpc"], found["url"], log_path)
         yield verifier

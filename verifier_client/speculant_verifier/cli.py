@@ -17,6 +17,7 @@ from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import CommandSettings, load_settings
 
 if TYPE_CHECKING:
+    from speculant_verifier.collect_data import CollectSettings
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.generate_input import PromptLine
     from speculant_verifier.results import StepEvent
@@ -69,10 +70,17 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.generate_input import prompts_for, read_prompts
 
     lines = read_prompts(settings.prompt, settings.prompts, settings.generation)
+    log_to_stderr("INFO")
+    with open_decoder(settings) as decoder:
+        prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
+        return _generate(decoder, prompts, lines, settings)
+
+
+def open_decoder(settings: GenerateSettings | CollectSettings) -> SpeculativeDecoder:
+    """Load what the settings name, and say so if it drafts nothing."""
     from speculant_verifier.console import quiet_transformers, waiting_for
     from speculant_verifier.sources import require_sources
 
-    log_to_stderr("INFO")
     with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color):
         require_sources(settings.verifier, settings.graph_path, settings.client)
         from speculant_verifier.decoder import SpeculativeDecoder
@@ -86,14 +94,12 @@ def run(arguments: Sequence[str]) -> int:
             draft_model=settings.draft_model,
             record=settings.record,
         )
-    with decoder:
-        if decoder.drafter.state == "off" and settings.draft.k:
-            sys.stderr.write(
-                f"plain decoding: strategy {settings.draft.strategy} needs --graph-path or --address; "
-                "--strategy tree drafts from the sequence itself, too\n"
-            )
-        prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
-        return _generate(decoder, prompts, lines, settings)
+    if decoder.drafter.state == "off" and settings.draft.k:
+        sys.stderr.write(
+            f"plain decoding: strategy {settings.draft.strategy} needs --graph-path or --address; "
+            "--strategy tree drafts from the sequence itself, too\n"
+        )
+    return decoder
 
 
 def _generate(

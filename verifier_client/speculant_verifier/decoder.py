@@ -28,6 +28,7 @@ from speculant_verifier.engine.runner import DraftSession, Runner
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.collect import RecordIdentity
+from speculant_verifier.records.writer import RecordWriter
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, load_or_measure
@@ -148,6 +149,11 @@ class SpeculativeDecoder:
     def target_cache_statistics(self) -> TargetCacheStatistics:
         """What the speculative cache (``VerifierConfig.target_cache``) found and kept."""
         return self._engine.target_cache_statistics
+
+    @property
+    def recorder(self) -> RecordWriter | None:
+        """Writes finished requests, and counts them; None without a folder for records."""
+        return self._engine.recorder
 
     @property
     def num_sequences(self) -> int:

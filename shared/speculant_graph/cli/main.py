@@ -34,6 +34,11 @@ COMMANDS = {
     "probe": ("speculant_graph.cli.probe", "drafter", "ask a running drafter or verifier whether it serves"),
     "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
     "chat": ("speculant_verifier.talk.command", "verifier", "talk with a model in the terminal"),
+    "collect-data": (
+        "speculant_verifier.collect_data",
+        "verifier",
+        "record what a model writes after prompts",
+    ),
     "train": ("speculant_verifier.training.command", "train", "train a draft model's adapter on recorded requests"),
     "doctor": ("speculant_graph.cli.doctor", "drafter", "check this installation and what it is to work with"),
     "config": ("speculant_graph.cli.config", "build", "show all settings and where each comes from"),
@@ -110,7 +115,7 @@ def _reader_left() -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<11} {what}" for name, (_, _, what) in COMMANDS.items()]
+    lines = [f"  {name:<12} {what}" for name, (_, _, what) in COMMANDS.items()]
     return (
         "usage: speculant COMMAND [options]\n\nSpeculative decoding from an n-gram graph of your own text.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. An option like "

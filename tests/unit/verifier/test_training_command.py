@@ -77,6 +77,9 @@ def test_an_adapter_is_trained_published_and_trained_further(tmp_path: Path, che
     assert figures["held_out_loss_after"] < figures["held_out_loss_before"]
     assert figures["num_steps"] > 10
     assert figures["num_trainable"] > 0
+    assert figures["gate"]["is_better"]
+    assert figures["gate"]["failures"]["tokens_per_pass_after"] > figures["gate"]["failures"]["tokens_per_pass_before"]
+    assert info.note["gate"] == figures["gate"]
     assert "best so far" in run.stderr
     assert info.base == str(checkpoint)
     assert info.base_digest
@@ -87,6 +90,7 @@ def test_an_adapter_is_trained_published_and_trained_further(tmp_path: Path, che
     again = subprocess.run(more, capture_output=True, text=True, check=False)
     assert again.returncode in (0, 1), again.stderr
     assert "held out: loss" in again.stdout
+    assert "\ngate: tokens a pass " in again.stdout or "no state was better" in again.stdout
     assert read_adapter(output).digest == info.digest or again.returncode == 0
 
 

@@ -82,6 +82,7 @@ class ModelDrafter:
         config: DraftConfig,
         ngrams: Drafter | None = None,
         temperature: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Take the parts.
 
@@ -91,9 +92,10 @@ class ModelDrafter:
             config: how to draft: depth and branches of trees.
             ngrams: drafts first. It is closed with this one.
             temperature: what drafts are drawn with; None: what the request's own tokens are.
+            clock: seconds, by which passes of the model are measured.
         """
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
-        self._temperature = temperature
+        self._temperature, self._clock = temperature, clock
         self._trust = Trust()
         self._acceptance = _FIRST_ACCEPTANCE  # of a drawn token whose parent was accepted
         self._sessions: dict[int, _Session] = {}
@@ -251,11 +253,11 @@ class ModelDrafter:
             members = {index: members[index] for index in sorted(rows) if opened[index]}
             if not members:
                 break
-            started_s = time.perf_counter()
+            started_s = self._clock()
             pending = 0 if spent_s else max(len(cached.pending) for cached in members.values())
             expected_s = float(self._price.pass_s(len(members), pending, width)[-1])
             self._expand(batch, members, {index: [node for node, _ in opened[index][:width]] for index in members})
-            elapsed_s = time.perf_counter() - started_s
+            elapsed_s = self._clock() - started_s
             self._price.note(expected_s, elapsed_s)
             self._count(1, elapsed_s)
             for index in members if spent_s else ():
@@ -287,9 +289,9 @@ class ModelDrafter:
             batch[index].session.num_steps_unasked += 1
         behind = [index for index in chosen if len(members[index].pending) > _LONGEST_READ]
         if behind:
-            started_s = time.perf_counter()
+            started_s = self._clock()
             self._passes.read(members[behind[0]])
-            self._count(0, time.perf_counter() - started_s)
+            self._count(0, self._clock() - started_s)
         chosen = [index for index in chosen if len(members[index].pending) <= _LONGEST_READ]
         for index in chosen:
             session = batch[index].session
@@ -320,10 +322,10 @@ class ModelDrafter:
         if not chosen:
             return drafts
         orders = [self._order(batch[index], members[index], max(depth, 1)) for index in chosen]
-        started_s = time.perf_counter()
+        started_s = self._clock()
         for index, draft in zip(chosen, draw_drafts(self._passes, orders), strict=True):
             drafts[index] = draft
-        self._count(depth, time.perf_counter() - started_s)
+        self._count(depth, self._clock() - started_s)
         return drafts
 
     def _order(self, wanted: _Wanted, cached: CachedSequence, depth: int) -> DrawOrder:

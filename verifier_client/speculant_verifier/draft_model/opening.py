@@ -94,11 +94,13 @@ def open_model_drafter(
         price = DraftPrice(_typical(target, 1.0), _typical(model, _size(model) / _size(target)))
     else:
         own = load_or_measure(model, batches_up_to(verifier.max_batch_size))
-        price = DraftPrice(_measured(costs), _measured(own))
+        price = DraftPrice(measured_times(costs), measured_times(own))
     return ModelDrafter(passes, price, draft, ngrams, temperature)
 
 
-def _measured(costs: CostTable) -> PassTimes:
+def measured_times(costs: CostTable) -> PassTimes:
+    """Return what passes take by measured costs."""
+
     def seconds(num_rows: int, width: int) -> NDArray[np.float64]:
         return costs.relative_of_widths(num_rows, width) * (costs.ms(num_rows, 1) / 1e3)
 

@@ -38,6 +38,7 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.collect import RecordIdentity
+from speculant_verifier.records.writer import RecordWriter
 from speculant_verifier.results import FinishReason
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import Cost, Speculation
@@ -120,6 +121,11 @@ class Engine:
     def target_cache_statistics(self) -> TargetCacheStatistics:
         """What SpecExec's cache of the target's distributions did."""
         return self._verification.target_cache_statistics
+
+    @property
+    def recorder(self) -> RecordWriter | None:
+        """Writes finished requests; None if they are not recorded."""
+        return None if self._records is None else self._records.writer
 
     @property
     def num_kv_tokens(self) -> int:

@@ -55,7 +55,8 @@ class Records:
         except ConfigError:  # only token ids go in and out
             self._tokenizer = ""
         self._random = random.SystemRandom()  # a program may have seeded the other one
-        self._writer = RecordWriter(config)
+        self.writer = RecordWriter(config)
+        """Writes them."""
 
     def begin(self, sequence: ActiveSequence) -> None:
         """Collect what happens to a sequence from now on, if it is one to be recorded."""
@@ -99,7 +100,7 @@ class Records:
         if trace is None or not output:
             return
         options, identity = request.session, self._identity
-        self._writer.record(
+        self.writer.record(
             RequestRecord(
                 request_id=request.request_id or str(sequence.session_id),
                 time_s=time.time(),
@@ -120,6 +121,7 @@ class Records:
                 top_token_ids=trace.top_token_ids,
                 top_logprobs=trace.top_logprobs,
                 num_passes=sequence.num_steps,
+                pass_s=sequence.forward_s / max(1, sequence.num_steps),
                 is_failure=sum(trace.accepted) < self._config.threshold * len(output),
                 reservoir_key=self._random.random(),
             )
@@ -127,7 +129,7 @@ class Records:
 
     def close(self) -> None:
         """Write what waits."""
-        self._writer.close()
+        self.writer.close()
 
 
 def top_logprobs(logits: Tensor, count: int) -> NDArray[np.float64]:

@@ -55,6 +55,8 @@ class RequestRecord:
     """Their log-probabilities."""
     num_passes: int
     """Passes of the target after the prompt."""
+    pass_s: float
+    """Mean seconds that they took; 0 without one. Of a batch a pass is for all of its requests."""
     is_failure: bool
     """Whether a smaller share of its tokens than ``record.threshold`` was drafted."""
     reservoir_key: float

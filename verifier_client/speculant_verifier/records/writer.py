@@ -35,6 +35,10 @@ class WriterStatistics:
     """Those that were no failures, and not drawn for replay."""
     lost: int
     """Those that could not be written."""
+    failures: int
+    """Failures among those that were written."""
+    num_tenants: int
+    """Tenants of those that were written."""
 
 
 class RecordWriter:
@@ -70,7 +74,8 @@ class RecordWriter:
         self._writing = threading.Lock()
         self._waiting: list[RequestRecord] = []
         self._num_waiting = 0
-        self._recorded = self._written = self._passed_over = self._lost = 0
+        self._recorded = self._written = self._passed_over = self._lost = self._num_failures = 0
+        self._tenants: set[str] = set()
         self._is_failing = self._is_closed = False
         self._wake = threading.Event()
         self._worker = threading.Thread(target=self._work, name="records", daemon=True)
@@ -86,7 +91,9 @@ class RecordWriter:
     def statistics(self) -> WriterStatistics:
         """Counts since the writer was made."""
         with self._lock:
-            return WriterStatistics(self._recorded, self._written, self._passed_over, self._lost)
+            return WriterStatistics(
+                self._recorded, self._written, self._passed_over, self._lost, self._num_failures, len(self._tenants)
+            )
 
     def record(self, record: RequestRecord) -> None:
         """Take one; the disk is not touched. After :meth:`close` it is counted as lost."""
@@ -123,6 +130,9 @@ class RecordWriter:
                 with self._lock:
                     self._written += is_written
                     self._passed_over += not is_written
+                    self._num_failures += record.is_failure
+                    if is_written:
+                        self._tenants.add(record.tenant)
 
     def close(self) -> None:
         """Write what waits and end; a second time does nothing."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig, RecordConfig
+from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import CommandSettings, load_settings
@@ -37,6 +37,8 @@ class VerifierSettings(CommandSettings):
     """The drafter sidecar, if there is one."""
     record: RecordConfig = RecordConfig()
     """Detailed mode: whole requests in files. --record DIR is short for --record.folder DIR."""
+    train: TrainConfig = TrainConfig()
+    """How the draft model is trained on the records, and after how many new failures."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages to show, on standard error."""
     log_format: LogFormat = "text"
@@ -61,9 +63,13 @@ def run(arguments: Sequence[str]) -> int:
     require_free(settings.service.admin_listen, "--service.admin-listen")
     require_free(settings.service.http, "--service.http")
     require_sources(settings.verifier, settings.graph_path, settings.client)
+    from speculant_verifier.training.process import require_learning
+
+    require_learning(settings.draft_model, settings.record, settings.train)
     from speculant_graph.serving.process import serve_until_stopped
     from speculant_verifier.console import quiet_transformers
     from speculant_verifier.decoder import SpeculativeDecoder
+    from speculant_verifier.service.learning import Learning
     from speculant_verifier.service.server import VerifierServer
 
     quiet_transformers()
@@ -79,8 +85,17 @@ def run(arguments: Sequence[str]) -> int:
             record=settings.record,
         )
 
+    def make_learning(decoder: SpeculativeDecoder) -> Learning:
+        return Learning(decoder, settings.draft_model, settings.record, settings.train)
+
     def make_server() -> VerifierServer:
-        return VerifierServer(settings.service, settings.generation, make_decoder, settings.verifier.max_batch_size)
+        return VerifierServer(
+            settings.service,
+            settings.generation,
+            make_decoder,
+            settings.verifier.max_batch_size,
+            make_learning if settings.train.min_failures else None,
+        )
 
     serve_until_stopped(make_server, "verifier")
     return 0

@@ -27,6 +27,7 @@ from speculant_verifier.http.gate import API
 from speculant_verifier.load import Load
 from speculant_verifier.service import admin
 from speculant_verifier.service.admin import VerifierAdminService
+from speculant_verifier.service.learning import Learning
 from speculant_verifier.service.metrics import RequestKey, render_metrics
 from speculant_verifier.service.service import SERVICE_NAME, VerifierService
 
@@ -44,6 +45,7 @@ class VerifierServer:
         defaults: GenerationConfig,
         make_decoder: Callable[[], SpeculativeDecoder],
         max_batch_size: int,
+        make_learning: Callable[[SpeculativeDecoder], Learning] | None = None,
     ) -> None:
         """Make a server that does not listen yet.
 
@@ -52,6 +54,7 @@ class VerifierServer:
             defaults: settings of requests that leave them open.
             make_decoder: loads the model; called in a thread.
             max_batch_size: sequences that it decodes together.
+            make_learning: has the draft model trained meanwhile; None: nobody does.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -76,6 +79,8 @@ class VerifierServer:
         self._credentials = server_credentials(config)
         self._endpoints: list[GrpcEndpoint] = []
         self._decoder: SpeculativeDecoder | None = None
+        self._make_learning = make_learning
+        self._learning: Learning | None = None
         self._app: ASGIApp | None = None
         self._http = self._http_server() if config.http else None
         self._draining: asyncio.Task[bool] | None = None
@@ -120,6 +125,8 @@ class VerifierServer:
             self.http_address = await self._http.start()
             warn_of_exposure(self._config, [self.http_address])
         self._decoder = await in_uninterruptible_thread(self._make_decoder)
+        if self._make_learning is not None:
+            self._learning = self._make_learning(self._decoder)
         if self._http is not None:
             self._app = create_app(
                 self._decoder,
@@ -140,6 +147,8 @@ class VerifierServer:
     async def stop(self) -> None:
         """Say that nothing is served, let texts that are under way be finished, and let go."""
         self._load.is_draining = True
+        if self._learning is not None:
+            await asyncio.to_thread(self._learning.close)
         await self._health.enter_graceful_shutdown()
         self._service.drain()
         stopping = asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))

@@ -16,6 +16,7 @@ from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import CommandSettings, load_settings
 
 if TYPE_CHECKING:
+    from speculant_verifier.talk.learning import Learner
     from speculant_verifier.talk.partner import Partner
 
 
@@ -79,23 +80,24 @@ def run(arguments: Sequence[str]) -> int:
 
     log_to_stderr("WARNING")
     notes = make_console(settings.color, stderr=True)
-    partner = _remote(settings) if settings.url else _local(settings)
+    partner, learner = (_remote(settings), None) if settings.url else _local(settings)
     try:
         reader = make_reader(tuple(COMMANDS), is_colored=bool(notes.color_system))
         make_screen = JsonScreen if settings.json_output else TextScreen
         screen = make_screen(make_console(settings.color), notes)
-        return Conversation(partner, reader, screen, settings.system).run()
+        return Conversation(partner, reader, screen, settings.system, learner).run()
     finally:
         partner.close()
 
 
-def _local(settings: ChatSettings) -> Partner:
+def _local(settings: ChatSettings) -> tuple[Partner, Learner]:
     from speculant_verifier.console import quiet_transformers, waiting_for
     from speculant_verifier.sources import require_sources
 
     with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color):
         require_sources(settings.verifier, settings.graph_path, settings.client)
         from speculant_verifier.decoder import SpeculativeDecoder
+        from speculant_verifier.talk.learning import Learner
         from speculant_verifier.talk.local import LocalPartner
 
         quiet_transformers()
@@ -108,7 +110,8 @@ def _local(settings: ChatSettings) -> Partner:
             record=settings.record,
         )
         try:
-            return LocalPartner(decoder, settings.generation)
+            partner = LocalPartner(decoder, settings.generation)
+            return partner, Learner(decoder, settings.draft_model, settings.record.folder)
         except BaseException:
             decoder.close()
             raise

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from speculant_graph.errors import SpeculantError
 from speculant_verifier.run_statistics import RunStatistics, total
+from speculant_verifier.talk.learning import Learner
 from speculant_verifier.talk.partner import Messages, Partner, Piece
 from speculant_verifier.talk.reading import LineReader
 from speculant_verifier.talk.screen import Screen, Turn
@@ -23,6 +24,8 @@ COMMANDS = {
     "/save": "FILE: write the conversation as a line of JSON, which 'generate --prompts FILE.jsonl' reads",
     "/stats": "show the statistics of all answers together",
     "/adapter": "[list | load NAME | rollback]: show or change the draft model's adapter; load without NAME: none",
+    "/train": "train the draft model on what was recorded (--record, --draft-model)",
+    "/eval": "compare its adapter with none on what was recorded",
     "/quit": "end, as Ctrl-D does",
 }
 """Command -> what it does."""
@@ -31,7 +34,9 @@ COMMANDS = {
 class Conversation:
     """A conversation, from the first message to the end of the input."""
 
-    def __init__(self, partner: Partner, reader: LineReader, screen: Screen, system: str = "") -> None:
+    def __init__(
+        self, partner: Partner, reader: LineReader, screen: Screen, system: str = "", learner: Learner | None = None
+    ) -> None:
         """Begin.
 
         Args:
@@ -39,9 +44,10 @@ class Conversation:
             reader: where messages come from.
             screen: where answers go.
             system: a message before all others, if it is not empty.
+            learner: trains the draft model; None where the model is elsewhere.
         """
         self._partner, self._reader, self._screen = partner, reader, screen
-        self._system = system
+        self._system, self._learner = system, learner
         self._messages: list[dict[str, str]] = []
         self._runs: list[RunStatistics] = []
         self._attempt = 0
@@ -55,6 +61,8 @@ class Conversation:
             "/save": self._save,
             "/stats": self._show_statistics,
             "/adapter": self._change_adapter,
+            "/train": lambda _: self._learn(Learner.train),
+            "/eval": lambda _: self._learn(Learner.evaluate),
         }
 
     def run(self) -> int:
@@ -202,6 +210,19 @@ class Conversation:
         self._screen.note(adapters.state.line())
         if action in ("", "list"):
             self._screen.note(f"adapters by name: {', '.join(adapters.names) or 'none'}")
+
+    def _learn(self, work: Callable[[Learner], str]) -> None:
+        if self._learner is None:
+            self._complain("the draft model is trained where the model is; leave --url out")
+            return
+        try:
+            self._screen.note(work(self._learner))
+        except SpeculantError as error:
+            self._complain(str(error))
+        except KeyboardInterrupt:
+            if not self._reader.is_typed:
+                raise
+            self._screen.note("interrupted")
 
     def _complain(self, text: str) -> None:
         self._screen.note(text)

@@ -199,6 +199,12 @@ def quiet_peft() -> Iterator[None]:
         yield
 
 
+def add_to_note(folder: Path, figures: Mapping[str, Any]) -> None:
+    """Add figures to what an adapter's folder says of itself."""
+    note = {**_read_json(folder / NOTE_FILE), **figures}
+    (folder / NOTE_FILE).write_text(json.dumps(note), encoding="utf-8")
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))

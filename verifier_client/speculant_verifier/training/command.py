@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant_graph.cli.terminal import printable
-from speculant_graph.config import VerifierConfig
 from speculant_graph.config_learning import DraftModelConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import CommandSettings, load_settings
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from speculant_graph.types import Fingerprint
     from speculant_verifier.records.record import RequestRecord
+    from speculant_verifier.training.gate import Verdict
     from speculant_verifier.training.run import TrainingResult
     from speculant_verifier.training.trainer import Progress
 
@@ -30,8 +27,9 @@ if TYPE_CHECKING:
 class TrainSettings(CommandSettings):
     """Train a LoRA adapter, with which a draft model writes what the target wrote in recorded requests.
 
-    A tenth of the requests is held out. The adapter is written if it does them better than before; Ctrl-C ends the
-    training and keeps the best one so far. The exit status is 1 if none was written.
+    A tenth of the requests is held out. The adapter is written if with it a pass of the target emits more tokens on
+    these than with the one before; Ctrl-C ends the training and judges the best one so far. The exit status is 1 if
+    none was written.
     """
 
     records: Path
@@ -65,65 +63,65 @@ def run(arguments: Sequence[str]) -> int:
 
     records = of_one_tenant(read_all(settings), settings.tenant, is_shared=settings.train.shared)
     with waiting_for(f"loading {printable(settings.draft_model.name)}", "auto"):
+        from speculant_verifier.training.adapters import check_adapter
+        from speculant_verifier.training.replay import load_base
         from speculant_verifier.training.run import train_adapter
 
         quiet_transformers()
-        model, tokenizer = load_draft_model(settings.draft_model)
+        model, tokenizer = load_base(settings.draft_model)
+    if settings.output.exists():  # what the gate compares with
+        check_adapter(settings.output, model, settings.draft_model.name)
     records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
-    with workspace(settings.output) as folder:
-        with show_progress() as report:
-            result = train_adapter(
-                model,
-                settings.draft_model.name,
-                records,
-                settings.train,
-                folder,
-                continue_from=settings.continue_from,
-                report=report,
-            )
-        digest = publish_if_better(result, settings.output)
-    print_result(result, settings, digest)
+    with workspace(settings.output) as folder, show_progress() as (report, report_gate):
+        result = train_adapter(
+            model,
+            settings.draft_model.name,
+            records,
+            settings.train,
+            folder,
+            continue_from=settings.continue_from,
+            report=report,
+        )
+        del model  # the gate loads two
+        verdict, digest = publish_if_better(result, settings.output, settings.draft_model, report_gate)
+    print_result(result, verdict, settings, digest)
     if result.end is not None:
         raise result.end
     return 0 if digest else 1
 
 
-def accept_all(result: TrainingResult) -> bool:
-    """Return whether a candidate may replace what is published: always."""
-    del result
-    return True
-
-
 def publish_if_better(
-    result: TrainingResult, output: Path, gate: Callable[[TrainingResult], bool] = accept_all
-) -> str | None:
-    """Publish what was trained, unless a gate refuses it.
+    result: TrainingResult,
+    output: Path,
+    draft_model: DraftModelConfig,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Verdict | None, str | None]:
+    """Publish what was trained, with the gate's figures in its note, unless the gate refuses it.
+
+    Args:
+        result: what was trained.
+        output: its name; what is published there already is what it must beat.
+        draft_model: the model without an adapter.
+        report: called after every request that was replayed.
 
     Returns:
-        The adapter's digest; None if nothing was published.
-    """
-    from speculant_verifier.training.adapters import read_adapter
-    from speculant_verifier.training.publishing import publish
-
-    if result.candidate is None or not gate(result):
-        return None
-    return read_adapter(publish(result.candidate, output)).digest
-
-
-def load_draft_model(config: DraftModelConfig) -> tuple[PreTrainedModel, Fingerprint]:
-    """Load a draft model as its checkpoint is, without adapter, and the identity of its tokenizer.
+        What the gate says, None if there was nothing to judge, and the adapter's digest, None if nothing was published.
 
     Raises:
-        ConfigError: either can't be loaded.
+        ConfigError: the model can't be loaded again.
     """
-    from speculant_verifier.model.loading import load_model, load_tokenizer
+    from speculant_verifier.training.adapters import add_to_note, read_adapter
+    from speculant_verifier.training.gate import judge
+    from speculant_verifier.training.publishing import publish
 
-    same = VerifierConfig(model_name=config.name, dtype=config.dtype, device=config.device)
-    try:
-        return load_model(same), load_tokenizer(same)[1]
-    except ConfigError as error:
-        text = str(error).replace("--verifier.model-name", "--draft-model")
-        raise ConfigError(text.replace("--verifier.", "--draft-model.")) from error
+    if result.candidate is None:
+        return None, None
+    present = output if output.exists() else None
+    verdict = judge(result.candidate, present, draft_model, result.held_out, report)
+    if not verdict.is_better:
+        return verdict, None
+    add_to_note(result.candidate, {"gate": verdict.figures()})
+    return verdict, read_adapter(publish(result.candidate, output)).digest
 
 
 def read_all(settings: TrainSettings) -> list[RequestRecord]:
@@ -138,14 +136,18 @@ def read_all(settings: TrainSettings) -> list[RequestRecord]:
 
 
 @contextmanager
-def show_progress() -> Iterator[Callable[[Progress], None]]:
-    """Yield what shows a step: a bar on a terminal, and everywhere a line for every evaluation; on standard error."""
+def show_progress() -> Iterator[tuple[Callable[[Progress], None], Callable[[int, int], None]]]:
+    """Yield what shows a step of the training, and one of the gate, on standard error.
+
+    On a terminal these are bars, and everywhere there is a line for every evaluation.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    columns = (TextColumn("train"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+               TimeRemainingColumn(compact=True))  # fmt: skip
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("train", total=None)
 
@@ -158,14 +160,15 @@ def show_progress() -> Iterator[Callable[[Progress], None]]:
                     f"held out {held_out.loss:.3f}, acceptance {held_out.acceptance:.1%}{best}"
                 )
 
-        yield report
+        yield report, lambda done, total: bars.update(task, description="judge", completed=done, total=total)
 
 
-def print_result(result: TrainingResult, settings: TrainSettings, digest: str | None) -> None:
-    """Print what came of a training, for people or programs."""
+def print_result(result: TrainingResult, verdict: Verdict | None, settings: TrainSettings, digest: str | None) -> None:
+    """Print what came of a training and of the gate, for people or programs."""
     figures = result.figures
     if settings.json_output:
         shown: dict[str, Any] = {"adapter": digest and str(settings.output), "digest": digest, **asdict(figures)}
+        shown["gate"] = None if verdict is None else verdict.figures()
         sys.stdout.write(json.dumps(shown) + "\n")
         return
     if not figures.is_finite:
@@ -177,9 +180,11 @@ def print_result(result: TrainingResult, settings: TrainSettings, digest: str | 
         f"acceptance {figures.acceptance_before:.1%} -> {figures.acceptance_after:.1%}, "
         f"{figures.num_held_out} requests\n"
     )
+    if verdict is not None:
+        sys.stdout.write("".join(f"{line}\n" for line in verdict.lines()))
     if digest:
         sys.stdout.write(f"adapter {printable(str(settings.output))}, sha256 {digest}\n")
-    elif result.candidate is None:
+    elif verdict is None:
         sys.stdout.write("nothing was written: no state was better than the beginning; record more, or train longer\n")
     else:
-        sys.stdout.write("nothing was written: the gate refused it\n")
+        sys.stdout.write(f"nothing was written: {verdict.reason}\n")

@@ -1,0 +1,181 @@
+"""Records, training, gate and swap as a user runs them, with tiny checkpoints."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speculant_graph.cli.main import main
+from speculant_verifier.records.reader import read_records, replay_of
+from speculant_verifier.training.adapters import read_adapter
+from support.sidecar import READY_TIMEOUT_S
+from support.tiny_models import tiny_model
+from support.verifier import fetched, running_verifier
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+DRAFTING = ("--strategy", "model", "--num-threads", "1", "--no-measure-costs")
+FAST = ("--learning-rate=0.02", "--accumulate=2", "--epochs=6")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target that is slow for its size, and a draft model that knows nothing of it."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, model in (("target", tiny_model("llama", num_layers=24)), ("draft", tiny_model("llama", seed=1))):
+        model.model.save_pretrained(folder / name)
+        model.tokenizer.save_pretrained(folder / name)
+        (folder / name / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return folder
+
+
+def named(models: Path) -> list[str]:
+    return ["--model", str(models / "target"), "--draft-model", str(models / "draft")]
+
+
+def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "speculant", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def until(holds: Callable[[], object], what: Callable[[], str]) -> None:
+    give_up_s = time.monotonic() + READY_TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < give_up_s, what()
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def records(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``collect-data`` makes of twelve prompts that are alike."""
+    folder = tmp_path_factory.mktemp("collected")
+    lines = [json.dumps({"prompt": "The parties agree", "generation": {"max_tokens": 24}})] * 12
+    (folder / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    done = run("collect-data", folder / "prompts.jsonl", "--record", folder / "records", *named(models), *DRAFTING,
+               "--ignore-end-tokens", "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert counts == {"requests": 12, "failures": 12, "replay": 0, "passed_over": 0, "lost": 0, "tokens": 288}
+    return folder / "records"
+
+
+@pytest.mark.slow
+def test_collected_records_are_those_of_generate(models: Path, records: Path, tmp_path: Path) -> None:
+    given = ("--prompts", records.parent / "prompts.jsonl", "--record", tmp_path / "records")
+    assert run("generate", *given, *named(models), *DRAFTING, "--ignore-end-tokens").returncode == 0
+    ours, theirs = (list(read_records(folder)) for folder in (records, tmp_path / "records"))
+    assert [(each.prompt, each.output) for each in ours] == [(each.prompt, each.output) for each in theirs]
+    assert all(each.pass_s > 0.0 for each in ours)
+
+
+def test_collecting_says_what_is_wrong_in_one_line(tmp_path: Path, models: Path, capsys) -> None:
+    (tmp_path / "prompts.txt").write_text("one\n" + "x" * 2000 + "\n", encoding="utf-8")
+    given = ["collect-data", str(tmp_path / "prompts.txt"), *named(models), *DRAFTING, "--max-tokens", "4"]
+    assert main(given) == 2
+    assert "name one with --record" in capsys.readouterr().err
+    assert main([*given, "--record", str(tmp_path / "records"), "--record.threshold", "0"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "1 requests, 0 failures, 1 replay, 0 passed over, 0 lost, 4 tokens\n"
+    assert "collect-data: line 2 of " in shown.err
+    assert len(replay_of(tmp_path / "records", None, 9)) == 1
+
+
+@pytest.mark.slow
+def test_a_conversation_trains_and_compares(models: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    lines = ["/eval", *["The parties agree"] * 8, "/eval", "/train", "/eval"]
+    lines = [each for line in lines for each in ((line, "/clear") if line.startswith("The") else (line,))]
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    monkeypatch.setenv("SPECULANT_TRAIN__LEARNING_RATE", "0.02")
+    monkeypatch.setenv("SPECULANT_TRAIN__ACCUMULATE", "2")
+    given = ["chat", *named(models), *DRAFTING, "--generation.max-tokens", "24", "--ignore-end-tokens"]
+    main([*given, "--record", str(tmp_path / "records")])
+    shown = capsys.readouterr().err
+    assert shown.count("no adapter drafts; /train makes one") == 2, shown
+    assert "draft drafts now, tokens a pass 1." in shown
+    assert "tokens a pass 1." in shown.rpartition("without and with ")[2]
+    assert read_adapter(tmp_path / "records" / "adapters" / "draft").note["gate"]["is_better"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--draft-model", "draft"]])
+def test_what_a_conversation_can_not_learn_from(models: Path, flags: list[str], capsys, monkeypatch) -> None:
+    monkeypatch.chdir(models)
+    monkeypatch.setattr("sys.stdin", io.StringIO("/train\n/eval\n"))
+    assert main(["chat", "--model", "target", *flags, "--no-measure-costs", "--num-threads", "1"]) == 1
+    assert capsys.readouterr().err.count("begin with --record and --draft-model") == 2
+
+
+def ask(url: str, count: int) -> None:
+    model = json.loads(fetched(f"{url}/models"))["data"][0]["id"]
+    for _ in range(count):
+        body = {"model": model, "prompt": "The parties agree", "max_tokens": 24, "temperature": 0}
+        fetched(f"{url}/completions", body)
+
+
+@pytest.mark.slow
+def test_a_verifier_trains_by_itself(models: Path, tmp_path: Path) -> None:
+    given = (*named(models)[2:], "--record", str(tmp_path / "records"), "--min-failures", "12", *FAST)
+    adapter = tmp_path / "records" / "adapters" / "draft"
+    with running_verifier(tmp_path, *given, *DRAFTING[:2], model=models / "target") as verifier:
+        ask(verifier.url, 12)
+        until(
+            lambda: "the draft model now has adapter" in verifier.log or "no new" in verifier.log, lambda: verifier.log
+        )
+        assert "trained the draft model: tokens a pass" in verifier.log
+        digest = read_adapter(adapter).digest
+        ask(verifier.url, 12)
+        outcomes = ("the draft model now has adapter", "no new adapter")
+        until(lambda: sum(map(verifier.log.count, outcomes)) == 2, lambda: verifier.log)
+        assert verifier.log.count("training the draft model") == 2
+    last = [*read_records(tmp_path / "records")][-1]
+    assert last.adapter == digest
+    with running_verifier(tmp_path, *given, *DRAFTING[:2], name="again", model=models / "target") as verifier:
+        until(lambda: "the draft model now has adapter" in verifier.log, lambda: verifier.log)  # after a restart, too
+
+
+@pytest.mark.slow
+def test_a_training_ends_with_its_verifier(models: Path, tmp_path: Path) -> None:
+    given = (*named(models)[2:], "--record", str(tmp_path / "records"), "--min-failures", "3", "--epochs", "100000")
+    with running_verifier(tmp_path, *given, *DRAFTING[:2], model=models / "target") as verifier:
+        ask(verifier.url, 3)
+        until(lambda: children(verifier.process.pid), lambda: verifier.log)
+        [child] = children(verifier.process.pid)
+        until(lambda: os.getpriority(os.PRIO_PROCESS, child) == 19, lambda: verifier.log)
+        time.sleep(2.0)
+        assert verifier.stop() == 0, verifier.log
+        assert not Path(f"/proc/{child}").exists()
+    assert "Traceback" not in verifier.log
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(each) for path in found for each in path.read_text(encoding="utf-8").split()]
+
+
+@pytest.mark.slow
+def test_killed_trainings_leave_what_serves(models: Path, records: Path, tmp_path: Path) -> None:
+    given = ["train", "--records", records, "--draft-model", models / "draft", "-o", tmp_path / "adapter", "--json"]
+    first = run(*given, *FAST)
+    assert first.returncode == 0, first.stdout + first.stderr
+    before = read_adapter(tmp_path / "adapter")
+    command = [sys.executable, "-m", "speculant", *map(str, given), *FAST, "--seed", "1"]
+    for wait_s in (0.5, 4.0, 7.0):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            time.sleep(wait_s)
+            os.kill(process.pid, signal.SIGKILL)
+            shown, _ = process.communicate()
+        if not shown:  # it was killed before its end
+            assert read_adapter(tmp_path / "adapter") == before
+    again = run(*given, *FAST)  # the gate refuses what is no better, and nothing is written
+    assert again.returncode == 1, again.stdout
+    assert json.loads(again.stdout)["gate"]["reason"]
+    assert read_adapter(tmp_path / "adapter") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]
