@@ -11,8 +11,9 @@ from functools import cache
 
 import pytest
 
+from congruence import test_lossless_rules as engine
 from speculant_verifier.rules import RULES
-from support.draft_models import drawn_by_world
+from support.draft_models import drawn_by_world, model_drafter, noisy
 from support.rule_worlds import World, run
 
 MANY, FEW = 200_000, 10_000
@@ -74,3 +75,12 @@ def _without_improbable(draft):
 )  # fmt: skip
 def test_wrong_drafts_are_found_out(rule, siblings, change):
     assert p_value(rule, siblings, 0.6, 2, 40_000, change) < IMPOSSIBLE
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid", "follow"])
+@pytest.mark.parametrize("number", [engine.FEW, pytest.param(engine.MANY, marks=pytest.mark.slow)])
+def test_joint_distribution_in_the_real_engine(rule, number):
+    drafter = model_drafter(noisy(engine.target(), 0.3), budget=12, rows=64)
+    outputs, accepted = engine.outputs_of(rule, drafter, number, 9 * 10**6, max_tokens=8, strategy="model")
+    assert accepted > 1.0
+    assert engine.p_value(outputs) > LIKELY

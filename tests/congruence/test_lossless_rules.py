@@ -21,7 +21,6 @@ from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine.drafting import draft_seed
 from speculant_verifier.rules import block
 from speculant_verifier.sampling import Distribution
-from support.draft_models import model_drafter, noisy
 from support.drafters import ScriptedDrafter
 from support.graphs import graph_of
 from support.lossless import Job, alone, decode, local_drafter
@@ -170,15 +169,6 @@ def test_joint_distribution_with_a_real_drafter(rule):
     coupling = "gumbel" if rule == "gumbel" else "none"
     drafter = local_drafter(small_graph(), "sampling", 12, coupling=coupling)
     outputs, accepted = outputs_of(rule, drafter, MANY, 5 * 10**6, max_tokens=8)
-    assert accepted > 1.0
-    assert p_value(outputs) > 1e-4
-
-
-@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid", "follow"])
-@pytest.mark.parametrize("number", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_joint_distribution_with_a_draft_model(rule, number):
-    drafter = model_drafter(noisy(target(), 0.3), budget=12, rows=64)
-    outputs, accepted = outputs_of(rule, drafter, number, 9 * 10**6, max_tokens=8, strategy="model")
     assert accepted > 1.0
     assert p_value(outputs) > 1e-4
 
