@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -18,9 +17,8 @@ from speculant_graph import (
     SpeculativeDecoder,
     VerifierConfig,
 )
-from speculant_graph.draft.strategies import FROM_GRAPH
+from speculant_graph.draft.strategies import FROM_GRAPH, STRATEGIES
 from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
-from speculant_graph.types import StrategyName
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
@@ -51,7 +49,7 @@ def plain(target: TargetModel) -> list[str]:
     return [result.text for result in SpeculativeDecoder(target=target).generate(PROMPTS, SETTINGS)]
 
 
-@pytest.mark.parametrize("strategy", get_args(StrategyName))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_drafts_from_a_graph_change_only_the_number_of_steps(
     target: TargetModel, graph_file: Path, plain: list[str], strategy: str
 ) -> None:
@@ -62,7 +60,7 @@ def test_drafts_from_a_graph_change_only_the_number_of_steps(
     assert [decoder.generate(prompt, SETTINGS).text for prompt in PROMPTS] == plain
 
 
-@pytest.mark.parametrize("strategy", [name for name in get_args(StrategyName) if name not in FROM_GRAPH])
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in FROM_GRAPH])
 def test_sequences_draft_from_themselves_without_a_graph(target: TargetModel, plain: list[str], strategy: str) -> None:
     with SpeculativeDecoder(draft_config=DraftConfig(k=6, strategy=strategy), target=target) as decoder:
         results = decoder.generate(PROMPTS * 2, SETTINGS)

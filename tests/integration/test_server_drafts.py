@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.strategies import STRATEGIES
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import SequenceRequest, SequenceStatus, StepAnswer, StepRequest
@@ -124,7 +124,7 @@ class Twins:
         return Feedback(draft.draft_id, nodes, rows)
 
 
-@pytest.mark.parametrize("strategy", get_args(StrategyName))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sessions_draft_what_a_drafter_here_does(
     server: LiveServer, small_graph: NgramGraph, strategy: StrategyName
 ) -> None:
@@ -141,7 +141,7 @@ def test_sessions_draft_what_a_drafter_here_does(
     assert min(twins.num_nodes, twins.num_rows, 5 * twins.num_ignored) > 10
 
 
-@pytest.mark.parametrize("strategy", get_args(StrategyName))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_stateless_sequences_draft_what_a_session_does(
     server: LiveServer, small_graph: NgramGraph, strategy: StrategyName
 ) -> None:
@@ -211,7 +211,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("strategy", get_args(StrategyName))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_options_are_those_of_the_drafter(server: LiveServer, small_graph: NgramGraph, strategy: StrategyName) -> None:
     local = SessionDrafter(small_graph, DraftConfig.model_validate(SETTINGS))
     tokens = next([token] * 3 for token in range(VOCABULARY_SIZE) if small_graph.match([token]))

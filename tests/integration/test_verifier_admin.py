@@ -149,14 +149,14 @@ def test_loading_holds_up_nobody_and_is_done_once_at_a_time(
 
     async def scenario(admin: Any, stub: Any, server: Any, decoder: SpeculativeDecoder) -> None:
         assert decoder.adapters is not None
-        load = decoder.adapters._load_base
+        load = decoder.adapters._loaded
 
-        def slowly() -> TargetModel:
+        def slowly(name: str) -> Any:
             begun.set()
             assert goes_on.wait(60)
-            return load()
+            return load(name)
 
-        decoder.adapters._load_base = slowly
+        decoder.adapters._loaded = slowly
         loading = asyncio.create_task(asyncio.wait_for(admin.LoadAdapter(pb.LoadAdapterRequest(name="small")), 60))
         await asyncio.to_thread(begun.wait, 60)
         code, details = await refused(admin.LoadAdapter(pb.LoadAdapterRequest(name="random")))

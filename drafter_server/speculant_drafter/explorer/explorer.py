@@ -27,9 +27,9 @@ from speculant_drafter.explorer.question import (
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
 from speculant_drafter.http_server import HttpRequest, HttpResponse
 from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.draft.strategies import STRATEGIES
 from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, DraftRequestError, UnknownGraphError
 from speculant_graph.serving.access import AccessPolicy, Principal
-from speculant_graph.types import StrategyName
 from speculant_graph.version import VERSION
 from speculant_graph.view.glyphs import GLYPHS
 
@@ -139,7 +139,7 @@ class Explorer:
                     if principal.may_use_graph(served.name)
                 ],
                 "defaults": {"strategy": draft.strategy, "budget": default_budget(draft.k)},
-                "strategies": get_args(StrategyName),
+                "strategies": STRATEGIES,
                 "blends": get_args(BlendName),
                 "limits": {
                     "characters": MAX_CHARACTERS,

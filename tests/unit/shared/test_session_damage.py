@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import numpy as np
 import pytest
 
 from speculant_graph.draft.calibration import load_calibration, save_calibration
+from speculant_graph.draft.strategies import STRATEGIES
 from speculant_graph.graph.layout import CUMULATIVE, Trie, record_words
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import StrategyName
 from support.damage import damaged
 from support.graphs import graph_of
 from support.sessions import draft_of, drafter_of
 
 TEXT = np.random.default_rng(0).integers(0, 20, 2_000).tolist()
-STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 
 
 def draft_on(graph: NgramGraph) -> None:

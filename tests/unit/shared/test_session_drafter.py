@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
-from speculant_graph.draft.strategies import CALIBRATED
+from speculant_graph.draft.strategies import CALIBRATED, STRATEGIES
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, StrategyName
@@ -25,7 +25,6 @@ from support.sessions import draft_of, drafter_of, started, values_of
 VOCABULARY_SIZE = 100
 CORPUS = np.random.default_rng(0).integers(0, 12, 600).tolist()
 STEEP = CostCurve((1, 2), (1.0, 3.0))
-STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 
 
 @pytest.fixture(scope="module")
