@@ -194,7 +194,7 @@ class VerifierAdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Loads an adapter and drafts with it. Returns when it is in memory, after as long as loading the draft model takes;
+        """Loads an adapter and drafts with it. Returns when it is in memory;
         it goes on if the client leaves. RESOURCE_EXHAUSTED while another one is being loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
