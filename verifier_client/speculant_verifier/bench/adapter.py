@@ -37,6 +37,9 @@ class BenchAdapterSettings(CommandSettings):
     """Requests decoded together."""
     draft_model: DraftModelConfig = DraftModelConfig()
     """Another draft model than the demo's."""
+    loop: bool = False
+    """Measure something else: collect, train, gate and swap, by the documented commands, and requests of a domain that
+    the draft model never saw before and after."""
     json_output: bool = False
     """Print one JSON object as the last line."""
 
@@ -67,24 +70,33 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.console import quiet_transformers
 
     quiet_transformers()
+    from speculant_verifier.demo.run import DRAFT_MODEL_FOLDER
+
+    draft_model = settings.draft_model
+    if not draft_model.name:
+        draft_model = draft_model.model_copy(update={"name": str(DRAFT_MODEL_FOLDER)})
     with show_progress() as progress, tempfile.TemporaryDirectory(prefix="speculant-") as folder:
-        figures = _measure(settings, Path(folder), progress)
-    _print(figures, arguments, as_json=settings.json_output)
-    return int(not figures["identical"])
+        if settings.loop:
+            from speculant_verifier.bench.adapter_loop import measure_loop, print_loop
+
+            figures = measure_loop(draft_model, settings.limit, settings.max_tokens, Path(folder), progress)
+        else:
+            figures = _measure(settings, draft_model, Path(folder), progress)
+    (print_loop if settings.loop else _print)(figures, arguments, as_json=settings.json_output)
+    return int(not figures.get("identical", True))
 
 
-def _measure(settings: BenchAdapterSettings, folder: Path, progress: BenchProgress) -> dict[str, Any]:
+def _measure(
+    settings: BenchAdapterSettings, draft_model: DraftModelConfig, folder: Path, progress: BenchProgress
+) -> dict[str, Any]:
     from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
     from speculant_verifier.decoder import SpeculativeDecoder
-    from speculant_verifier.demo.run import DRAFT_MODEL_FOLDER, MODEL_FOLDER
+    from speculant_verifier.demo.run import MODEL_FOLDER
     from speculant_verifier.model import TargetModel
 
     progress.begin("loading models")
     config = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=settings.batch)
     target = TargetModel.load(config)
-    draft_model = settings.draft_model
-    if not draft_model.name:
-        draft_model = draft_model.model_copy(update={"name": str(DRAFT_MODEL_FOLDER)})
     graph = folder / "graph.pkl"
     kinds = _kinds(settings, target, graph, progress)
     progress.begin("measuring passes")
