@@ -1,9 +1,9 @@
 """The draft model's LoRA adapters while it serves: loaded, swapped between two steps, and taken back.
 
 An adapter is checked as a whole, and added to a copy of the base model, before anything changes: the weights that serve
-are never touched. The model before stays in memory, so going back is a swap, too. It happens by itself where the
-new one is right less often than the one before was. Only its first ``drafter.HIT_WINDOW`` judged tokens are compared:
-comparing for ever finds an equal one worse some day. The output can't change by any of this.
+are never touched. The model before stays in memory, so going back is a swap, too. It happens by itself where the new
+one is right less often: of the first sequences that end, both read the last tokens, so that they are compared by the
+same text. Not for ever, which finds an equal one worse some day. The output can't change by any of this.
 """
 
 from __future__ import annotations
@@ -11,19 +11,26 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
 from loguru import logger
+from numpy.typing import NDArray
 
 from speculant_graph.config_learning import DraftModelConfig
 from speculant_graph.errors import ConfigError, DraftLimitError
-from speculant_verifier.draft_model.drafter import HIT_WINDOW, ModelDrafter
+from speculant_graph.types import TokenId
+from speculant_verifier.draft_model.drafter import ModelDrafter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.collect import RecordIdentity
 
-_FEWEST_HITS = 400
-"""Judged tokens of a new adapter before it is compared with the one before."""
+_FEWEST_COMPARED, _MOST_COMPARED = 400, 2_000
+"""Tokens that both models have read before a new adapter may be taken back, and after which it stays."""
+_LONGEST_READ, _COMPARED_AT_ONCE = 320, 64
+"""Last tokens of a sequence that both read, and those of them that count."""
 _ERRORS = 2.5
 """Standard errors that it must be worse by."""
 _RETRY_S = 1.0
@@ -108,7 +115,8 @@ class Adapters:
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self._present, self._previous = _Loaded(BASE, base), None  # type: tuple[_Loaded, _Loaded | None]
         self._num_rollbacks = 0
-        drafter.judge = self._judge
+        self._num_compared = self._only_before = self._only_now = 0
+        drafter.ended = self._compare
         if config.adapter:
             self.load(config.adapter)
             self._previous = None
@@ -189,29 +197,43 @@ class Adapters:
     def _swap(self, loaded: _Loaded) -> None:
         self._previous = _Loaded(self._present.adapter, self._present.model, self._drafter.hits)
         self._present, self._identity.adapter = loaded, loaded.adapter.digest
+        self._num_compared = self._only_before = self._only_now = 0
         self._drafter.swap(loaded.model)
 
-    def _judge(self, num_judged: int, num_right: int) -> None:
-        """Go back if what drafts is worse than what did before; the drafter asks after every step."""
-        previous = self._previous
-        is_on_trial = _FEWEST_HITS <= num_judged < HIT_WINDOW
-        if previous is None or not is_on_trial or previous.hits[0] < _FEWEST_HITS:
+    def _compare(self, text: Sequence[TokenId]) -> None:
+        """Have both models read the end of a sequence that has ended; go back if what drafts is the worse one."""
+        previous, present = self._previous, self._present
+        if previous is None or self._num_compared >= _MOST_COMPARED or len(text) < 2:
             return
-        before, now = previous.hits[1] / previous.hits[0], num_right / num_judged
-        error = math.sqrt(before * (1.0 - before) / previous.hits[0] + now * (1.0 - now) / num_judged)
-        if now >= before - _ERRORS * error:
+        end = [min(token, self._base.vocabulary_size - 1) for token in text[-_LONGEST_READ:]]
+        count = min(_COMPARED_AT_ONCE, len(end) - 1)
+        before, now = (_right(each.model, end, count) for each in (previous, present))
+        self._num_compared += count
+        self._only_before += int((before & ~now).sum())
+        self._only_now += int((now & ~before).sum())
+        # McNemar's test: of the tokens about which one alone was right, as many should be either's.
+        error = math.sqrt(self._only_before + self._only_now)
+        if self._num_compared < _FEWEST_COMPARED or self._only_before - self._only_now <= _ERRORS * error:
             return
+        num_tokens, only_before, only_now = self._num_compared, self._only_before, self._only_now
         with self._lock:
             if self._previous is not previous:  # somebody was quicker
                 return
-            worse = self._present.adapter
             self._swap(previous)
             self._previous = None
             self._num_rollbacks += 1
         logger.warning(
-            "{} was right about {:.1%} of the latest {} tokens, {} before it about {:.1%}: took it back",
-            described(worse), now, num_judged, described(previous.adapter), before,
+            "of {} tokens {} alone was right about {}, and {} before it about {}: took it back",
+            num_tokens, described(present.adapter), only_now, described(previous.adapter), only_before,
         )  # fmt: skip
+
+
+@torch.inference_mode()
+def _right(model: TargetModel, text: Sequence[TokenId], count: int) -> NDArray[np.bool_]:
+    """Return at which of the last tokens of a text a model's most probable token is the true one."""
+    logits = model.forward([text[:-1]], model.new_cache(1), [0], num_before=count - 1)[0]
+    right: NDArray[np.bool_] = logits.argmax(-1).cpu().numpy() == np.array(text[-count:])
+    return right
 
 
 def _share(hits: tuple[int, int]) -> float | None:

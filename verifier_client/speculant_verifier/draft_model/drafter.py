@@ -26,6 +26,7 @@ from speculant_graph.types import (
     Feedback,
     SequenceStep,
     SessionOptions,
+    TokenId,
 )
 from speculant_verifier.draft_model.drawing import DrawOrder, draw_drafts, shape_of
 from speculant_verifier.draft_model.passes import ROW_WIDTH, CachedSequence, DraftPasses, TopRows
@@ -60,6 +61,8 @@ class _Session:
     cached: CachedSequence | None = None
     num_tokens: int = 0
     """Tokens it had at its latest step."""
+    text: Sequence[TokenId] = ()
+    """These."""
     num_steps_unasked: int = _FIRST_PAUSE
     pause: int = _FIRST_PAUSE
     late_tokens: float = 0.0
@@ -102,8 +105,8 @@ class ModelDrafter:
         self._has_failed = False
         self._next_model: TargetModel | None = None
         self._hits: deque[bool] = deque(maxlen=HIT_WINDOW)
-        self.judge: Callable[[int, int], None] = lambda num_judged, num_right: None
-        """Told after every step of :attr:`hits`."""
+        self.ended: Callable[[Sequence[TokenId]], None] = lambda text: None
+        """Told of every sequence that has ended."""
         self.num_passes = 0
         """Passes of the model since it was made."""
         self.passes_s = 0.0
@@ -159,8 +162,10 @@ class ModelDrafter:
     def finish(self, session_id: int) -> None:
         """End a session."""
         session = self._sessions.pop(session_id, None)
-        if session is not None and session.cached is not None:
-            self._passes.drop(session.cached)
+        if session is not None:
+            if session.cached is not None:
+                self._passes.drop(session.cached)
+            self.ended(session.text)
         if self._ngrams is not None:
             self._ngrams.finish(session_id)
 
@@ -177,12 +182,11 @@ class ModelDrafter:
         batch = [_Wanted(step, self._sessions.setdefault(step.session_id, _Session()), self._config) for step in steps]
         for each in batch:
             self._learn(each)
-        self.judge(*self.hits)
         drafts = self._from_ngrams(batch)
         for each, draft in zip(batch, drafts, strict=True):
             session = each.session
             session.tree, session.num_tokens = DraftTree(draft, session.hit_rate), len(each.step.token_ids)
-            session.late_tokens = 0.0
+            session.late_tokens, session.text = 0.0, each.step.token_ids
             session.inner_id, session.numbers = draft.draft_id, range(1, len(draft) + 1)
         if self._has_failed:
             return drafts
