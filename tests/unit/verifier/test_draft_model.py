@@ -109,14 +109,14 @@ def obvious_choice(target, draft, gains, wanted, pending, spent):
     values = []
     for width in range(max(map(len, gains)) + 1):
         tokens = len(gains) + sum(sum(row[:width]) for row in gains)
-        values.append((tokens, target(len(gains), width + 1)[width + 1] + spent))
-    tokens, seconds = max(values, key=lambda value: value[0] / value[1])
+        values.append((tokens, *(target(len(gains), nodes)[nodes] + spent for nodes in (width + 1, width + 2))))
+    tokens, seconds, one_more = max(values, key=lambda value: value[0] / value[1])
     rates = {(0, 0): tokens / seconds}
     ranked = sorted((row for row in wanted.values() if row), key=lambda row: -row[0])
     for count in {min(2**power, len(ranked)) for power in range(3)} - {0}:
         for nodes in range(1, min(16, max(map(len, ranked[:count]))) + 1):
             extra = sum(sum(row[:nodes]) for row in ranked[:count])
-            rates[nodes, count] = (tokens + extra) / (seconds + draft(count, 99)[max(1, min(pending, 8)) + nodes - 1])
+            rates[nodes, count] = (tokens + extra) / (one_more + draft(count, 99)[max(1, min(pending, 8)) + nodes - 1])
     return rates
 
 

@@ -47,8 +47,9 @@ class DraftPrice:
             spent_s: seconds spent on drafts in this step.
         """
         expected = len(gains) + _cumulated(gains)
-        times = self._target_s(len(gains), len(expected)) + spent_s
-        now = int(np.argmax(expected / times))
+        # What a pass of the model adds is drafted, too: one node more of every row.
+        times = self._target_s(len(gains), len(expected) + 1) + spent_s
+        now = int(np.argmax(expected / times[:-1]))
         best = self._rate = float(expected[now] / times[now])
         chosen: tuple[int, list[int]] = 0, []
         ranked = sorted((row for row in wanted if wanted[row]), key=lambda row: -wanted[row][0])
@@ -57,7 +58,7 @@ class DraftPrice:
             count = min(count, len(ranked))
             added = _cumulated([wanted[row][:_MOST_NODES] for row in ranked[:count]])[1:]
             passes = self.pass_s(count, min(pending, _READ_FOR_LATER), len(added))
-            values = (expected[now] + added) / (times[min(now + 1, len(times) - 1)] + passes)
+            values = (expected[now] + added) / (times[now + 1] + passes)
             width = int(np.argmax(values))
             if values[width] > best:
                 best, chosen = float(values[width]), (width + 1, ranked[:count])
