@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from speculant_graph.cli.main import main
+from speculant_verifier.draft_model.adapter_files import read_adapter
 from speculant_verifier.records.reader import read_records, replay_of
-from speculant_verifier.training.adapters import read_adapter
 from support.sidecar import READY_TIMEOUT_S
 from support.tiny_models import tiny_model
 from support.verifier import fetched, running_verifier

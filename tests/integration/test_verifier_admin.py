@@ -19,9 +19,9 @@ from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierAdminServiceStub, VerifierServiceStub
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.draft_model.adapter_files import read_adapter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.service.server import VerifierServer
-from speculant_verifier.training.adapters import read_adapter
 from support.adapters import NUM_ROWS, adapted_decoder, adapter_folders
 from support.http_api import entry, policy, tiny_decoder
 from support.tiny_models import tiny_model

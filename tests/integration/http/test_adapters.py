@@ -10,7 +10,7 @@ import pytest
 from speculant_graph.errors import DraftLimitError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.training.adapters import read_adapter
+from speculant_verifier.draft_model.adapter_files import read_adapter
 from support.adapters import adapted_decoder, adapter_folders
 from support.http_api import Api, entry, policy, serving
 

@@ -17,12 +17,12 @@ from speculant_graph.config_learning import DraftModelConfig, RecordConfig
 from speculant_graph.errors import ConfigError, DraftLimitError
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model import ModelDrafter
+from speculant_verifier.draft_model.adapter_files import read_adapter
 from speculant_verifier.draft_model.adapters import BASE, Adapters
 from speculant_verifier.draft_model.drafter import HIT_WINDOW
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.collect import RecordIdentity
 from speculant_verifier.records.reader import read_records
-from speculant_verifier.training.adapters import read_adapter
 from support.draft_models import model_drafter
 from support.lossless import Job, alone, decode
 from support.tiny_models import tiny_model

@@ -12,10 +12,10 @@ from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig,
 from speculant_graph.types import DrafterStatistics
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.draft_model.adapter_files import read_adapter
 from speculant_verifier.engine.totals import NODE_BOUNDS
 from speculant_verifier.load import Load
 from speculant_verifier.service.metrics import render_metrics
-from speculant_verifier.training.adapters import read_adapter
 from support.adapters import adapted_decoder, adapter_folders
 
 PREFIX = "speculant_verifier_"

@@ -15,7 +15,7 @@ from peft import PeftModel
 import speculant_verifier.training.trainer as trainer_module
 from speculant_graph.config_learning import TrainConfig
 from speculant_graph.errors import ConfigError
-from speculant_verifier.training.adapters import check_adapter, read_adapter
+from speculant_verifier.draft_model.adapter_files import check_adapter, read_adapter
 from speculant_verifier.training.examples import Example, make_example
 from speculant_verifier.training.run import TrainingResult, train_adapter
 from speculant_verifier.training.trainer import Trainer

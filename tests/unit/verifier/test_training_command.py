@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from speculant_graph.cli.main import main
 from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_verifier.draft_model.adapter_files import check_adapter, read_adapter
 from speculant_verifier.records.lines import line_of
-from speculant_verifier.training.adapters import check_adapter, read_adapter
 from support.tiny_models import tiny_model
 from support.training import recorded
 

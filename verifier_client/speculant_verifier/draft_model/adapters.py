@@ -171,7 +171,7 @@ class Adapters:
     def _loaded(self, name: str) -> _Loaded:
         if not name:
             return _Loaded(BASE, self._base)
-        from speculant_verifier.training.adapters import attach, check_adapter, merge
+        from speculant_verifier.draft_model.adapter_files import attach, check_adapter, merge
 
         folder = self._config.adapters.get(name, Path(name))
         info = check_adapter(folder, self._base.model, self._config.name)

@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
 
     records = of_one_tenant(read_all(settings), settings.tenant, is_shared=settings.train.shared)
     with waiting_for(f"loading {printable(settings.draft_model.name)}", "auto"):
-        from speculant_verifier.training.adapters import check_adapter
+        from speculant_verifier.draft_model.adapter_files import check_adapter
         from speculant_verifier.training.replay import load_base
         from speculant_verifier.training.run import train_adapter
 
@@ -110,7 +110,7 @@ def publish_if_better(
     Raises:
         ConfigError: the model can't be loaded again.
     """
-    from speculant_verifier.training.adapters import add_to_note, read_adapter
+    from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter
     from speculant_verifier.training.gate import judge
     from speculant_verifier.training.publishing import publish
 

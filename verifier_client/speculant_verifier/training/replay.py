@@ -21,6 +21,7 @@ from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Fingerprint, TokenId
 from speculant_verifier.draft_model import ModelDrafter
+from speculant_verifier.draft_model.adapter_files import check_adapter, merge
 from speculant_verifier.draft_model.opening import measured_times
 from speculant_verifier.draft_model.passes import DraftPasses
 from speculant_verifier.draft_model.price import DraftPrice, PassTimes
@@ -34,7 +35,6 @@ from speculant_verifier.rules import TargetDistribution
 from speculant_verifier.rules.follow import follow
 from speculant_verifier.speculation.controller import Speculation
 from speculant_verifier.speculation.cost_measure import measure_costs
-from speculant_verifier.training.adapters import check_adapter, merge
 
 DRAFT = DraftConfig(strategy="model")
 """How a replay drafts: without n-grams, which would hide what the model learned."""

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
 from speculant_graph.config_learning import TrainConfig
 from speculant_graph.corpus.hub import first_line
 from speculant_graph.errors import ConfigError
-from speculant_verifier.training.adapters import NOTE_FILE, base_digest, check_adapter, decoded, quiet_peft
+from speculant_verifier.draft_model.adapter_files import NOTE_FILE, base_digest, check_adapter, decoded, quiet_peft
 from speculant_verifier.training.examples import Example
 from speculant_verifier.training.losses import divergence
 

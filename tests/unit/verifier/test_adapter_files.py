@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from speculant_graph.errors import ConfigError
+from speculant_verifier.draft_model.adapter_files import attach, check_adapter, merge, read_adapter
 from speculant_verifier.model import TargetModel
-from speculant_verifier.training.adapters import attach, check_adapter, merge, read_adapter
 from speculant_verifier.training.publishing import publish, require_publishable, rollback
 from support import training
 from support.tiny_models import tiny_gpt_oss, tiny_model
