@@ -49,15 +49,16 @@ class TrainConfig(Config):
     """How a LoRA adapter of the draft model is trained on records."""
 
     rank: Annotated[int, Field(ge=1, le=1_024)] = 8
-    """Rank of the adapter's matrices; for models of a billion parameters about half a percent of them is trained."""
+    """Rank of the adapter's matrices; for models of a billion parameters about half a percent of them is trained. Models
+    of a few million want a rank of about half their width, and as much alpha."""
     alpha: Annotated[float, Field(gt=0.0)] = 16.0
     """The adapter counts alpha / rank."""
     targets: str = "all-linear"
     """Layers that get an adapter: 'all-linear', or names of modules separated by commas, such as 'q_proj,v_proj'."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 3e-3
-    """Highest learning rate; it warms up over the first steps and goes down as a cosine. Models of a few million
-    parameters may want three times as much, those of billions a tenth."""
-    epochs: Annotated[float, Field(gt=0.0)] = 8.0
+    """Highest learning rate; it warms up over the first steps and goes down as a cosine. Models of billions of
+    parameters may want a tenth of it."""
+    epochs: Annotated[float, Field(gt=0.0)] = 4.0
     """How often every failure is seen; what is kept is the best state, by the loss of requests that are held out."""
     accumulate: Annotated[int, Field(ge=1)] = 8
     """Requests whose gradients make one step."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from speculant_graph.bench.replay_progress import BenchProgress
 
 _NUM_COLLECTED, _NUM_KNOWN = 600, 120
+_TRAIN = TrainConfig(rank=64, alpha=64.0)  # half of the demo's width, as the setting recommends
 _RESAMPLES = 10_000
 _MOST_ROUNDS = 40
 
@@ -61,8 +62,9 @@ def measure_loop(
     )  # fmt: skip
     progress.begin("training")
     trained = _command(
-        "train", "--records", str(records), "--draft-model", draft_model.name, "--output", str(adapter), "--json"
-    )
+        "train", "--records", str(records), "--draft-model", draft_model.name, "--output", str(adapter),
+        "--rank", str(_TRAIN.rank), "--alpha", str(_TRAIN.alpha), "--json",
+    )  # fmt: skip
     config = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=1)
     decoder = SpeculativeDecoder(None, config, DraftConfig(strategy="model"), draft_model=draft_model)
     assert decoder.adapters is not None
@@ -134,7 +136,7 @@ def _shuffled(draft_model: DraftModelConfig, records: Path, folder: Path) -> dic
     ]
     model = load_model(VerifierConfig(model_name=draft_model.name))
     folder.mkdir()
-    result = train_adapter(model, draft_model.name, wrong, TrainConfig(), folder)
+    result = train_adapter(model, draft_model.name, wrong, _TRAIN, folder)
     if result.candidate is None:
         return {"is_refused": True, "reason": "no state was better than the beginning"}
     result.candidate.rename(folder / "adapter")

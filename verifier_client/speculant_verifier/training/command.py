@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class TrainSettings(CommandSettings):
     """Train a LoRA adapter, with which a draft model writes what the target wrote in recorded requests.
 
-    A tenth of the requests is held out. The adapter is written if with it a pass of the target emits more tokens on
+    A fifth of the requests is held out. The adapter is written if with it a pass of the target emits more tokens on
     these than with the one before; Ctrl-C ends the training and judges the best one so far. The exit status is 1 if
     none was written.
     """
