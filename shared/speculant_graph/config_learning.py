@@ -49,8 +49,8 @@ class TrainConfig(Config):
     """How a LoRA adapter of the draft model is trained on records."""
 
     rank: Annotated[int, Field(ge=1, le=1_024)] = 8
-    """Rank of the adapter's matrices; for models of a billion parameters about half a percent of them is trained. Models
-    of a few million want a rank of about half their width, and as much alpha."""
+    """Rank of the adapter's matrices; for models of a billion parameters about half a percent of them is trained.
+    Models of a few million want a rank of about half their width, and as much alpha."""
     alpha: Annotated[float, Field(gt=0.0)] = 16.0
     """The adapter counts alpha / rank."""
     targets: str = "all-linear"

@@ -100,27 +100,7 @@ class SpeculativeDecoder:
         drafts = strategy not in FROM_GRAPH or graph is not None or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
-        curve = self.costs.curve(1) if self.costs is not None else None
-        self.drafter: Drafter
-        if drafter is not None:
-            self.drafter = drafter
-        elif graph is not None:
-            require_same(graph.metadata.tokenizer, self.target.fingerprint)
-            self.drafter = LocalDrafter(graph, self.draft_config, cost=curve)
-        elif sidecar is not None:
-            self.drafter = DrafterClient(
-                sidecar,
-                tokenizer=self.target.fingerprint,
-                draft=self.draft_config,
-                wants_proposals=strategy == "sampling",
-                cost=curve,
-            )
-        elif drafts and strategy != "model":
-            self.drafter = LocalDrafter(
-                None, self.draft_config, cost=curve, vocabulary_size=self.target.vocabulary_size
-            )
-        else:  # the other strategies know nothing but a graph
-            self.drafter = NullDrafter()
+        self.drafter: Drafter = drafter if drafter is not None else self._opened_drafter(graph, sidecar, drafts=drafts)
         cost = self.costs.relative_of_widths if self.costs is not None else None
         self.record_identity = RecordIdentity(tenant=sidecar.tenant if sidecar is not None else "")
         """What records say that the engine does not know."""
@@ -164,6 +144,24 @@ class SpeculativeDecoder:
         if not (self.verifier_config.measure_costs and self.draft_config.k):
             return None
         return load_or_measure(self.target, batches_up_to(self.verifier_config.max_batch_size))
+
+    def _opened_drafter(self, graph: NgramGraph | None, sidecar: ClientConfig | None, *, drafts: bool) -> Drafter:
+        """Return what drafts by n-grams, as configured."""
+        curve = self.costs.curve(1) if self.costs is not None else None
+        if graph is not None:
+            require_same(graph.metadata.tokenizer, self.target.fingerprint)
+            return LocalDrafter(graph, self.draft_config, cost=curve)
+        if sidecar is not None:
+            return DrafterClient(
+                sidecar,
+                tokenizer=self.target.fingerprint,
+                draft=self.draft_config,
+                wants_proposals=self.draft_config.strategy == "sampling",
+                cost=curve,
+            )
+        if drafts and self.draft_config.strategy != "model":
+            return LocalDrafter(None, self.draft_config, cost=curve, vocabulary_size=self.target.vocabulary_size)
+        return NullDrafter()  # the other strategies know nothing but a graph
 
     @overload
     def generate(self, prompt: str, generation_config: GenerationConfig | None = None) -> GenerationResult: ...

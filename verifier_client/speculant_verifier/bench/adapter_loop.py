@@ -11,7 +11,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,23 +65,23 @@ def measure_loop(
         "train", "--records", str(records), "--draft-model", draft_model.name, "--output", str(adapter),
         "--rank", str(_TRAIN.rank), "--alpha", str(_TRAIN.alpha), "--json",
     )  # fmt: skip
-    config = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=1)
-    decoder = SpeculativeDecoder(None, config, DraftConfig(strategy="model"), draft_model=draft_model)
-    assert decoder.adapters is not None
+    config, draft = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=1), DraftConfig(strategy="model")
+    before = SpeculativeDecoder(None, config, draft, draft_model=draft_model)
+    after = SpeculativeDecoder(None, config, draft, draft_model=draft_model, target=before.target)
+    assert after.adapters is not None
     generation = GenerationConfig(max_tokens=max_tokens)
-    progress.begin("decoding before and after")
-    before = [_tokens_per_pass(decoder, texts[:limit], generation) for texts in (new, known)]
     figures: dict[str, Any] = {"collected": collected, "training": trained}
     if trained["adapter"] is not None:
-        decoder.adapters.load(str(adapter))
-        after = [_tokens_per_pass(decoder, texts[:limit], generation) for texts in (new, known)]
-        figures |= {
-            "new_domain": _paired(before[0], after[0]), "known_domain": _paired(before[1], after[1]),
-        }  # fmt: skip
+        after.adapters.load(str(adapter))
+        for name, texts in (("new_domain", new), ("known_domain", known)):
+            tell = progress.teller(f"decoding, {name.replace('_', ' ')}")
+            figures[name] = _compared(before, after, texts[:limit], generation, tell)
+        figures["identical"] = all(figures[name]["identical"] for name in ("new_domain", "known_domain"))
+    before.close()
     progress.begin("an adapter of shuffled text")
     worse = folder / "shuffled"
-    figures["shuffled"] = _shuffled(draft_model, records, worse) | _forced(decoder, worse, new[:limit], generation)
-    decoder.close()
+    figures["shuffled"] = _shuffled(draft_model, records, worse) | _forced(after, worse, new[:limit], generation)
+    after.close()
     return figures
 
 
@@ -95,23 +95,42 @@ def _command(*arguments: str) -> dict[str, Any]:
     return content
 
 
-def _tokens_per_pass(decoder: SpeculativeDecoder, texts: Sequence[str], generation: GenerationConfig) -> list[float]:
-    """Return those of every request; one of a single token has no pass to speak of and is left out by its 1."""
-    results = [decoder.generate(text, generation) for text in texts]
-    return [len(result.token_ids) / max(1, result.num_steps) for result in results]
-
-
-def _paired(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
-    """Compare the same requests: means, and the 95 % bootstrap interval of the mean difference."""
-    differences = np.array(after) - np.array(before)
-    generator = np.random.default_rng(0)
-    drawn = generator.choice(differences, (_RESAMPLES, len(differences))).mean(1)
-    low, high = np.percentile(drawn, [2.5, 97.5]).tolist()
+def _compared(
+    before: SpeculativeDecoder,
+    after: SpeculativeDecoder,
+    texts: Sequence[str],
+    generation: GenerationConfig,
+    tell: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Decode the same requests with both, in turns; means, and the 95 % bootstrap interval of the mean difference."""
+    order = random.Random(0)
+    tokens_per_pass: list[list[float]] = []
+    num_tokens, seconds, identical = 0, [0.0, 0.0], True
+    for number, text in enumerate(texts):
+        tell(number, len(texts))
+        pair = [0.0, 0.0]
+        token_ids = []
+        for side in order.sample((0, 1), 2):
+            result = (before, after)[side].generate(text, generation)
+            # One of a single token has no pass to speak of.
+            pair[side] = len(result.token_ids) / max(1, result.num_steps)
+            seconds[side] += result.times.total_s - result.times.prefill_s
+            token_ids.append(result.token_ids)
+        num_tokens += len(token_ids[0])
+        identical &= token_ids[0] == token_ids[1]
+        tokens_per_pass.append(pair)
+    tell(1, 1)
+    values = np.array(tokens_per_pass)
+    differences = values[:, 1] - values[:, 0]
+    drawn = np.random.default_rng(0).choice(differences, (_RESAMPLES, len(differences))).mean(1)
     return {
-        "requests": len(differences),
-        "tokens_per_pass_before": round(float(np.mean(before)), 4),
-        "tokens_per_pass_after": round(float(np.mean(after)), 4),
-        "interval": [round(low, 4), round(high, 4)],
+        "requests": len(texts),
+        "identical": identical,
+        "tokens_per_pass_before": round(float(values[:, 0].mean()), 4),
+        "tokens_per_pass_after": round(float(values[:, 1].mean()), 4),
+        "interval": np.percentile(drawn, [2.5, 97.5]).round(4).tolist(),
+        "tokens_per_s_before": round(num_tokens / seconds[0], 3),
+        "tokens_per_s_after": round(num_tokens / seconds[1], 3),
     }
 
 
@@ -181,6 +200,9 @@ def print_loop(figures: Mapping[str, Any], arguments: Sequence[str], *, as_json:
                 f"{each['tokens_per_pass_before']:.2f} -> {each['tokens_per_pass_after']:.2f} "
                 f"({each['interval'][0]:+.3f} to {each['interval'][1]:+.3f})",
             ))  # fmt: skip
+            rows.append(("  tokens/s", f"{each['tokens_per_s_before']:.1f} -> {each['tokens_per_s_after']:.1f}"))
+    if "identical" in figures:
+        rows.append(("all tokens identical", "yes" if figures["identical"] else "NO"))
     rows.append(("shuffled text, the gate", "refused" if shuffled["is_refused"] else "ACCEPTED"))
     rows.append(("shuffled text, forced in", "taken back" if shuffled["is_taken_back"] else "not taken back"))
     print_report("adapter", rows, figures, arguments, as_json=as_json)

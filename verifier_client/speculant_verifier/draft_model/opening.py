@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.config_learning import DraftModelConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
-from speculant_graph.types import Drafter, StrategyName
+from speculant_graph.types import Drafter, Fingerprint, StrategyName
 from speculant_verifier.draft_model.drafter import ModelDrafter
 from speculant_verifier.draft_model.passes import DraftPasses
 from speculant_verifier.draft_model.price import DraftPrice, PassTimes
 from speculant_verifier.model import TargetModel
+from speculant_verifier.model.loading import load_model, load_tokenizer
 from speculant_verifier.speculation import CostTable, load_or_measure
 from speculant_verifier.speculation.cost_measure import batches_up_to
 
@@ -47,6 +49,25 @@ def require_strategy(
         )
 
 
+def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) -> tuple[PreTrainedModel, Fingerprint]:
+    """Load a draft model as its checkpoint is, without adapter, and the identity of its tokenizer.
+
+    Args:
+        config: the model.
+        verifier: whatever else there is to say about loading.
+
+    Raises:
+        ConfigError: either can't be loaded.
+    """
+    own = {"model_name": config.name, "tokenizer_name": None, "dtype": config.dtype, "device": config.device}
+    loading = (verifier or VerifierConfig()).model_copy(update=own)
+    try:
+        return load_model(loading), load_tokenizer(loading)[1]
+    except ConfigError as error:
+        text = str(error).replace("--verifier.model-name", "--draft-model")
+        raise ConfigError(text.replace("--verifier.", "--draft-model.")) from error
+
+
 def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target: TargetModel) -> TargetModel:
     """Load the draft model.
 
@@ -54,19 +75,16 @@ def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target:
         ConfigError: it can't be loaded.
         TokenizerMismatchError: it has another tokenizer than the target.
     """
-    loading = verifier.model_copy(
-        update={
-            "model_name": config.name, "tokenizer_name": None, "dtype": config.dtype,
-            "device": str(target.device) if config.device == "auto" else config.device,
-        }
-    )  # fmt: skip
-    model = TargetModel.load(loading)
-    if model.fingerprint.sha256 != target.fingerprint.sha256:
+    device = str(target.device) if config.device == "auto" else config.device
+    model, fingerprint = load_base(config.model_copy(update={"device": device}), verifier)
+    if fingerprint.sha256 != target.fingerprint.sha256:
         raise TokenizerMismatchError(
             f"draft model '{config.name}' has another tokenizer than '{target.name}'; choose one of the same family, "
             "or leave --draft-model out"
         )
-    return model
+    return TargetModel(
+        model, None, config.name, fingerprint, attention=verifier.attention, ring_cache=verifier.ring_cache
+    )
 
 
 def open_model_drafter(

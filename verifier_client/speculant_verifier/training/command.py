@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     records = of_one_tenant(read_all(settings), settings.tenant, is_shared=settings.train.shared)
     with waiting_for(f"loading {printable(settings.draft_model.name)}", "auto"):
         from speculant_verifier.draft_model.adapter_files import check_adapter
-        from speculant_verifier.training.replay import load_base
+        from speculant_verifier.draft_model.opening import load_base
         from speculant_verifier.training.run import train_adapter
 
         quiet_transformers()

@@ -13,23 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.config_learning import DraftModelConfig
 from speculant_graph.draft.cost import COST_CURVES
-from speculant_graph.errors import ConfigError
-from speculant_graph.types import Fingerprint, TokenId
+from speculant_graph.types import TokenId
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.adapter_files import check_adapter, merge
-from speculant_verifier.draft_model.opening import measured_times
+from speculant_verifier.draft_model.opening import load_base, measured_times
 from speculant_verifier.draft_model.passes import DraftPasses
 from speculant_verifier.draft_model.price import DraftPrice, PassTimes
 from speculant_verifier.engine.drafting import Drafting, depths_of
 from speculant_verifier.engine.sequence import ActiveSequence, Request
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
-from speculant_verifier.model.loading import load_model, load_tokenizer
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.rules import TargetDistribution
 from speculant_verifier.rules.follow import follow
@@ -117,20 +113,6 @@ class _Recorded:
 
     def after(self, node: int) -> TargetDistribution:
         raise NotImplementedError  # of rules that weigh p against q
-
-
-def load_base(config: DraftModelConfig) -> tuple[PreTrainedModel, Fingerprint]:
-    """Load a draft model as its checkpoint is, without adapter, and the identity of its tokenizer.
-
-    Raises:
-        ConfigError: either can't be loaded.
-    """
-    same = VerifierConfig(model_name=config.name, dtype=config.dtype, device=config.device)
-    try:
-        return load_model(same), load_tokenizer(same)[1]
-    except ConfigError as error:
-        text = str(error).replace("--verifier.model-name", "--draft-model")
-        raise ConfigError(text.replace("--verifier.", "--draft-model.")) from error
 
 
 def load_adapted(config: DraftModelConfig, adapter: Path | None) -> TargetModel:
