@@ -58,7 +58,7 @@ def measure_loop(
     progress.begin("collecting")
     collected = _command(
         "collect-data", str(prompts), "--model", str(MODEL_FOLDER), "--draft-model", draft_model.name, "--strategy",
-        "model", "--record", str(records), "--max-tokens", str(max_tokens), "--json",
+        "model", "--record", str(records), "--max-tokens", str(max_tokens), "--max-batch-size", "1", "--json",
     )  # fmt: skip
     progress.begin("training")
     trained = _command(
