@@ -64,6 +64,9 @@ class TrainConfig(Config):
     """Requests whose gradients make one step."""
     max_tokens: Annotated[int, Field(ge=16)] = 2_048
     """Longest request that is trained on; of longer ones the beginning of the prompt is cut off."""
+    strength: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """Share of the trained change that is published: half of it has most of the gain, and of what the model knew next
+    to nothing is lost."""
     replay_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
     """Share of replay among the requests trained on, against forgetting."""
     labels: Literal["soft", "hard"] = "soft"
@@ -71,6 +74,7 @@ class TrainConfig(Config):
     min_failures: Annotated[int, Field(ge=0)] = 0
     """The verifier trains an adapter when it has recorded so many new failures; 0: never by itself."""
     shared: bool = False
-    """Train one adapter on the text of all tenants. Otherwise an adapter is trained on the text of one."""
+    """Train one adapter on the text of all tenants. Otherwise it is trained on the text of one, and drafts for that one
+    alone."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of everything random in a training."""

@@ -16,10 +16,17 @@ from typing import Any
 import pytest
 
 from speculant_graph.cli.main import main
+from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
+from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapter_files import read_adapter
 from speculant_verifier.records.reader import read_records, replay_of
+from speculant_verifier.service.learning import Learning
+from speculant_verifier.training.process import adapter_path
+from speculant_verifier.training.publishing import publish
 from support.sidecar import READY_TIMEOUT_S
 from support.tiny_models import tiny_model
+from support.training import write_adapter
 from support.verifier import fetched, running_verifier
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
@@ -72,7 +79,7 @@ def records(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_collected_records_are_those_of_generate(models: Path, records: Path, tmp_path: Path) -> None:
     given = ("--prompts", records.parent / "prompts.jsonl", "--record", tmp_path / "records")
     assert run("generate", *given, *named(models), *DRAFTING, "--ignore-end-tokens").returncode == 0
-    ours, theirs = (list(read_records(folder)) for folder in (records, tmp_path / "records"))
+    ours, theirs = (read_records(folder) for folder in (records, tmp_path / "records"))
     assert [(each.prompt, each.output) for each in ours] == [(each.prompt, each.output) for each in theirs]
     assert all(each.pass_s > 0.0 for each in ours)
 
@@ -111,6 +118,29 @@ def test_what_a_conversation_can_not_learn_from(models: Path, flags: list[str], 
     monkeypatch.setattr("sys.stdin", io.StringIO("/train\n/eval\n"))
     assert main(["chat", "--model", "target", *flags, "--no-measure-costs", "--num-threads", "1"]) == 1
     assert capsys.readouterr().err.count("begin with --record and --draft-model") == 2
+
+
+def test_what_was_published_is_loaded_after_whoever_loads(models: Path, tmp_path: Path) -> None:
+    folder, draft_model = tmp_path / "records", DraftModelConfig(name=str(models / "draft"))
+    decoder = SpeculativeDecoder(
+        verifier_config=VerifierConfig(model_name=str(models / "target"), num_threads=1, measure_costs=False),
+        draft_config=DraftConfig(strategy="model"),
+        draft_model=draft_model,
+        record=RecordConfig(folder=folder),
+    )
+    adapters = decoder.adapters
+    assert adapters is not None
+    adapter_path(folder, draft_model).parent.mkdir(parents=True)
+    adapter = write_adapter(tmp_path / "made", tiny_model("llama", seed=1).model, draft_model.name)
+    publish(adapter, adapter_path(folder, draft_model))
+    with decoder:
+        assert adapters._loading.acquire(timeout=1)
+        learning = Learning(decoder, draft_model, RecordConfig(folder=folder), TrainConfig(min_failures=9))
+        time.sleep(0.3)
+        assert not adapters.state.present.name
+        adapters._loading.release()
+        until(lambda: adapters.state.present.name, lambda: "it was not loaded")
+        learning.close()
 
 
 def ask(url: str, count: int) -> None:

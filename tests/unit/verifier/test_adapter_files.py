@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.adapter_files import attach, check_adapter, merge, read_adapter
 from speculant_verifier.model import TargetModel
-from speculant_verifier.training.publishing import publish, require_publishable, rollback
+from speculant_verifier.training.publishing import publish, require_publishable
 from support import training
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
@@ -149,12 +149,9 @@ def test_a_name_is_a_link_to_the_newest_version(tmp_path: Path) -> None:
     target.rename(moved / "legal")
     (tmp_path / "legal.d").rename(moved / "legal.d")
     assert read_adapter(moved / "legal").digest == digests[2]
-    rollback(moved / "legal")
-    assert read_adapter(moved / "legal").digest == digests[1]
-    with pytest.raises(ConfigError, match="no version before"):
-        rollback(moved / "legal")
     publish(write_adapter(tmp_path / "work", seed=7), moved / "legal")
-    assert sorted(path.name for path in (moved / "legal.d").iterdir()) == ["2", "4", "lock"]
+    assert sorted(path.name for path in (moved / "legal.d").iterdir()) == ["3", "4", "lock"]
+    assert (moved / "legal.d").stat().st_mode & 0o077 == 0, "weights tell what they were trained on"
 
 
 def test_what_is_not_ours_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +163,6 @@ def test_what_is_not_ours_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("folder", "link", "nowhere"):
         with pytest.raises(ConfigError, match="was not published"):
             require_publishable(Path(name))
-        with pytest.raises(ConfigError, match="was not published"):
-            rollback(Path(name))
     with pytest.raises(ConfigError, match="no folder missing"):
         require_publishable(Path("missing") / "name")
 

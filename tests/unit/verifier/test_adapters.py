@@ -17,8 +17,8 @@ from speculant_graph.config_learning import DraftModelConfig, RecordConfig
 from speculant_graph.errors import ConfigError, DraftLimitError
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model import ModelDrafter
-from speculant_verifier.draft_model.adapter_files import read_adapter
-from speculant_verifier.draft_model.adapters import BASE, Adapters
+from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter
+from speculant_verifier.draft_model.adapters import BASE, Adapters, described
 from speculant_verifier.draft_model.drafter import HIT_WINDOW
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.collect import RecordIdentity
@@ -140,6 +140,40 @@ def test_a_wrong_one_changes_nothing(folders: dict[str, Path], name: str, compla
     run(drafter)
 
 
+def test_memory_that_ends_while_one_is_loaded_changes_nothing(folders: dict[str, Path], monkeypatch) -> None:
+    def fail(model: object) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    drafter, adapters, identity = made(folders, adapter="small")
+    before = adapters.state, identity.adapter
+    monkeypatch.setattr("speculant_verifier.draft_model.adapters.copy.deepcopy", fail)
+    with pytest.raises(ConfigError, match="'random' can't be loaded: no memory is left"):
+        adapters.load("random")
+    assert (adapters.state, identity.adapter) == before
+    monkeypatch.undo()
+    assert adapters.load("random").name == "random"
+    run(drafter)
+
+
+def test_an_adapter_says_whose_text_it_learned(folders: dict[str, Path], tmp_path: Path) -> None:
+    legal = write_adapter(tmp_path / "legal", base().model, std=0.0003)
+    add_to_note(legal, {"tenants": ["acme", ""]})
+    drafter, adapters, identity = made({**folders, "legal": legal})
+    given: list[object] = []
+    drafter.swap = lambda model, tenants=None: given.append(tenants)
+    identity.tenant = "house"
+    adapters.load("legal")
+    assert described(adapters.state.present) == "adapter 'legal' of tenant 'acme'"
+    identity.tenant = "acme"
+    adapters.load("legal")
+    add_to_note(legal, {"tenants": ["acme"]})
+    for identity.tenant in ("house", "acme"):
+        adapters.load("legal")
+    adapters.load("small")
+    both, alone = frozenset({"acme", ""}), frozenset({"acme"})
+    assert given == [alone, both, alone, both, None], "those who name no tenant are served if they are acme's"
+
+
 def test_one_is_loaded_at_a_time(folders: dict[str, Path]) -> None:
     _, adapters, _ = made(folders)
     begun, goes_on = threading.Event(), threading.Event()
@@ -161,7 +195,6 @@ def test_one_is_loaded_at_a_time(folders: dict[str, Path]) -> None:
     goes_on.set()
     thread.join(60)
     assert adapters.state.present.name == "small"
-    adapters._load_base = base
     assert adapters.load("random").name == "random"
 
 
@@ -260,7 +293,7 @@ def test_what_the_other_model_was_judged_by_does_not_count(folders: dict[str, Pa
     take = drafter._take_model
 
     def counted() -> None:
-        has_next = drafter._next_model is not None
+        has_next = drafter._next is not None
         take()
         if has_next:
             counts.append(drafter.hits[0])

@@ -70,11 +70,11 @@ def test_records_come_back_as_they_went(tmp_path):
             writer.record(record)
         assert not any(path.is_file() for path in tmp_path.rglob("*")), "the caller does not touch the disk"
         writer.flush()
-        assert list(read_records(folder)) == failures
-    assert list(read_records(folder, tenant="a")) == [failures[0], failures[3]]
-    assert list(read_records(folder, tenant="")) == [failures[2]]
+        assert read_records(folder) == failures
+    assert read_records(folder, tenant="a") == [failures[0], failures[3]]
+    assert read_records(folder, tenant="") == [failures[2]]
     assert replay_of(folder, "a", 9) == replay_of(folder, None, 9) == [kept]
-    assert replay_of(folder, "b", 9) == list(read_records(folder, tenant="c")) == []
+    assert replay_of(folder, "b", 9) == read_records(folder, tenant="c") == []
     assert counts(writer) == (5, 5, 0, 0)
     writer.close()
     writer.record(kept)
@@ -85,7 +85,22 @@ def test_records_come_back_as_they_went(tmp_path):
         line = json.loads(path.read_bytes().splitlines()[0])
         assert line["schema_version"] == 1
         assert set(line) == {each.name for each in dataclasses.fields(RequestRecord)}
-    assert list(read_records(tmp_path / "none")) == replay_of(tmp_path / "none", None, 3) == []
+    assert read_records(tmp_path / "none") == replay_of(tmp_path / "none", None, 3) == []
+
+
+def test_more_files_than_may_be_open(tmp_path):
+    """Every process writes a file of its own."""
+    for number in range(40):
+        with writing(tmp_path) as writer:
+            writer.record(record_of(number))
+            writer.record(record_of(100 + number, key=0.5))
+    code = (
+        "import resource, sys; from speculant_verifier.records.reader import read_records, replay_of; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24)); "
+        "print(len(read_records(sys.argv[1])), len(replay_of(sys.argv[1], None, 50)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.stdout == "40 40\n", done.stderr
 
 
 def test_the_thread_writes_without_being_asked(tmp_path):
@@ -313,7 +328,7 @@ def test_killed_processes_leave_whole_lines(tmp_path):
     lines = [line for path in folder.glob("*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
     torn = [line for line in lines if not line.endswith(b"\n")]
     assert len(torn) <= 2
-    records = list(read_records(folder))
+    records = read_records(folder)
     assert len(records) == len(lines) - len(torn)
     assert all(one.time_s <= two.time_s for one, two in pairwise(records))
     for name in ("one", "two"):

@@ -51,9 +51,10 @@ def run(engine, requests):
     return [ended[request.index].sequence for request in requests]
 
 
-def recorded(folder):
+def recorded(folder, sequences):
     """Return all records by the caller's number for the request."""
-    return {int(each.request_id): each for each in [*read_records(folder), *replay_of(folder, None, 1_000)]}
+    numbers = {str(each.session_id): each.request.index for each in sequences}
+    return {numbers[each.request_id]: each for each in [*read_records(folder), *replay_of(folder, None, 1_000)]}
 
 
 def scores(target: TargetModel, token_ids):
@@ -117,9 +118,9 @@ def test_records_are_what_happened(target, tmp_path, kind, rows):
 
     engine = recording(target, tmp_path, ScriptedDrafter(watched), rows=rows, top_k=5)
     sequences = run(engine, [
-        Request(index, prompt, config, request_id=str(index)) for index, prompt in enumerate(PROMPTS)
+        Request(index, prompt, config) for index, prompt in enumerate(PROMPTS)
     ])  # fmt: skip
-    found = recorded(tmp_path)
+    found = recorded(tmp_path, sequences)
     assert found.keys() == set(range(len(PROMPTS)))
     for index, sequence in enumerate(sequences):
         record = found[index]
@@ -139,13 +140,13 @@ def test_stop_tokens_and_limits_cut_records_as_they_cut_the_text(target, tmp_pat
         text = alone(target, prompt, CONFIG)
         references.append([*prompt, *text])
         end = CONFIG.model_copy(update={"end_token_ids": (text[4 + index],), "ignore_end_tokens": False})
-        requests.append(Request(2 * index, prompt, end, request_id=str(2 * index)))
+        requests.append(Request(2 * index, prompt, end))
         limit = CONFIG.model_copy(update={"max_tokens": 1 + 2 * index})
-        requests.append(Request(2 * index + 1, prompt, limit, request_id=str(2 * index + 1)))
+        requests.append(Request(2 * index + 1, prompt, limit))
     drafter = ScriptedDrafter(knowing(references, 0.9, 258))
     sequences = run(recording(target, tmp_path, drafter, threshold=0.0), requests)
-    found = recorded(tmp_path)
-    assert not list(read_records(tmp_path)), "nothing is below a threshold of 0"
+    found = recorded(tmp_path, sequences)
+    assert not read_records(tmp_path), "nothing is below a threshold of 0"
     assert len(found) == len(requests)
     for request, sequence in zip(requests, sequences, strict=True):
         check(found[request.index], sequence, target, [])
@@ -158,7 +159,7 @@ def test_a_stop_text_that_leaves_nothing_leaves_no_record(target, tmp_path):
     request = Request(0, (1, 2), CONFIG, stop_check=lambda token_ids: 0)
     [sequence] = run(recording(target, tmp_path, NullDrafter()), [request])
     assert sequence.output == ()
-    assert not recorded(tmp_path)
+    assert not recorded(tmp_path, [sequence])
 
 
 @pytest.mark.parametrize(("rule", "temperature"), [("token", 1.0), ("block", 1.0), ("tree-iid", 0.8), ("nasd", 0.0)])
@@ -171,10 +172,10 @@ def test_records_under_other_rules(target, tmp_path, rule, temperature):
         return Draft(token_ids, tuple(generator.randint(0, j) for j in range(len(token_ids))))
 
     sequences = run(recording(target, tmp_path, ScriptedDrafter(script)), [
-        Request(index, prompt, config.model_copy(update={"seed": index}), request_id=str(index))
+        Request(index, prompt, config.model_copy(update={"seed": index}))
         for index, prompt in enumerate(PROMPTS)
     ])  # fmt: skip
-    found = recorded(tmp_path)
+    found = recorded(tmp_path, sequences)
     for index, sequence in enumerate(sequences):
         check(found[index], sequence, target, [])
         assert (found[index].rule, found[index].seed) == (rule, index)
@@ -182,10 +183,11 @@ def test_records_under_other_rules(target, tmp_path, rule, temperature):
 
 def test_tokens_from_the_target_cache_have_no_top_tokens(target, tmp_path):
     engine = recording(target, tmp_path, NullDrafter(), rows=1, target_cache=1_000_000)
-    first, again = run(engine, [Request(index, (1, 2, 3), CONFIG, request_id=str(index)) for index in range(2)])
+    first, again = run(engine, [Request(index, (1, 2, 3), CONFIG) for index in range(2)])
     assert first.num_from_target_cache == 0
     assert again.num_from_target_cache == len(again.output) - again.num_steps > 0
-    one, two = recorded(tmp_path)[0], recorded(tmp_path)[1]
+    found = recorded(tmp_path, (first, again))
+    one, two = found[0], found[1]
     assert one.output == two.output
     assert all(one.top_token_ids)
     assert [len(row) for row in two.top_logprobs].count(0) == again.num_from_target_cache
@@ -198,29 +200,26 @@ def test_who_is_recorded_and_as_whose(target, tmp_path):
     engine = recording(target, tmp_path, ScriptedDrafter(lambda step: Draft()), identity=identity)
     # The scripted drafter takes no options; a tenant's session is refused and goes on without drafts.
     requests = [
-        Request(0, (1, 2), CONFIG, request_id="0"),
-        Request(1, (1, 2), CONFIG, request_id="1", session=SessionOptions(tenant="acme")),
-        Request(2, (1, 2), CONFIG, request_id="2", session=SessionOptions(graph="other")),
-        Request(3, (1, 2), CONFIG.model_copy(update={"speculation": "off"}), request_id="3"),
-        Request(4, (1, 2), CONFIG, request_id="4", forced=(5, 6)),
-        Request(5, (), CONFIG, request_id="5"),
-        Request(6, (1, 2), CONFIG, request_id="6", stop_check=lambda token_ids: 1 // 0),
-        Request(7, (1, 2), CONFIG),
+        Request(0, (1, 2), CONFIG),
+        Request(1, (1, 2), CONFIG, session=SessionOptions(tenant="acme")),
+        Request(2, (1, 2), CONFIG, session=SessionOptions(graph="other")),
+        Request(3, (1, 2), CONFIG.model_copy(update={"speculation": "off"})),
+        Request(4, (1, 2), CONFIG, forced=(5, 6)),
+        Request(5, (), CONFIG),
+        Request(6, (1, 2), CONFIG, stop_check=lambda token_ids: 1 // 0),
     ]
     for request in requests:
         engine.add(request)
-    gone = engine.add(Request(8, (1, 2), CONFIG.model_copy(update={"max_tokens": 100}), request_id="8"))
+    gone = engine.add(Request(7, (1, 2), CONFIG.model_copy(update={"max_tokens": 100})))
     engine.step()
     identity.draft_model, identity.adapter = "small", "cafe"  # changed while they run
     engine.cancel(gone)
     ended = finish(engine)
     engine.close()
-    found = {each.request_id: each for each in read_records(tmp_path)}
-    unnamed = str(ended[7].sequence.session_id)
-    assert found.keys() == {"0", "1", "2", unnamed}
-    assert [found[name].tenant for name in ("0", "1", "2", unnamed)] == ["house", "acme", "house", "house"]
+    found = recorded(tmp_path, [each.sequence for each in ended.values()])
+    assert {index: each.tenant for index, each in found.items()} == {0: "house", 1: "acme", 2: "house"}
     assert {(each.draft_model, each.adapter) for each in found.values()} == {("small", "cafe")}
-    assert len({each.reservoir_key for each in found.values()}) == 4
+    assert len({each.reservoir_key for each in found.values()}) == 3
 
 
 def test_without_a_folder_nothing_is_collected(target):
@@ -236,7 +235,7 @@ def test_memory_that_ends_costs_the_records_and_no_request(target, tmp_path, mon
     monkeypatch.setattr("speculant_verifier.engine.records.top_logprobs", fail)
     [sequence] = run(recording(target, tmp_path, NullDrafter()), [Request(0, (1, 2, 3), CONFIG)])
     assert sequence.output == alone(target, (1, 2, 3))
-    assert not recorded(tmp_path)
+    assert not recorded(tmp_path, [sequence])
 
 
 def test_sources_are_those_of_the_nodes():

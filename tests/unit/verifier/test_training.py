@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 
 import speculant_verifier.training.trainer as trainer_module
 from speculant_graph.config_learning import TrainConfig
@@ -123,6 +124,17 @@ def test_the_base_stays_as_it_was(tmp_path: Path, records) -> None:
 def test_a_training_can_be_repeated(tmp_path: Path, records) -> None:
     runs = [train(tmp_path / name, records) for name in "ab"]
     assert read_adapter(runs[0].candidate).digest == read_adapter(runs[1].candidate).digest
+
+
+def test_a_part_of_the_change_is_published(tmp_path: Path, records) -> None:
+    found = {}
+    for strength in (1.0, 0.5):
+        once = CONFIG.model_copy(update={"strength": strength, "epochs": 1, "accumulate": 2})
+        candidate = train(tmp_path / str(strength), records, config=once).candidate
+        found[strength] = load_file(candidate / "adapter_model.safetensors")
+    for name, whole in found[1.0].items():
+        torch.testing.assert_close(found[0.5][name], whole * (0.5 if "lora_B" in name else 1.0), rtol=0, atol=0)
+    assert max(float(each.abs().max()) for name, each in found[0.5].items() if "lora_B" in name) > 0.0
 
 
 def test_the_adapter_loads_in_plain_peft_and_does_what_was_measured(tmp_path: Path, records) -> None:

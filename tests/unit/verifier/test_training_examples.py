@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from speculant_graph.config_learning import TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.training.examples import (
-    is_held_out,
     make_example,
     mixture,
     of_one_tenant,
@@ -114,25 +113,29 @@ def test_the_mixture_has_the_shares_that_were_asked_for() -> None:
     assert sorted(mixture([], replay, TrainConfig(epochs=1))) == sorted(replay)
 
 
-@given(st.sets(st.text(max_size=8), min_size=2, max_size=60), st.integers(0, 59))
-def test_the_split_of_a_request_does_not_depend_on_the_others(names: set[str], count: int) -> None:
-    records = [record([1], [2], request_id=name) for name in sorted(names)]
+@given(st.sets(st.text(max_size=8), min_size=2, max_size=60), st.integers(0, 59), st.integers(0, 59))
+def test_the_split_of_a_request_does_not_depend_on_the_others(names: set[str], num_failures: int, count: int) -> None:
+    records = [
+        replace(record([1], [2], request_id=name), is_failure=number < num_failures)
+        for number, name in enumerate(sorted(names))
+    ]
     training, held_out = split(records)
-    assert held_out
-    assert training
     assert sorted(each.request_id for each in training + held_out) == sorted(names)
-    if len(held_out) > 1:
-        assert all(is_held_out(each.request_id) for each in held_out)
-    fewer, judges = split(records[:count])
-    if any(is_held_out(each.request_id) for each in judges):
-        assert not {each.request_id for each in fewer if is_held_out(each.request_id)} or len(judges) == count - 1
+    for is_failure in (True, False):
+        own, judges = ([each for each in part if each.is_failure is is_failure] for part in (training, held_out))
+        if len(own) + len(judges) > 1:
+            assert own
+            assert judges
+        fewer = [each for each in split(records[:count])[0] if each.is_failure is is_failure]
+        # Only the one that is held out for want of another may be trained on when there are others.
+        assert len({each.request_id for each in fewer} & {each.request_id for each in judges}) <= 1
 
 
 def test_a_fifth_is_held_out() -> None:
-    share = sum(is_held_out(f"request-{i}") for i in range(10_000)) / 10_000
-    assert 0.19 < share < 0.21
-    chosen = [i for i in range(30) if is_held_out(f"request-{i}")]
-    assert chosen == [1, 11, 27, 28], "for ever: another hash would mix them up"
+    records = [record([1], [2], request_id=f"request-{number}") for number in range(10_000)]
+    assert 0.19 < len(split(records)[1]) / len(records) < 0.21
+    chosen = {each.request_id for each in split(records[:30])[1]}
+    assert chosen == {f"request-{number}" for number in (1, 11, 27, 28)}, "for ever: another hash would mix them up"
     assert split([record([1], [2])]) == ([record([1], [2])], [])
 
 

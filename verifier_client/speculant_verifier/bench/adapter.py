@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +52,6 @@ class _Tally:
     num_passes: int = 0
     seconds: float = 0.0
     draft_s: float = 0.0
-    tokens_a_pass: list[float] = field(default_factory=list)
 
     def figures(self, plain: _Tally) -> dict[str, Any]:
         return {
@@ -141,7 +140,6 @@ def _decode(decoder: SpeculativeDecoder, prompts: Sequence[str], generation: Any
     for result in results:
         tally.num_tokens += len(result.token_ids)
         tally.num_passes += result.num_steps
-        tally.tokens_a_pass.append(len(result.token_ids) / max(1, result.num_steps))
     # Rows of a batch share their time.
     tally.seconds += max(result.times.total_s - result.times.prefill_s for result in results)
     tally.draft_s += max(result.times.draft_s for result in results)

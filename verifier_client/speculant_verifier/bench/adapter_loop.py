@@ -142,7 +142,7 @@ def _shuffled(draft_model: DraftModelConfig, records: Path, folder: Path) -> dic
     from speculant_verifier.training.gate import judge
     from speculant_verifier.training.run import train_adapter
 
-    found = list(read_records(records, tenant=""))
+    found = read_records(records, tenant="")
     generator = random.Random(0)
     wrong = [
         replace(

@@ -55,8 +55,8 @@ class AdapterInfo:
     """Name or folder of the model that it was trained for; empty if it does not say."""
     base_digest: str
     """Digest of that model's configuration (:func:`base_digest`); empty if another program trained it."""
-    rank: int
-    """Rank of its matrices."""
+    tenants: frozenset[str] | None
+    """Whose text it was trained on, and whose sequences alone it may so draft for; None: everybody's."""
     note: Mapping[str, Any]
     """Figures of its training, as ``speculant.json`` has them."""
 
@@ -74,9 +74,10 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
     note = _read_json(path / NOTE_FILE) if (path / NOTE_FILE).is_file() else {}
     with (path / WEIGHTS_FILE).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    lora = _lora_config(path, config)
+    _lora_config(path, config)
     base, base_digest = str(config.get("base_model_name_or_path") or ""), str(note.get("base_digest", ""))
-    return AdapterInfo(path, digest, base, base_digest, lora.r, note)
+    tenants = note.get("tenants")
+    return AdapterInfo(path, digest, base, base_digest, None if tenants is None else frozenset(tenants), note)
 
 
 def check_adapter(folder: Path | str, model: PreTrainedModel, base_name: str) -> AdapterInfo:

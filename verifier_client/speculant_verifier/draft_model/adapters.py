@@ -21,6 +21,7 @@ from loguru import logger
 from numpy.typing import NDArray
 
 from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.corpus.hub import first_line
 from speculant_graph.errors import ConfigError, DraftLimitError
 from speculant_graph.types import TokenId
 from speculant_verifier.draft_model.drafter import ModelDrafter
@@ -46,6 +47,8 @@ class Adapter:
     """Where it was, links resolved."""
     digest: str
     """sha256 of its weights; empty: none."""
+    tenants: frozenset[str] | None = None
+    """Whose sequences alone it drafts for; None: everybody's."""
 
 
 BASE = Adapter("", "", "")
@@ -127,6 +130,11 @@ class Adapters:
         return dict(self._config.adapters)
 
     @property
+    def base(self) -> TargetModel:
+        """The draft model without an adapter."""
+        return self._base
+
+    @property
     def model(self) -> TargetModel:
         """What drafts."""
         return self._present.model
@@ -161,6 +169,10 @@ class Adapters:
             raise DraftLimitError(f"another adapter is being loaded; try again in {_RETRY_S:g} s", _RETRY_S)
         try:
             loaded = self._loaded(name)
+        except (RuntimeError, MemoryError, ValueError) as error:  # of torch, such as memory that has ended
+            raise ConfigError(
+                f"adapter '{name}' can't be loaded: {first_line(error)} What serves is unchanged."
+            ) from error
         finally:
             self._loading.release()
         with self._lock:
@@ -177,7 +189,8 @@ class Adapters:
         info = check_adapter(folder, self._base.model, self._config.name)
         # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
         adapted = (merge if self._config.fuse else attach)(copy.deepcopy(self._base.model), info.folder)
-        return _Loaded(Adapter(name, str(info.folder), info.digest), self._base.with_weights(adapted))
+        adapter = Adapter(name, str(info.folder), info.digest, info.tenants)
+        return _Loaded(adapter, self._base.with_weights(adapted))
 
     def rollback(self) -> Adapter:
         """Bring back what drafted before.
@@ -198,7 +211,10 @@ class Adapters:
         self._previous = _Loaded(self._present.adapter, self._present.model, self._drafter.hits)
         self._present, self._identity.adapter = loaded, loaded.adapter.digest
         self._num_compared = self._only_before = self._only_now = 0
-        self._drafter.swap(loaded.model)
+        tenants = loaded.adapter.tenants
+        if tenants is not None:  # the empty one is of requests that name none, whosever these are here
+            tenants = tenants - {""} | ({""} if self._identity.tenant in tenants else set())
+        self._drafter.swap(loaded.model, tenants)
 
     def _compare(self, text: Sequence[TokenId]) -> None:
         """Have both models read the end of a sequence that has ended; go back if what drafts is the worse one."""
@@ -243,4 +259,7 @@ def _share(hits: tuple[int, int]) -> float | None:
 
 def described(adapter: Adapter) -> str:
     """Return an adapter in words."""
-    return f"adapter '{adapter.name}'" if adapter.name else "no adapter"
+    if not adapter.name:
+        return "no adapter"
+    of = ", ".join(f"tenant '{tenant}'" for tenant in sorted(adapter.tenants or ()) if tenant)
+    return f"adapter '{adapter.name}'" + (f" of {of}" if of else "")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from loguru import logger
@@ -23,7 +23,6 @@ from speculant_graph.types import (
     Drafter,
     DrafterState,
     DrafterStatistics,
-    Feedback,
     SequenceStep,
     SessionOptions,
     TokenId,
@@ -31,6 +30,7 @@ from speculant_graph.types import (
 from speculant_verifier.draft_model.drawing import DrawOrder, draw_drafts, shape_of
 from speculant_verifier.draft_model.passes import ROW_WIDTH, CachedSequence, DraftPasses, TopRows
 from speculant_verifier.draft_model.price import DraftPrice
+from speculant_verifier.draft_model.session import DraftSession, Waiting, WantedDraft
 from speculant_verifier.draft_model.tree import DraftTree
 from speculant_verifier.draft_model.trust import Candidate, Place, Trust
 from speculant_verifier.model import TargetModel
@@ -45,34 +45,8 @@ _FIRST_ACCEPTANCE = 0.8
 HIT_WINDOW = 1_000
 """Judged tokens that the acceptance of an adapter is measured by: those at which the model was asked, and those that it
 read with its first pass over a sequence."""
-_FIRST_HIT_RATE, _HIT_SHARE = 0.6, 0.12
-"""What one outcome counts in the rate of a sequence."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
-"""Steps without the model after which it is tried, as the sequence may have become easier; each time later."""
-
-
-@dataclass(eq=False, slots=True)
-class _Session:
-    """One sequence."""
-
-    options: SessionOptions | None = None
-    hit_rate: float = _FIRST_HIT_RATE
-    """How often the model was right lately."""
-    cached: CachedSequence | None = None
-    num_tokens: int = 0
-    """Tokens it had at its latest step."""
-    text: Sequence[TokenId] = ()
-    """These."""
-    num_steps_unasked: int = _FIRST_PAUSE
-    pause: int = _FIRST_PAUSE
-    late_tokens: float = 0.0
-    """What the time of passes behind the first one of the latest step was worth."""
-    tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
-    """Of its latest step."""
-    inner_id: int = 0
-    """The n-grams' draft of that step."""
-    numbers: Sequence[int] = ()
-    """Per node of our draft, its number in the n-grams' draft; 0 for those that are not of it."""
+_FAILURES = (RuntimeError, MemoryError, IndexError)
+"""Of torch, such as memory that has ended."""
 
 
 class ModelDrafter:
@@ -101,9 +75,11 @@ class ModelDrafter:
         self._temperature, self._clock = temperature, clock
         self._trust = Trust()
         self._acceptance = _FIRST_ACCEPTANCE  # of a drawn token whose parent was accepted
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, DraftSession] = {}
         self._has_failed = False
-        self._next_model: TargetModel | None = None
+        self._next: tuple[TargetModel, frozenset[str] | None] | None = None
+        self._tenants: frozenset[str] | None = None
+        self._waiting = Waiting()  # of the sequence that ended last
         self._hits: deque[bool] = deque(maxlen=HIT_WINDOW)
         self.ended: Callable[[Sequence[TokenId]], None] = lambda text: None
         """Told of every sequence that has ended."""
@@ -136,38 +112,54 @@ class ModelDrafter:
         hits = self._hits.copy()
         return len(hits), sum(hits)
 
-    def swap(self, model: TargetModel) -> None:
-        """Draft by another model from the next step on; it reads all sequences again. From any thread."""
-        self._next_model = model
+    def swap(self, model: TargetModel, tenants: frozenset[str] | None = None) -> None:
+        """Draft by another model from the next step on; it reads all sequences again. From any thread.
+
+        Args:
+            model: the other one.
+            tenants: whose sequences alone it is asked about, the empty one being of those without; None: everybody's.
+        """
+        self._next = model, tenants
         self._hits = deque(maxlen=HIT_WINDOW)
 
     def _take_model(self) -> None:
-        model, self._next_model = self._next_model, None
-        if model is None:
+        following, self._next = self._next, None
+        if following is None:
             return
+        model, self._tenants = following
         self._passes = self._passes.of(model)
         self._hits = deque(maxlen=HIT_WINDOW)  # the step that ran meanwhile has noted some of the other model's
         self._trust, self._acceptance, self._has_failed = Trust(), _FIRST_ACCEPTANCE, False
         for session in self._sessions.values():
-            session.cached, session.tree = None, DraftTree(EMPTY_DRAFT)
-            session.hit_rate, session.num_steps_unasked, session.pause = _FIRST_HIT_RATE, _FIRST_PAUSE, _FIRST_PAUSE
+            session.forget_model()
+        self._waiting = Waiting()
+
+    def _may_ask(self, session: DraftSession) -> bool:
+        return self._tenants is None or session.tenant in self._tenants
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence; see :class:`~speculant_graph.types.Drafter`."""
-        self._sessions.setdefault(session_id, _Session(options))
+        # A try reads the prompt: where they did not pay, not every sequence begins with one.
+        self._sessions.setdefault(session_id, DraftSession(options, waiting=replace(self._waiting)))
         if self._ngrams is None:
             return None
         return self._ngrams.open(session_id) if options is None else self._ngrams.open(session_id, options)
 
     def finish(self, session_id: int) -> None:
         """End a session."""
-        session = self._sessions.pop(session_id, None)
-        if session is not None:
-            if session.cached is not None:
-                self._passes.drop(session.cached)
-            self.ended(session.text)
         if self._ngrams is not None:
             self._ngrams.finish(session_id)
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        self._waiting = session.waiting
+        if session.cached is not None:
+            self._passes.drop(session.cached)
+        if self._may_ask(session) and not self._has_failed:
+            try:
+                self.ended(session.text)
+            except _FAILURES as error:
+                self._fail(error)
 
     def close(self) -> None:
         """End everything, the n-grams' drafter too."""
@@ -179,7 +171,10 @@ class ModelDrafter:
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
         self._take_model()
-        batch = [_Wanted(step, self._sessions.setdefault(step.session_id, _Session()), self._config) for step in steps]
+        batch = [
+            WantedDraft(step, self._sessions.setdefault(step.session_id, DraftSession()), self._config)
+            for step in steps
+        ]
         for each in batch:
             self._learn(each)
         drafts = self._from_ngrams(batch)
@@ -190,8 +185,9 @@ class ModelDrafter:
             session.inner_id, session.numbers = draft.draft_id, range(1, len(draft) + 1)
         if self._has_failed:
             return drafts
-        searched = [index for index, each in enumerate(batch) if not each.step.draws and each.budget > 0]
-        drawn = [index for index, each in enumerate(batch) if each.step.draws and each.budget > 0]
+        allowed = [index for index, each in enumerate(batch) if each.budget > 0 and self._may_ask(each.session)]
+        searched = [index for index in allowed if not batch[index].step.draws]
+        drawn = [index for index in allowed if batch[index].step.draws]
         try:
             if searched and self._search([batch[index] for index in searched]):
                 for index in searched:
@@ -200,13 +196,16 @@ class ModelDrafter:
                 for index, draft in zip(drawn, self._draw([batch[index] for index in drawn]), strict=True):
                     drafts[index] = draft
                     batch[index].session.tree = DraftTree(draft)
-        except (RuntimeError, MemoryError, IndexError) as error:  # of torch, such as memory that has ended
-            self._has_failed = True
-            self._passes.forget()
-            logger.warning("the draft model fails, going on without it: {!r}; mend it, or leave it out", error)
+        except _FAILURES as error:
+            self._fail(error)
         return drafts
 
-    def _learn(self, wanted: _Wanted) -> None:
+    def _fail(self, error: Exception) -> None:
+        self._has_failed = True
+        self._passes.forget()
+        logger.warning("the draft model fails, going on without it: {!r}; mend it, or leave it out", error)
+
+    def _learn(self, wanted: WantedDraft) -> None:
         """Learn from what followed the sequence's latest step."""
         session = wanted.session
         emitted = wanted.step.token_ids[session.num_tokens :]
@@ -216,28 +215,34 @@ class ModelDrafter:
                 self._trust.learn_bonus(place, session.tree.num_late(emitted) - session.late_tokens)
             self._note_hits(session, session.tree.learn(emitted, self._trust))
             return
-        for outcome in session.tree.outcomes(emitted):
+        outcomes = session.tree.outcomes(emitted)
+        self._note_hits(session, outcomes)
+        for outcome in outcomes:
             self._acceptance = _MEMORY * self._acceptance + (1.0 - _MEMORY) * outcome
 
-    def _note_hits(self, session: _Session, hits: Sequence[bool]) -> None:
+    def _note_hits(self, session: DraftSession, hits: Sequence[bool]) -> None:
         self._hits.extend(hits)
-        for is_right in hits:
-            session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
+        session.note_hits(hits)
 
-    def _from_ngrams(self, batch: Sequence[_Wanted]) -> list[Draft]:
+    def _take_hits(self, session: DraftSession, cached: CachedSequence) -> None:
+        """Take what the model was right about in what it has just read."""
+        self._note_hits(session, cached.hits)
+        cached.hits = []
+
+    def _from_ngrams(self, batch: Sequence[WantedDraft]) -> list[Draft]:
         if self._ngrams is None:
             return [EMPTY_DRAFT] * len(batch)
         return self._ngrams.draft(
-            [replace(each.step, feedback=_translated(each.step.feedback, each.session)) for each in batch]
+            [replace(each.step, feedback=each.session.translated(each.step.feedback)) for each in batch]
         )
 
-    def _best_of(self, wanted: _Wanted) -> Draft:
+    def _best_of(self, wanted: WantedDraft) -> Draft:
         session = wanted.session
         chosen = session.tree.best(wanted.budget)
         session.numbers = [session.tree.nodes[index].number for index in chosen]
         return session.tree.draft(chosen, "model" if self._ngrams is None else "tree", session.inner_id)
 
-    def _search(self, batch: Sequence[_Wanted]) -> bool:
+    def _search(self, batch: Sequence[WantedDraft]) -> bool:
         """Ask the model about nodes of the trees as long as that pays; return whether it was asked."""
         members = self._members(batch)
         spent_s = 0.0
@@ -269,7 +274,7 @@ class ModelDrafter:
             spent_s += elapsed_s
         return spent_s > 0.0
 
-    def _members(self, batch: Sequence[_Wanted]) -> dict[int, CachedSequence]:
+    def _members(self, batch: Sequence[WantedDraft]) -> dict[int, CachedSequence]:
         """Return the sequences that the model can be asked about, by their index, brought up to what was emitted."""
         members = {}
         for index, each in enumerate(batch):
@@ -282,15 +287,15 @@ class ModelDrafter:
         return members
 
     def _first(
-        self, batch: Sequence[_Wanted], members: Mapping[int, CachedSequence], paying: Sequence[int]
+        self, batch: Sequence[WantedDraft], members: Mapping[int, CachedSequence], paying: Sequence[int]
     ) -> list[int]:
         """Return the sequences of a step's first pass: those that it pays for, or else those that are to be tried."""
         chosen = list(paying)
-        waited = {index: batch[index].session.num_steps_unasked / batch[index].session.pause for index in members}
+        waited = {index: batch[index].session.waiting.share for index in members}
         if not paying and max(waited.values()) >= 1.0:
             chosen = [index for index in members if waited[index] >= 0.5]  # one pass for several is cheaper
         for index in members:
-            batch[index].session.num_steps_unasked += 1
+            batch[index].session.waiting.num_steps += 1
         behind = [index for index in chosen if len(members[index].pending) > _LONGEST_READ]
         if behind:
             started_s = self._clock()
@@ -298,41 +303,41 @@ class ModelDrafter:
             self._count(0, self._clock() - started_s)
         chosen = [index for index in chosen if len(members[index].pending) <= _LONGEST_READ]
         for index in chosen:
-            session = batch[index].session
-            session.num_steps_unasked = 0
-            session.pause = _FIRST_PAUSE if paying else min(2 * session.pause, _LONGEST_PAUSE)
+            batch[index].session.waiting.asked(is_paying=bool(paying))
         return chosen
 
     def _expand(
-        self, batch: Sequence[_Wanted], members: Mapping[int, CachedSequence], chosen: Mapping[int, Sequence[int]]
+        self, batch: Sequence[WantedDraft], members: Mapping[int, CachedSequence], chosen: Mapping[int, Sequence[int]]
     ) -> None:
         """Run one pass over nodes of the trees and mix what it says."""
         nodes = [batch[index].tree.write(chosen[index], len(cached.tokens)) for index, cached in members.items()]
         rows = self._passes.run(list(members.values()), nodes, _MIXED_WIDTH)
         for (index, cached), top in zip(members.items(), rows, strict=True):
-            self._note_hits(batch[index].session, cached.hits)
-            cached.hits = []
+            self._take_hits(batch[index].session, cached)
             for node, row in zip(chosen[index], _candidates(top), strict=True):
                 batch[index].tree.expand(node, row, self._trust, self._config.max_branches)
             batch[index].tree.update()
 
-    def _draw(self, batch: Sequence[_Wanted]) -> list[Draft]:
+    def _draw(self, batch: Sequence[WantedDraft]) -> list[Draft]:
         """Draw drafts, with q; how deep is settled before, by what became of earlier ones."""
         drafts = [EMPTY_DRAFT] * len(batch)
         members = self._members(batch)
+        if not members:
+            return drafts
         most = max(each.max_depth for each in batch)
-        depth = self._price.depth(self._acceptance, len(batch), most) if members else 0
+        depth = self._price.depth(self._acceptance, len(batch), most)
         chosen = self._first(batch, members, list(members) if depth else [])
         if not chosen:
             return drafts
         orders = [self._order(batch[index], members[index], max(depth, 1)) for index in chosen]
         started_s = self._clock()
         for index, draft in zip(chosen, draw_drafts(self._passes, orders), strict=True):
+            self._take_hits(batch[index].session, members[index])
             drafts[index] = draft
         self._count(depth, self._clock() - started_s)
         return drafts
 
-    def _order(self, wanted: _Wanted, cached: CachedSequence, depth: int) -> DrawOrder:
+    def _order(self, wanted: WantedDraft, cached: CachedSequence, depth: int) -> DrawOrder:
         step = wanted.step
         shape = shape_of(step.siblings, wanted.budget, min(depth, wanted.max_depth), self._config.max_branches)
         temperature = step.temperature or self._temperature or step.target_temperature
@@ -347,36 +352,6 @@ class ModelDrafter:
         self.passes_s += seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A step of a sequence, and what is known of it."""
-
-    step: SequenceStep
-    session: _Session
-    config: DraftConfig
-
-    @property
-    def tree(self) -> DraftTree:
-        return self.session.tree
-
-    @property
-    def budget(self) -> int:
-        return self.step.node_budget
-
-    @property
-    def max_depth(self) -> int:
-        return min(self.budget, self.step.max_depth or self.config.max_depth)
-
-
 def _candidates(rows: TopRows) -> list[list[Candidate]]:
     probabilities = np.exp(rows.logprobs).tolist()
     return [list(zip(*each, strict=True)) for each in zip(rows.token_ids.tolist(), probabilities, strict=True)]
-
-
-def _translated(feedback: Feedback | None, session: _Session) -> Feedback | None:
-    """Return what the target thought of our draft, as far as its nodes are of the n-grams' draft."""
-    if feedback is None or not session.inner_id:
-        return None
-    numbers = [0, *session.numbers]
-    known = [index for index, node in enumerate(feedback.nodes) if node == 0 or numbers[node]]
-    return Feedback(session.inner_id, [numbers[feedback.nodes[index]] for index in known], feedback.rows[known])

@@ -102,7 +102,7 @@ class Records:
         options, identity = request.session, self._identity
         self.writer.record(
             RequestRecord(
-                request_id=request.request_id or str(sequence.session_id),
+                request_id=str(sequence.session_id),
                 time_s=time.time(),
                 tenant=(options.tenant if options is not None else None) or identity.tenant,
                 target=self._target,

@@ -40,8 +40,6 @@ class Request:
     """Finds the end of the text by its characters."""
     forced: tuple[TokenId, ...] = ()
     """What the model is made to write, for benches: everything is computed, then this is chosen."""
-    request_id: str = ""
-    """For records; empty: the session's number."""
     refusal: str = ""
     """Why it can't be decoded, if that is known already: it ends with this error."""
     session: SessionOptions | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.records.rotated_lines import files_of
 
 
-def read_records(folder: str | Path, *, tenant: str | None = None) -> Iterator[RequestRecord]:
-    """Yield the failures in a folder, the oldest first.
+def read_records(folder: str | Path, *, tenant: str | None = None) -> list[RequestRecord]:
+    """Return the failures in a folder, the oldest first.
 
     Lines that are torn, damaged or of another release are left out, with one warning for each file. Files may be
     written and deleted meanwhile.
@@ -25,7 +26,7 @@ def read_records(folder: str | Path, *, tenant: str | None = None) -> Iterator[R
     Raises:
         OSError: a file can't be read.
     """
-    return _of(tenant, _read(Path(folder), FAILURES))
+    return sorted(_of(tenant, _read(Path(folder), FAILURES)), key=attrgetter("time_s"))
 
 
 def replay_of(folder: str | Path, tenant: str | None, count: int) -> list[RequestRecord]:
@@ -47,6 +48,5 @@ def _of(tenant: str | None, records: Iterator[RequestRecord]) -> Iterator[Reques
 
 
 def _read(folder: Path, prefix: str) -> Iterator[RequestRecord]:
-    """Yield the records of all files by their times; those of each file are in order."""
-    files = [lines_in(path, RECORD) for path in files_of(folder, prefix)]
-    return heapq.merge(*files, key=attrgetter("time_s"))
+    """Yield the records of all files, one file after another."""
+    return chain.from_iterable(lines_in(path, RECORD) for path in files_of(folder, prefix))

@@ -12,7 +12,7 @@ from pathlib import Path
 from loguru import logger
 
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, DraftLimitError
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.training.process import TrainingProcess, adapter_path
 
@@ -79,7 +79,8 @@ class Learning:
             with self._lock:
                 if self._closing.is_set():
                     return
-                self._process = TrainingProcess(self._folder, self._draft_model, self._train)
+                serving = self._draft_model.model_copy(update={"adapter": self._adapters.state.present.folder})
+                self._process = TrainingProcess(self._folder, serving, self._train)
             outcome = self._process.wait()
         except ConfigError as error:
             self._complain(str(error))
@@ -93,10 +94,17 @@ class Learning:
         self._load(outcome.adapter)
 
     def _load(self, adapter: Path) -> None:
-        try:
-            self._adapters.load(str(adapter))
-        except ConfigError as error:
-            self._complain(str(error))
+        delay_s = 0.0
+        while not self._closing.wait(delay_s):
+            try:
+                self._adapters.load(str(adapter))
+            except DraftLimitError as error:  # an administrator loads one
+                delay_s = error.retry_delay_s
+            except ConfigError as error:
+                self._complain(str(error))
+                return
+            else:
+                return
 
     def _complain(self, text: str) -> None:
         """Log why there is no new adapter; not again while it stays the same."""

@@ -34,7 +34,8 @@ class Learner:
 
         folder, adapters = self._recorded(), self._decoder.adapters
         assert adapters is not None
-        process = TrainingProcess(folder, self._draft_model)
+        serving = self._draft_model.model_copy(update={"adapter": adapters.state.present.folder})
+        process = TrainingProcess(folder, serving)
         try:
             outcome = process.wait()
         finally:
@@ -52,21 +53,20 @@ class Learner:
         """
         from speculant_verifier.training.examples import of_tokenizer
         from speculant_verifier.training.gate import compare
-        from speculant_verifier.training.replay import load_adapted, replays_of
+        from speculant_verifier.training.replay import replays_of
 
         folder, adapters = self._recorded(), self._decoder.adapters
         assert adapters is not None
         present = adapters.state.present
         if not present.name:
             raise ConfigError("no adapter drafts; /train makes one")
-        found = [*list(read_records(folder))[-_MOST_RECORDS:], *replay_of(folder, None, _MOST_RECORDS)]
+        found = [*read_records(folder)[-_MOST_RECORDS:], *replay_of(folder, None, _MOST_RECORDS)]
         target = self._decoder.target
         records = [each for each in found if each.pass_s > 0.0]
         if not records:
             raise ConfigError("nothing is recorded yet; write a message first")
         records = of_tokenizer(records, target.fingerprint.sha256, target.vocabulary_size)
-        models = [load_adapted(self._draft_model, each) for each in (None, Path(present.folder))]
-        before, after = replays_of(models, records)
+        before, after = replays_of([adapters.base, adapters.model], records)
         return f"without and with {present.name}: {compare(before, after, records).line()}"
 
     def _recorded(self) -> Path:

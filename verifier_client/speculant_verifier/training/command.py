@@ -43,7 +43,7 @@ class TrainSettings(CommandSettings):
     json_output: bool = False
     """Print one JSON object with all figures as the last line."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """The draft model: its name, number type and device."""
+    """The draft model, and the adapter that must be beaten; without one it is what is published at the output."""
     train: TrainConfig = TrainConfig()
     """How it is trained."""
 
@@ -69,8 +69,8 @@ def run(arguments: Sequence[str]) -> int:
 
         quiet_transformers()
         model, tokenizer = load_base(settings.draft_model)
-    if settings.output.exists():  # what the gate compares with
-        check_adapter(settings.output, model, settings.draft_model.name)
+    if present := _present(settings.draft_model, settings.output):
+        check_adapter(present, model, settings.draft_model.name)
     records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
     with workspace(settings.output) as folder, show_progress() as (report, report_gate):
         result = train_adapter(
@@ -83,7 +83,8 @@ def run(arguments: Sequence[str]) -> int:
             report=report,
         )
         del model  # the gate loads two
-        verdict, digest = publish_if_better(result, settings.output, settings.draft_model, report_gate)
+        tenants = None if settings.train.shared else sorted({record.tenant for record in records})
+        verdict, digest = publish_if_better(result, settings.output, settings.draft_model, tenants, report_gate)
     print_result(result, verdict, settings, digest)
     if result.end is not None:
         raise result.end
@@ -94,14 +95,16 @@ def publish_if_better(
     result: TrainingResult,
     output: Path,
     draft_model: DraftModelConfig,
+    tenants: Sequence[str] | None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Verdict | None, str | None]:
     """Publish what was trained, with the gate's figures in its note, unless the gate refuses it.
 
     Args:
         result: what was trained.
-        output: its name; what is published there already is what it must beat.
-        draft_model: the model without an adapter.
+        output: its name.
+        draft_model: the model. Its adapter is what must be beaten, or else what is published already.
+        tenants: whose sequences it may draft for; None: everybody's.
         report: called after every request that was replayed.
 
     Returns:
@@ -116,19 +119,25 @@ def publish_if_better(
 
     if result.candidate is None:
         return None, None
-    present = output if output.exists() else None
-    verdict = judge(result.candidate, present, draft_model, result.held_out, report)
+    verdict = judge(result.candidate, _present(draft_model, output), draft_model, result.held_out, report)
     if not verdict.is_better:
         return verdict, None
-    add_to_note(result.candidate, {"gate": verdict.figures()})
+    add_to_note(result.candidate, {"gate": verdict.figures(), "tenants": tenants})
     return verdict, read_adapter(publish(result.candidate, output)).digest
+
+
+def _present(draft_model: DraftModelConfig, output: Path) -> Path | None:
+    """Return the adapter that a new one must beat."""
+    if draft_model.adapter:
+        return draft_model.adapters.get(draft_model.adapter, Path(draft_model.adapter))
+    return output if output.exists() else None
 
 
 def read_all(settings: TrainSettings) -> list[RequestRecord]:
     """Read the records that the settings name: all failures, and replay as far as it can be used."""
     from speculant_verifier.records.reader import read_records, replay_of
 
-    failures = list(read_records(settings.records, tenant=settings.tenant))
+    failures = read_records(settings.records, tenant=settings.tenant)
     # Every epoch may draw other replay. What is held out of it is drawn, too.
     share = settings.train.replay_share
     num_replay = math.ceil(len(failures) * share / (1 - share) * math.ceil(settings.train.epochs) * 1.2)

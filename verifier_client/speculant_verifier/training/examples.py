@@ -71,22 +71,23 @@ def make_example(record: RequestRecord, max_tokens: int, labels: Literal["soft",
     )
 
 
-def is_held_out(request_id: str) -> bool:
-    """Return whether a request is for judging: always the same, so that no later training has seen it."""
-    return _stable(request_id) < HELD_OUT_SHARE
-
-
 def split(records: Iterable[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
-    """Return what is trained on and what is held out: a fifth, and at least one request.
+    """Return what is trained on and what is held out: a fifth of the failures and of replay, chosen by a hash.
 
-    If the hash chooses none, the request whose hash is smallest is held out; a later training with other requests may
-    then train on it.
+    So what is held out once always is. Of two requests of a kind at least one is held out: if the hash chooses none,
+    the one whose hash is smallest, and a later training with others may then train on it.
     """
-    by_hash = sorted(records, key=lambda record: _stable(record.request_id))
-    num_held_out = sum(is_held_out(record.request_id) for record in by_hash)
-    if len(by_hash) > 1:
-        num_held_out = min(max(num_held_out, 1), len(by_hash) - 1)
-    return by_hash[num_held_out:], by_hash[:num_held_out]
+    everything = list(records)
+    training: list[RequestRecord] = []
+    held_out: list[RequestRecord] = []
+    for is_failure in (True, False):
+        by_hash = sorted((each for each in everything if each.is_failure is is_failure), key=_stable)
+        count = sum(_stable(each) < HELD_OUT_SHARE for each in by_hash)
+        if len(by_hash) > 1:
+            count = min(max(count, 1), len(by_hash) - 1)
+        training += by_hash[count:]
+        held_out += by_hash[:count]
+    return training, held_out
 
 
 def mixture(failures: Sequence[Item], replay: Sequence[Item], config: TrainConfig) -> list[Item]:
@@ -145,6 +146,6 @@ def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size:
     return readable
 
 
-def _stable(request_id: str) -> float:
-    """Return a number in [0, 1) that depends on the id alone, on every machine."""
-    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8]) / 2**64
+def _stable(record: RequestRecord) -> float:
+    """Return a number in [0, 1) that depends on the request alone, on every machine."""
+    return int.from_bytes(hashlib.sha256(record.request_id.encode()).digest()[:8]) / 2**64

@@ -15,7 +15,7 @@ from speculant_graph.config_learning import DraftModelConfig, RecordConfig, Trai
 from speculant_graph.errors import ConfigError
 
 _PROGRAM = ("nice", "-n", "19", sys.executable, "-m", "speculant", "train", "--json")
-_OF_THE_MODEL = ("name", "dtype", "device")
+_OF_THE_MODEL = ("name", "adapter", "dtype", "device")
 _LAST_WORDS_S = 3.0
 
 
@@ -49,7 +49,7 @@ class TrainingProcess:
 
         Args:
             records: folder of records.
-            draft_model: what is trained.
+            draft_model: what is trained; its adapter is what serves now.
             train: how; None: as the environment and the settings file say.
 
         Raises:
@@ -89,6 +89,8 @@ class TrainingProcess:
     def stop(self) -> None:
         """End it, by force if it takes longer than a moment; what is published stays whole."""
         for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is not None:  # its id may be another's by now
+                return
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
             with suppress(subprocess.TimeoutExpired):

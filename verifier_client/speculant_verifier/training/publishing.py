@@ -59,29 +59,11 @@ def publish(folder: Path, target: Path) -> Path:
     return version
 
 
-def rollback(target: Path) -> Path:
-    """Make the version before the present one the adapter of a name; return where it is.
-
-    Raises:
-        ConfigError: no earlier one is there.
-    """
-    if _present(target) is None:
-        raise ConfigError(f"{target} was not published by 'speculant train'; give the name that it wrote")
-    with _versions(target) as versions:
-        present = _present(target) or 0
-        earlier = [number for number in _numbers(versions) if number < present]
-        if not earlier:
-            raise ConfigError(f"{target} has no version before the present one; train it again")
-        version = versions / str(max(earlier))
-        _point(target, version)
-    return version
-
-
 @contextmanager
 def _versions(target: Path) -> Iterator[Path]:
     """Yield the folder of a name's versions, which is nobody else's meanwhile; a killed owner lets go of it."""
     folder = target.with_name(target.name + _SUFFIX)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # weights tell what they were trained on
     with (folder / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder

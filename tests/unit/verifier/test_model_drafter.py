@@ -1,0 +1,128 @@
+"""Sequences of the drafter that asks a model: whose they are, what fails, and when it is tried."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.types import SessionOptions
+from speculant_verifier.draft_model import ModelDrafter
+from speculant_verifier.draft_model.session import Waiting
+from support.draft_models import model_drafter, noisy
+from support.lossless import Job, alone, decode
+from support.tiny_models import tiny_gpt_oss
+
+NUM_TOKENS = 24
+
+
+@cache
+def target():
+    return tiny_gpt_oss()
+
+
+def jobs(count: int = 3, length: int = 40, **settings: Any) -> list[Job]:
+    generator = random.Random(2)
+    config = GenerationConfig(max_tokens=NUM_TOKENS, ignore_end_tokens=True, speculation="on", **settings)
+    return [Job(tuple(generator.randrange(250) for _ in range(length)), config) for _ in range(count)]
+
+
+def drafts_of(drafter: ModelDrafter, tenant: str | None) -> int:
+    """Decode a sequence of a tenant and return how many nodes were drafted for it."""
+    [job], drafted = jobs(1), []
+    opened, draft = drafter.open, drafter.draft
+    drafter.open = lambda session_id, options=None: opened(session_id, SessionOptions(tenant) if tenant else None)
+    drafter.draft = lambda steps: [drafted.append(len(each)) or each for each in draft(steps)]
+    try:
+        assert decode(target(), [job], drafter, 8, strategy="model").outputs == [alone(target(), job)]
+    finally:
+        drafter.open, drafter.draft = opened, draft
+    return sum(drafted)
+
+
+@pytest.mark.parametrize(
+    ("tenants", "served"), [(None, {None, "a", "b"}), ({"a"}, {"a"}), ({""}, {None}), ({"a", ""}, {None, "a"})]
+)
+def test_what_was_trained_on_a_tenant_drafts_for_it_alone(tenants, served):
+    drafter, told = model_drafter(noisy(target(), 0.02)), []
+    drafter.swap(noisy(target(), 0.02), None if tenants is None else frozenset(tenants))
+    drafter.ended = told.append
+    for tenant in (None, "a", "b"):
+        num_told = len(told)
+        assert (drafts_of(drafter, tenant) > 0) is (tenant in served)
+        assert (len(told) > num_told) is (tenant in served), "nor is it judged by others"
+
+
+def test_a_comparison_that_fails_costs_the_model_and_no_request():
+    def fail(text):
+        raise RuntimeError("out of memory")
+
+    drafter = model_drafter(noisy(target(), 0.02))
+    drafter.ended = fail
+    chosen = jobs()
+    for _ in range(2):
+        assert decode(target(), chosen, drafter, 8, strategy="model").outputs == [
+            alone(target(), job) for job in chosen
+        ]
+    assert drafts_of(drafter, None) == 0
+
+
+@pytest.mark.parametrize("rule", ["follow", "token"])
+def test_a_text_that_outgrows_the_models_context(rule, caplog):
+    model = noisy(target(), 0.02)
+    model.model.config.max_position_embeddings = 60
+    drafter = model_drafter(model)
+    chosen = jobs(rule=rule)
+    failed = []
+    drafter._fail = failed.append
+    draft = drafter.draft
+    raised = []
+
+    def watched(steps):
+        try:
+            return draft(steps)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    drafter.draft = watched
+    assert decode(target(), chosen, drafter, 8, strategy="model").outputs == [alone(target(), job) for job in chosen]
+    assert drafter.num_passes > 3, "there was room at first"
+    assert not failed
+    assert not raised
+
+
+@pytest.mark.parametrize("rule", ["follow", "token", "block", "tree-wor"])
+def test_it_is_judged_under_every_rule(rule):
+    drafter = model_drafter(noisy(target(), 0.02))
+    decode(target(), jobs(rule=rule), drafter, 8, strategy="model")
+    num_judged, num_right = drafter.hits
+    assert NUM_TOKENS < num_right < num_judged, "of the random prompts it knows nothing"
+
+
+def test_a_sequence_goes_on_waiting_where_another_ended():
+    """A try reads the prompt, so where the model never pays not every sequence begins with one."""
+    drafter = model_drafter(noisy(target(), 0.02), draft_s=1e9)
+    tried = []
+    for _ in range(16):
+        before = drafter.num_passes
+        decode(target(), jobs(1), drafter, 8, strategy="model")
+        tried.append(drafter.num_passes - before)
+    assert (tried[0], sum(tried), tried.count(0)) == (2, 5, 12), "at once, and 16, 32, 64 and 128 steps later"
+
+
+def test_waiting_grows_until_the_model_pays():
+    waiting = Waiting()
+    assert waiting.share == 1.0, "it is tried at once"
+    pauses = []
+    for _ in range(6):
+        waiting.asked(is_paying=False)
+        pauses.append(waiting.pause)
+    assert pauses == [16, 32, 64, 128, 128, 128]
+    waiting.num_steps = 64
+    assert waiting.share == 0.5
+    waiting.asked(is_paying=True)
+    assert (waiting.num_steps, waiting.pause) == (0, 8)
