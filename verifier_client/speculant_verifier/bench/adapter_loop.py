@@ -69,7 +69,8 @@ def measure_loop(
     before = SpeculativeDecoder(None, config, draft, draft_model=draft_model)
     after = SpeculativeDecoder(None, config, draft, draft_model=draft_model, target=before.target)
     assert after.adapters is not None
-    generation = GenerationConfig(max_tokens=max_tokens)
+    # Always: whether drafting pays at all hangs on the moment, and here on little else; the models are to be compared.
+    generation = GenerationConfig(max_tokens=max_tokens, speculation="on")
     figures: dict[str, Any] = {"collected": collected, "training": trained}
     if trained["adapter"] is not None:
         after.adapters.load(str(adapter))

@@ -6,7 +6,7 @@ zero, so an untrained adapter changes nothing (Hu et al. 2021, "LoRA"). Steps ar
 What is judged and saved is a part of the trained change, ``train.strength``: weights between those before and after a
 training keep what was known better than the latter do, and have most of its gain (Wortsman et al. 2022, "Robust
 fine-tuning of zero-shot models"). With the demo's pair and 400 requests of a new domain, tokens a pass of chains of
-four rose there by 11 % at full strength and fell by 7 % on text that the draft model knew; at half of it +7 % and -0.6 %.
+four rose there by 11 % at full strength and fell by 7 % on text that the draft model knew; at half +7 % and -0.6 %.
 """
 
 from __future__ import annotations
