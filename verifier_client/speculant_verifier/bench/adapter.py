@@ -108,18 +108,19 @@ def _measure(
         MODEL: SpeculativeDecoder(None, config, DraftConfig(strategy="model"), draft_model=draft_model, target=target),
         BOTH: SpeculativeDecoder(graph, config, DraftConfig(), draft_model=draft_model, target=target),
     }
+    warming = [text for prompts in kinds.values() for text in prompts[settings.limit :]]
     tallies = {kind: {way: _Tally() for way in ways} for kind in kinds}
     groups = [
-        (kind, prompts[start : start + _TURN * settings.batch])
+        (kind, prompts[start : min(start + _TURN * settings.batch, settings.limit)])
         for kind, prompts in kinds.items()
-        for start in range(0, len(prompts), _TURN * settings.batch)
+        for start in range(0, settings.limit, _TURN * settings.batch)
     ]
     random.Random(0).shuffle(groups)
     generation = GenerationConfig(max_tokens=settings.max_tokens)
     identical = True
     tell = progress.teller("decoding")
     for decoder in ways.values():
-        decoder.generate(groups[0][1], generation)  # warms up, and has the model tried
+        decoder.generate(warming, generation)  # of others: they learn from what they write
     for done, (kind, prompts) in enumerate(groups):
         tell(done, len(groups))
         outputs = []
@@ -170,7 +171,8 @@ def _kinds(
 ) -> dict[str, list[str]]:
     """Build the graph of a part of what the draft model never saw; return prompts of every kind.
 
-    Only functions that the demo model goes on to write are prompts.
+    Only functions that the demo model goes on to write are prompts. Behind those that were asked for there are some to
+    warm up with.
     """
     from speculant_graph.config import DraftConfig, GenerationConfig
     from speculant_graph.graph.builder import GraphBuilder
@@ -195,7 +197,7 @@ def _kinds(
         random.Random(0).shuffle(found)
         kinds[kind] = []
         for text in found:
-            if len(kinds[kind]) == settings.limit:
+            if len(kinds[kind]) == settings.limit + settings.batch:
                 break
             if len(plain.generate(text, generation).token_ids) > settings.max_tokens // 2:
                 kinds[kind].append(text)
