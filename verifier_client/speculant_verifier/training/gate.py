@@ -21,8 +21,7 @@ FEWEST = 8
 """Requests from which on an interval is asked for. Of fewer the mean decides: an interval would refuse nearly all, and
 the verifier takes an adapter back that is worse where it serves."""
 MOST_LOSS = 0.02
-"""Share of the tokens a pass that may be lost on requests that were no failures: the price of a pass follows what was
-measured moments ago, so two replays of one model differ by about a percent."""
+"""Share of the tokens a pass that may be lost on requests that were no failures."""
 MOST_REQUESTS = 100
 """Requests of either kind that are replayed: more would make the interval little narrower, and take minutes."""
 _RESAMPLES = 10_000

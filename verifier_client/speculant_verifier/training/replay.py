@@ -3,13 +3,15 @@
 A step drafts as the engine does, walks the draft along what the target wrote, and goes on one token behind it: the rule
 ``follow`` does the same where the target writes the record. So tokens a pass are those of the engine. Seconds of the
 target's passes come from the record. Those of drafting are measured, as time of this thread: a training has the lowest
-priority, and what it waits for a core is nothing that drafts cost where they are served.
+priority, and what it waits for a core is nothing that drafts cost where they are served. What is drafted does not depend
+on them: two replays of one model come to the same, so that a difference is the adapter's.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,8 @@ DRAFT = DraftConfig(strategy="model")
 """How a replay drafts: without n-grams, which would hide what the model learned."""
 _CURVE = COST_CURVES["dense"]
 _MEASURE_S = 1.0
+_WIDTH = 4
+"""Of a typical pass of the draft model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +65,19 @@ class Replay:
         self,
         model: TargetModel,
         price: DraftPrice,
+        pass_s: float,
         draft: DraftConfig = DRAFT,
-        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """Begin without experience.
 
         Args:
             model: what drafts.
             price: what passes of both models take.
+            pass_s: how long all passes of the draft model are said to have taken where the next one is weighed.
             draft: how to draft.
-            clock: seconds, by which drafting is measured.
         """
-        passes = DraftPasses(model, 1, VerifierConfig().prefill_chunk)
-        self._drafter = ModelDrafter(passes, price, draft, clock=clock)
-        self._clock = clock
+        passes, ticks = DraftPasses(model, 1, VerifierConfig().prefill_chunk), itertools.count()
+        self._drafter = ModelDrafter(passes, price, draft, clock=lambda: next(ticks) * pass_s)
         self._speculation = Speculation(lambda _, width: _CURVE.table(width), promises=True)
         # Of a target it asks for lengths alone; where the draft model ends, there is no draft.
         self._drafting = Drafting(model, self._drafter, self._speculation, draft, EngineTotals())
@@ -87,9 +90,9 @@ class Replay:
         self._drafter.open(sequence.session_id)
         seconds = 0.0
         while sequence.num_remaining:
-            started_s = self._clock()
+            started_s = time.thread_time()
             [draft] = self._drafting.drafts([sequence])
-            seconds += self._clock() - started_s
+            seconds += time.thread_time() - started_s
             depths = depths_of(draft)
             verdict = follow(draft, _Recorded(record.output[sequence.num_emitted :], [0, *depths]), float)
             sequence.num_steps += 1
@@ -137,4 +140,4 @@ def replays_of(models: Sequence[TargetModel], records: Sequence[RequestRecord]) 
     draft_s = measured_times(measure_costs(models[0], (1,), (1, 2, 4, 8, 16), budget_s=_MEASURE_S))
     pass_s = sum(record.pass_s for record in records) / len(records)
     target_s: PassTimes = lambda _, width: pass_s * _CURVE.table(width)  # noqa: E731
-    return [Replay(model, DraftPrice(target_s, draft_s)) for model in models]
+    return [Replay(model, DraftPrice(target_s, draft_s), float(draft_s(1, _WIDTH)[-1])) for model in models]
