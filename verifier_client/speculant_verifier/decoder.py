@@ -102,7 +102,7 @@ class SpeculativeDecoder:
         """What passes cost here, if that was measured."""
         self.drafter: Drafter = drafter if drafter is not None else self._opened_drafter(graph, sidecar, drafts=drafts)
         cost = self.costs.relative_of_widths if self.costs is not None else None
-        self.record_identity = RecordIdentity(tenant=sidecar.tenant if sidecar is not None else "")
+        self.record_identity = RecordIdentity(tenant=client_config.tenant if client_config is not None else "")
         """What records say that the engine does not know."""
         self.adapters: Adapters | None = None
         """The draft model's adapters, if there is a draft model."""

@@ -104,6 +104,8 @@ def _rewrite(name: str, text: str) -> Callable[[Path], None]:
         (_rewrite("adapter_model.safetensors", ""), "damaged"),
         (_rewrite("adapter_config.json", "{"), "can't be read"),
         (_rewrite("adapter_config.json", "[]"), "no JSON object"),
+        (_rewrite("speculant.json", '{"tenants": 5}'), "tenants is no list"),
+        (_rewrite("speculant.json", '{"tenants": ["a", 5]}'), "tenants is no list"),
         (lambda folder: (folder / "adapter_config.json").unlink(), "has no adapter_config.json"),
         (shutil.rmtree, "holds no adapter"),
     ],

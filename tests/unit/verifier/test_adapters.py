@@ -163,15 +163,20 @@ def test_an_adapter_says_whose_text_it_learned(folders: dict[str, Path], tmp_pat
     drafter.swap = lambda model, tenants=None: given.append(tenants)
     identity.tenant = "house"
     adapters.load("legal")
-    assert described(adapters.state.present) == "adapter 'legal' of tenant 'acme'"
-    identity.tenant = "acme"
-    adapters.load("legal")
+    assert described(adapters.state.present) == "adapter 'legal' of requests without a tenant and tenant 'acme'"
     add_to_note(legal, {"tenants": ["acme"]})
     for identity.tenant in ("house", "acme"):
+        adapters.load("")
         adapters.load("legal")
-    adapters.load("small")
     both, alone = frozenset({"acme", ""}), frozenset({"acme"})
-    assert given == [alone, both, alone, both, None], "those who name no tenant are served if they are acme's"
+    assert given == [alone, None, alone, None, both], "those who name no tenant are served if they are acme's"
+
+
+def test_what_drafts_already_keeps_what_there_is_to_go_back_to(folders: dict[str, Path]) -> None:
+    _, adapters, _ = made(folders)
+    first = adapters.load("small")
+    assert adapters.load("small") == adapters.load(str(folders["small"])) == first
+    assert adapters.rollback() == BASE
 
 
 def test_one_is_loaded_at_a_time(folders: dict[str, Path]) -> None:

@@ -183,6 +183,28 @@ def test_torn_damaged_and_newer_lines_are_left_out(tmp_path, warnings):
     assert counts(writer) == (2, 1, 1, 0), "what is damaged counts for nothing"
 
 
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"prompt": [-1]},
+        {"output": [1, 2]},
+        {"top_token_ids": [[2**40, -3]]},
+        {"top_logprobs": [[-0.5] * 9]},
+        {"drafted": [[1, 2]]},
+        {"accepted": []},
+    ],
+)
+def test_records_that_contradict_themselves_are_left_out(tmp_path, warnings, spoilt):
+    with writing(tmp_path) as writer:
+        writer.record(record_of(0))
+        writer.record(record_of(1))
+    [path] = tmp_path.iterdir()
+    first, second = path.read_bytes().splitlines()
+    path.write_bytes(json.dumps(json.loads(first) | spoilt).encode() + b"\n" + second + b"\n")
+    assert numbers(tmp_path) == [1]
+    assert len(warnings) == 1
+
+
 def test_files_never_take_more_than_the_limit_and_the_newest_stay(tmp_path):
     limit = 20_000
     (tmp_path / "other.jsonl").write_bytes(b"x" * 100_000)

@@ -147,14 +147,13 @@ def test_the_text_of_several_tenants_is_not_mixed() -> None:
     assert of_one_tenant(records, "b", is_shared=False) == records[1:]
     assert of_one_tenant(records, None, is_shared=True) == records
     assert of_one_tenant(records[:1], None, is_shared=False) == records[:1]
-    with pytest.raises(ConfigError, match="no records of tenant 'c'"):
+    with pytest.raises(ConfigError, match="no records of tenant 'c'; those that are there are of 'a', 'b'"):
         of_one_tenant(records, "c", is_shared=False)
 
 
 def test_records_of_other_tokenizers_are_left_out() -> None:
     records = [record([1], [2]), replace(record([300], [2]), tokenizer="another")]
     assert of_tokenizer(records, "digest", 258) == records[:1]
-    with pytest.raises(ConfigError, match="another tokenizer"):
-        of_tokenizer(records, "third", 258)
-    with pytest.raises(ConfigError, match="token 300 and the draft model has 258"):
-        of_tokenizer(records, "another", 258)
+    for digest in ("third", "another"):  # 300 is no token of the draft model
+        with pytest.raises(ConfigError, match="another tokenizer"):
+            of_tokenizer(records, digest, 258)

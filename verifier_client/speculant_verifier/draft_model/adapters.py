@@ -156,7 +156,7 @@ class Adapters:
         )
 
     def load(self, name: str) -> Adapter:
-        """Load an adapter and draft with it from the next step on.
+        """Load an adapter and draft with it from the next step on; the one that drafts already changes nothing.
 
         Args:
             name: one of the settings' names, or a folder; empty: the base model.
@@ -176,6 +176,9 @@ class Adapters:
         finally:
             self._loading.release()
         with self._lock:
+            present = self._present.adapter
+            if (loaded.adapter.digest, loaded.adapter.tenants) == (present.digest, present.tenants):
+                return present  # a swap would lose what there is to go back to
             self._swap(loaded)
         logger.info("the draft model now has {}", described(loaded.adapter))
         return loaded.adapter
@@ -261,5 +264,5 @@ def described(adapter: Adapter) -> str:
     """Return an adapter in words."""
     if not adapter.name:
         return "no adapter"
-    of = ", ".join(f"tenant '{tenant}'" for tenant in sorted(adapter.tenants or ()) if tenant)
-    return f"adapter '{adapter.name}'" + (f" of {of}" if of else "")
+    whose = [f"tenant '{each}'" if each else "requests without a tenant" for each in sorted(adapter.tenants or ())]
+    return f"adapter '{adapter.name}'" + (f" of {' and '.join(whose)}" if whose else "")

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from itertools import chain
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from speculant_graph.types import TokenId
+
+Recorded = Annotated[TokenId, Field(ge=0)]
+"""A token's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +43,18 @@ class RequestRecord:
     """What the target's tokens were drawn with; 0 is greedy."""
     seed: int
     """Seed of the request."""
-    prompt: tuple[TokenId, ...]
+    prompt: tuple[Recorded, ...]
     """Its prompt."""
-    output: tuple[TokenId, ...]
+    output: tuple[Recorded, ...]
     """What the target wrote, an end token included."""
-    drafted: tuple[tuple[TokenId, ...], ...]
+    drafted: tuple[tuple[Recorded, ...], ...]
     """Per position the tokens that were drafted after the tokens before it, the drafter's best first; of those behind a
     rejected token none was judged, so they are not here. Empty where nothing was drafted."""
     sources: tuple[tuple[str, ...], ...]
     """Per position and drafted token what proposed it: 'ngrams', 'model', 'both', or the strategy's name."""
     accepted: tuple[bool, ...]
     """Per position whether the output's token was drafted, and so came without a pass of its own."""
-    top_token_ids: tuple[tuple[TokenId, ...], ...]
+    top_token_ids: tuple[tuple[Recorded, ...], ...]
     """Per position the target's most probable tokens by its raw logits, before temperature and the like, best first.
     Empty where they are not known, as the token came from ``verifier.target_cache``."""
     top_logprobs: tuple[tuple[float, ...], ...]
@@ -64,6 +70,23 @@ class RequestRecord:
     the replay buffer. So it is a uniform sample of all of them, whatever was written when."""
     schema_version: Literal[1] = 1
     """Version of this record."""
+
+    def __post_init__(self) -> None:
+        """Refuse what does not fit together.
+
+        Raises:
+            ValueError: what is said per position, or per token there, is more or less than these.
+        """
+        pairs = ((self.drafted, self.sources), (self.top_token_ids, self.top_logprobs))
+        if any([*map(len, ids)] != [*map(len, others)] or len(ids) != len(self.output) for ids, others in pairs):
+            raise ValueError("the tokens of a position and what is said of them differ in number")
+        if len(self.accepted) != len(self.output):
+            raise ValueError("the output and what is said of it differ in length")
+
+    @property
+    def largest_id(self) -> TokenId:
+        """The largest id of a token that can be trained on, -1 without any."""
+        return max(chain(self.prompt, self.output, *self.top_token_ids), default=-1)
 
     @property
     def drafted_share(self) -> float:

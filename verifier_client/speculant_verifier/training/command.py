@@ -61,7 +61,8 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.console import quiet_transformers, waiting_for
     from speculant_verifier.training.examples import of_one_tenant, of_tokenizer
 
-    records = of_one_tenant(read_all(settings), settings.tenant, is_shared=settings.train.shared)
+    records = read_all(settings, settings.tenant) or read_all(settings, None)  # these are named in a complaint
+    records = of_one_tenant(records, settings.tenant, is_shared=settings.train.shared)
     with waiting_for(f"loading {printable(settings.draft_model.name)}", "auto"):
         from speculant_verifier.draft_model.adapter_files import check_adapter
         from speculant_verifier.draft_model.opening import load_base
@@ -133,15 +134,15 @@ def _present(draft_model: DraftModelConfig, output: Path) -> Path | None:
     return output if output.exists() else None
 
 
-def read_all(settings: TrainSettings) -> list[RequestRecord]:
-    """Read the records that the settings name: all failures, and replay as far as it can be used."""
+def read_all(settings: TrainSettings, tenant: str | None) -> list[RequestRecord]:
+    """Read a tenant's records, or everybody's: all failures, and replay as far as it can be used."""
     from speculant_verifier.records.reader import read_records, replay_of
 
-    failures = read_records(settings.records, tenant=settings.tenant)
+    failures = read_records(settings.records, tenant=tenant)
     # Every epoch may draw other replay. What is held out of it is drawn, too.
     share = settings.train.replay_share
     num_replay = math.ceil(len(failures) * share / (1 - share) * math.ceil(settings.train.epochs) * 1.2)
-    return failures + replay_of(settings.records, settings.tenant, num_replay if failures else sys.maxsize)
+    return failures + replay_of(settings.records, tenant, num_replay if failures else sys.maxsize)
 
 
 @contextmanager

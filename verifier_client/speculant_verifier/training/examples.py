@@ -114,12 +114,15 @@ def of_one_tenant(records: Sequence[RequestRecord], tenant: str | None, *, is_sh
     Raises:
         ConfigError: they are of several tenants and none is named, or of the one named there are none.
     """
-    if tenant is not None:
-        records = [record for record in records if record.tenant == tenant]
     tenants = {record.tenant for record in records}
     if not tenants:
-        of = "" if tenant is None else f" of tenant '{tenant}'"
-        raise ConfigError(f"there are no records{of}; name the folder that --record.folder was (--records)")
+        raise ConfigError("there are no records; name the folder that --record.folder was (--records)")
+    if tenant is not None:
+        records = [record for record in records if record.tenant == tenant]
+        if not records:
+            known = ", ".join(f"'{each}'" for each in sorted(tenants))
+            raise ConfigError(f"there are no records of tenant '{tenant}'; those that are there are of {known}")
+        return list(records)
     if len(tenants) > 1 and not is_shared:
         raise ConfigError(
             f"the records are of {len(tenants)} tenants; name one with --tenant, or train one adapter on the text of "
@@ -129,20 +132,16 @@ def of_one_tenant(records: Sequence[RequestRecord], tenant: str | None, *, is_sh
 
 
 def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size: int) -> list[RequestRecord]:
-    """Return the records whose token ids mean what they mean to the draft model.
+    """Return the records whose token ids mean what they mean to the draft model, and are ids that it has.
 
     Raises:
-        ConfigError: there are none, or they have ids that the model does not have.
+        ConfigError: there are none.
     """
-    readable = [record for record in records if record.tokenizer == digest]
+    readable = [record for record in records if record.tokenizer == digest and record.largest_id < vocabulary_size]
     if not readable:
-        raise ConfigError("all records are of another tokenizer than the draft model's; name another draft model")
-    largest = max(
-        max((*record.prompt, *record.output, *(max(ids, default=0) for ids in record.top_token_ids)), default=0)
-        for record in readable
-    )
-    if largest >= vocabulary_size:
-        raise ConfigError(f"records have token {largest} and the draft model has {vocabulary_size}; name another model")
+        raise ConfigError(
+            "all records have token ids of another tokenizer than the draft model's; name another draft model"
+        )
     return readable
 
 

@@ -79,8 +79,9 @@ class TrainingProcess:
             figures = json.loads(shown.splitlines()[-1])
             gate = figures["gate"] or {"reason": "no state was better than the beginning"}
         except (IndexError, ValueError, KeyError, TypeError):
-            lines = complaints.strip().splitlines() or [f"it ended with status {self._process.returncode}"]
-            return Outcome(None, lines[-1])
+            status, lines = self._process.returncode, complaints.strip().splitlines()
+            is_explained = lines and status > 0  # a signal, such as that of memory that has ended, leaves no words
+            return Outcome(None, lines[-1] if is_explained else f"the training ended with status {status}")
         if figures["adapter"] is None:
             return Outcome(None, gate["reason"])
         before, after = (gate["failures"][f"tokens_per_pass_{side}"] for side in ("before", "after"))

@@ -3,8 +3,8 @@
 A step drafts as the engine does, walks the draft along what the target wrote, and goes on one token behind it: the rule
 ``follow`` does the same where the target writes the record. So tokens a pass are those of the engine. Seconds of the
 target's passes come from the record. Those of drafting are measured, as time of this thread: a training has the lowest
-priority, and what it waits for a core is nothing that drafts cost where they are served. What is drafted does not depend
-on them: two replays of one model come to the same, so that a difference is the adapter's.
+priority, and what it waits for a core is nothing that drafts cost where they are served. What is drafted does not
+depend on them: two replays of one model come to the same, so that a difference is the adapter's.
 """
 
 from __future__ import annotations
