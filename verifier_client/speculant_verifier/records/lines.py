@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from loguru import logger
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from speculant_verifier.records.record import RequestRecord
 
@@ -16,7 +16,17 @@ FAILURES, REPLAY = "failures-", "replay-"
 
 Line = TypeVar("Line")
 
-RECORD = TypeAdapter(RequestRecord)
+
+def _consistent(record: RequestRecord) -> RequestRecord:
+    """Return a record in which every position has what is said per position, and every token there, too."""
+    pairs = ((record.drafted, record.sources), (record.top_token_ids, record.top_logprobs))
+    lengths = {len(each) for pair in pairs for each in pair} | {len(record.accepted), len(record.output)}
+    if len(lengths) > 1 or any([*map(len, ids)] != [*map(len, others)] for ids, others in pairs):
+        raise ValueError("what is said of the output differs from it in length")
+    return record
+
+
+RECORD: TypeAdapter[RequestRecord] = TypeAdapter(Annotated[RequestRecord, AfterValidator(_consistent)])
 
 
 def line_of(record: RequestRecord) -> bytes:

@@ -71,18 +71,6 @@ class RequestRecord:
     schema_version: Literal[1] = 1
     """Version of this record."""
 
-    def __post_init__(self) -> None:
-        """Refuse what does not fit together.
-
-        Raises:
-            ValueError: what is said per position, or per token there, is more or less than these.
-        """
-        pairs = ((self.drafted, self.sources), (self.top_token_ids, self.top_logprobs))
-        if any([*map(len, ids)] != [*map(len, others)] or len(ids) != len(self.output) for ids, others in pairs):
-            raise ValueError("the tokens of a position and what is said of them differ in number")
-        if len(self.accepted) != len(self.output):
-            raise ValueError("the output and what is said of it differ in length")
-
     @property
     def largest_id(self) -> TokenId:
         """The largest id of a token that can be trained on, -1 without any."""
