@@ -38,7 +38,7 @@ FAST = ("--learning-rate=0.02", "--accumulate=2", "--epochs=6")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target that is slow for its size, and a draft model that knows nothing of it."""
     folder = tmp_path_factory.mktemp("models")
-    for name, model in (("target", tiny_model("llama", num_layers=24)), ("draft", tiny_model("llama", seed=1))):
+    for name, model in (("target", tiny_model("llama", num_layers=64)), ("draft", tiny_model("llama", seed=1))):
         model.model.save_pretrained(folder / name)
         model.tokenizer.save_pretrained(folder / name)
         (folder / name / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")

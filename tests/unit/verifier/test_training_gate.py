@@ -43,13 +43,10 @@ def price(draft_s: float) -> FixedPrice:
     return FixedPrice(flat(1.0, 0.02), flat(draft_s, draft_s / 8))
 
 
-PASS_S = 2.0**-12
-
-
 def ticking() -> Callable[[], float]:
     """A clock by which all passes take equally long."""
     ticks = itertools.count()
-    return lambda: next(ticks) * PASS_S
+    return lambda: next(ticks) * 2.0**-12
 
 
 def engine_passes(target: TargetModel, drafter: ModelDrafter, records: Sequence[RequestRecord]) -> list[int]:
@@ -76,7 +73,7 @@ def test_a_replay_counts_the_passes_of_the_engine(draft_s: float, noise: float) 
     # Long prompts are read in stretches, and some text is nobody's.
     records.append(replace(records[0], prompt=tuple(chosen.randrange(256) for _ in range(130))))
     records.append(record(list(records[1].prompt), [chosen.randrange(258) for _ in range(30)]))
-    replay = Replay(model, price(draft_s), PASS_S)
+    replay = Replay(model, price(draft_s), ticking())
     found = [replay.run(each) for each in records]
     passes = DraftPasses(model, 1, VerifierConfig().prefill_chunk)
     drafter = ModelDrafter(passes, price(draft_s), DRAFT, clock=ticking())
@@ -89,9 +86,9 @@ def test_a_pass_takes_what_the_record_says_and_more_if_it_is_wide() -> None:
     target = tiny_model("llama")
     [written] = recorded(target, num_records=1)
     slow = replace(written, pass_s=100.0)
-    drafted = Replay(target, price(1e-6), PASS_S).run(slow)
+    drafted = Replay(target, price(1e-6), ticking()).run(slow)
     assert 100.0 * drafted.num_passes < drafted.seconds < 130.0 * drafted.num_passes
-    plain = Replay(target, price(1e6), PASS_S, DraftConfig(strategy="model", k=0)).run(slow)
+    plain = Replay(target, price(1e6), ticking(), DraftConfig(strategy="model", k=0)).run(slow)
     assert plain.num_passes == len(slow.output)
     assert plain.seconds == pytest.approx(100.0 * len(slow.output), abs=1.0)
 

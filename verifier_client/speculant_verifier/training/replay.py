@@ -10,8 +10,9 @@ depend on them: two replays of one model come to the same, so that a difference 
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +39,6 @@ DRAFT = DraftConfig(strategy="model")
 """How a replay drafts: without n-grams, which would hide what the model learned."""
 _CURVE = COST_CURVES["dense"]
 _MEASURE_S = 1.0
-_WIDTH = 4
-"""Of a typical pass of the draft model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Replay:
         self,
         model: TargetModel,
         price: DraftPrice,
-        pass_s: float,
+        clock: Callable[[], float],
         draft: DraftConfig = DRAFT,
     ) -> None:
         """Begin without experience.
@@ -73,11 +72,11 @@ class Replay:
         Args:
             model: what drafts.
             price: what passes of both models take.
-            pass_s: how long all passes of the draft model are said to have taken where the next one is weighed.
+            clock: seconds, by which passes of the draft model are weighed; it is asked before each and after it.
             draft: how to draft.
         """
-        passes, ticks = DraftPasses(model, 1, VerifierConfig().prefill_chunk), itertools.count()
-        self._drafter = ModelDrafter(passes, price, draft, clock=lambda: next(ticks) * pass_s)
+        passes = DraftPasses(model, 1, VerifierConfig().prefill_chunk)
+        self._drafter = ModelDrafter(passes, price, draft, clock=clock)
         self._speculation = Speculation(lambda _, width: _CURVE.table(width), promises=True)
         # Of a target it asks for lengths alone; where the draft model ends, there is no draft.
         self._drafting = Drafting(model, self._drafter, self._speculation, draft, EngineTotals())
@@ -133,11 +132,30 @@ def load_adapted(config: DraftModelConfig, adapter: Path | None) -> TargetModel:
 def replays_of(models: Sequence[TargetModel], records: Sequence[RequestRecord]) -> list[Replay]:
     """Return replays of models of the same size, which are priced alike, before requests of one target.
 
+    What a pass of the draft model takes with all that belongs to it is measured before and then stays the same.
+
     Args:
-        models: passes of the first are measured.
+        models: the first one is measured.
         records: all that will be replayed, at least one.
     """
     draft_s = measured_times(measure_costs(models[0], (1,), (1, 2, 4, 8, 16), budget_s=_MEASURE_S))
     pass_s = sum(record.pass_s for record in records) / len(records)
     target_s: PassTimes = lambda _, width: pass_s * _CURVE.table(width)  # noqa: E731
-    return [Replay(model, DraftPrice(target_s, draft_s), float(draft_s(1, _WIDTH)[-1])) for model in models]
+    readings: list[float] = []
+
+    def noted() -> float:
+        readings.append(time.thread_time())
+        return readings[-1]
+
+    # So slow a target is worth asking at once, and less and less as its passes turn out to be quicker.
+    slow_s: PassTimes = lambda num_rows, width: target_s(num_rows, width) * 1e3  # noqa: E731
+    Replay(models[0], DraftPrice(slow_s, draft_s), noted).run(max(records, key=lambda each: len(each.output)))
+    passes_s = [end - start for start, end in zip(readings[::2], readings[1::2], strict=True)]
+    tick_s = statistics.median(passes_s or draft_s(1, 1)[1:].tolist())
+    return [Replay(model, DraftPrice(target_s, draft_s), _ticking(tick_s)) for model in models]
+
+
+def _ticking(tick_s: float) -> Callable[[], float]:
+    """Return a clock by which everything takes equally long."""
+    numbers = itertools.count()
+    return lambda: next(numbers) * tick_s
