@@ -2,8 +2,8 @@
 
 A step that has spent ``s`` seconds on drafts and whose best trees bring ``E`` accepted tokens is worth
 ``(rows + E) / (seconds of the target's pass + s)``. Another pass of the model over some nodes is expected to bring what
-it brought at such nodes before; it is run if that makes the step worth more. So the answer may be none, and it is where
-n-grams are sure.
+it brought at such nodes before; it is run if that makes the step clearly worth more. So the answer may be none, and it is
+where n-grams are sure.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ _MOST_NODES = 16
 """Of a row in one pass of the model."""
 _READ_FOR_LATER = 8
 """Pending tokens beyond so many are not charged to the step that reads them: later ones profit as much."""
+
+LEAST_GAIN = 1.05
+"""What a pass must make a step worth, in steps without it: of several guesses the best one is too good on average."""
 
 PassTimes = Callable[[int, int], NDArray[np.float64]]
 """Of a number of rows and a largest width: what passes of width 0, 1, ... take, in seconds."""
@@ -50,7 +53,8 @@ class DraftPrice:
         # What a pass of the model adds is drafted, too: one node more of every row.
         times = self._target_s(len(gains), len(expected) + 1) + spent_s
         now = int(np.argmax(expected / times[:-1]))
-        best = self._rate = float(expected[now] / times[now])
+        self._rate = float(expected[now] / times[now])
+        best = LEAST_GAIN * self._rate
         chosen: tuple[int, list[int]] = 0, []
         ranked = sorted((row for row in wanted if wanted[row]), key=lambda row: -wanted[row][0])
         count = 1
@@ -87,6 +91,7 @@ class DraftPrice:
         expected = num_rows * np.cumsum(np.concatenate(([1.0], acceptance ** np.arange(1.0, most + 1))))
         drafting_s = np.arange(most + 1) * (self._draft(num_rows, 1)[1] + self._overhead_s)
         values = expected / (self._target_s(num_rows, most + 1) + drafting_s)
+        values[0] *= LEAST_GAIN
         return int(np.argmax(values))
 
     def note(self, expected_s: float, measured_s: float) -> None:
