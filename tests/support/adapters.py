@@ -8,8 +8,7 @@ from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.config_learning import DraftModelConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model import ModelDrafter
-from speculant_verifier.draft_model.price import DraftPrice
-from support.draft_models import flat
+from support.draft_models import FixedPrice, flat
 from support.tiny_models import tiny_model
 from support.training import write_adapter
 
@@ -38,5 +37,5 @@ def adapted_decoder(folder: Path, folders: dict[str, Path]) -> SpeculativeDecode
         draft_model=DraftModelConfig(name=str(folder / "tiny"), adapters=folders),
     )
     assert isinstance(decoder.drafter, ModelDrafter)
-    decoder.drafter._price = DraftPrice(flat(1e6, 1.0), flat(1e-9, 1e-9))
+    decoder.drafter._price = FixedPrice(flat(1e6, 1.0), flat(1e-9, 1e-9))
     return decoder

@@ -32,6 +32,16 @@ def flat(seconds: float, slope: float):
     return lambda num_rows, width: seconds + slope * np.arange(width + 1.0)
 
 
+class FixedPrice(DraftPrice):
+    """What no clock changes, and no allowance ends."""
+
+    def note(self, expected_s: float, measured_s: float) -> None:
+        pass
+
+    def note_target(self, num_rows: int, width: int, seconds: float) -> None:
+        pass
+
+
 def model_drafter(
     model: TargetModel,
     ngrams: Drafter | None = None,
@@ -43,10 +53,9 @@ def model_drafter(
 ) -> ModelDrafter:
     """A drafter whose model costs next to nothing, so that it is always asked, unless said otherwise."""
     passes = DraftPasses(model, rows, prefill_chunk=60)
-    price = DraftPrice(flat(1e6, 1.0), flat(draft_s, draft_s))
-    return ModelDrafter(
-        passes, price, DraftConfig(k=budget, strategy="model" if ngrams is None else "tree", **options), ngrams
-    )
+    price = FixedPrice(flat(1e6, 1.0), flat(draft_s, draft_s))
+    config = DraftConfig(k=budget, strategy="model" if ngrams is None else "tree", **options)
+    return ModelDrafter(passes, price, config, ngrams)
 
 
 class WorldPasses:

@@ -16,7 +16,7 @@ from speculant_graph.types import Draft
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.drawing import shape_of
 from speculant_verifier.draft_model.opening import load_draft_model
-from speculant_verifier.draft_model.price import LEAST_GAIN, DraftPrice
+from speculant_verifier.draft_model.price import LEAST_GAIN, Allowance, DraftPrice
 from speculant_verifier.draft_model.tree import DraftTree
 from speculant_verifier.draft_model.trust import Place, Trust
 from support.draft_models import flat
@@ -135,7 +135,7 @@ def test_the_price_is_that_of_everything_tried(rows, pending, spent, draft_s, sl
     def draft(num_rows, width):
         return flat(draft_s * (1 + num_rows / 4), slope / 4)(num_rows, width)
 
-    width, chosen = DraftPrice(target, draft).choose(gains, wanted, pending, spent)
+    _, width, chosen = DraftPrice(target, draft).choose(gains, wanted, pending, spent)
     rates = obvious_choice(target, draft, gains, wanted, pending, spent)
     rates[0, 0] *= LEAST_GAIN
     assert rates[width, len(chosen)] == pytest.approx(max(rates.values()), rel=1e-9)
@@ -144,23 +144,41 @@ def test_the_price_is_that_of_everything_tried(rows, pending, spent, draft_s, sl
 
 def test_the_price_says_none_where_ngrams_are_sure_and_more_where_the_model_is():
     price = DraftPrice(flat(1.0, 0.01), flat(0.3, 0.01))
-    assert price.choose([[0.99, 0.98, 0.97]], {0: [0.01, 0.01]}, 1, 0.0) == (0, [])
-    assert price.choose([[]], {0: [0.9]}, 1, 0.0) == (1, [0])
-    assert DraftPrice(flat(1.0, 0.01), flat(1.5, 0.01)).choose([[]], {0: [0.9]}, 1, 0.0) == (0, [])
+    assert price.choose([[0.99, 0.98, 0.97]], {0: [0.01, 0.01]}, 1, 0.0)[1:] == (0, [])
+    assert price.choose([[]], {0: [0.9]}, 1, 0.0)[1:] == (1, [0])
+    assert DraftPrice(flat(1.0, 0.01), flat(1.5, 0.01)).choose([[]], {0: [0.9]}, 1, 0.0)[1:] == (0, [])
     assert price.depth(0.9, 1, 8) > price.depth(0.5, 1, 8)
     assert price.depth(0.2, 1, 8) == 0
 
 
+def test_an_allowance_holds_a_share_of_the_targets_time_and_what_was_saved():
+    allowance = Allowance()
+    assert allowance.covers(1e9), "before the first pass nothing is known"
+    allowance.note_target(1.0)
+    assert allowance.covers(4.0)
+    assert not allowance.covers(4.1)
+    allowance.add(-6.0)
+    assert not allowance.covers(0.0)
+    for _ in range(199):
+        allowance.note_target(1.0)
+    assert not allowance.covers(0.0)
+    allowance.add(0.5)
+    assert allowance.covers(0.4)
+    allowance.add(100.0)
+    allowance.note_target(1.0)
+    assert not allowance.covers(16.1)
+
+
 def test_a_machine_that_has_become_slower_changes_both_prices():
     price = DraftPrice(flat(1.0, 0.0), flat(0.6, 0.0))
-    assert price.choose([[]], {0: [0.5]}, 1, 0.0) == (0, [])
+    assert price.choose([[]], {0: [0.5]}, 1, 0.0)[1:] == (0, [])
     for _ in range(60):
         price.note_target(1, 1, 2.0)
-    assert price.choose([[]], {0: [0.5]}, 1, 0.0) == (1, [0])
+    assert price.choose([[]], {0: [0.5]}, 1, 0.0)[1:] == (1, [0])
     for _ in range(200):
         price.note(float(price.pass_s(1, 1, 1)[-1]), 1.6)
     assert float(price.pass_s(1, 1, 1)[-1]) == pytest.approx(1.6, abs=0.05)
-    assert price.choose([[]], {0: [0.5]}, 1, 0.0) == (0, [])
+    assert price.choose([[]], {0: [0.5]}, 1, 0.0)[1:] == (0, [])
 
 
 @pytest.mark.parametrize(

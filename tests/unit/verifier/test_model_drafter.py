@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from functools import cache
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import SessionOptions
 from speculant_verifier.draft_model import ModelDrafter
-from speculant_verifier.draft_model.session import Waiting
-from support.draft_models import model_drafter, noisy
+from speculant_verifier.draft_model.price import DraftPrice
+from support.draft_models import flat, model_drafter, noisy
 from support.lossless import Job, alone, decode
 from support.tiny_models import tiny_gpt_oss
 
@@ -103,26 +104,34 @@ def test_it_is_judged_under_every_rule(rule):
     assert NUM_TOKENS < num_right < num_judged, "of the random prompts it knows nothing"
 
 
-def test_a_sequence_goes_on_waiting_where_another_ended():
-    """A try reads the prompt, so where the model never pays not every sequence begins with one."""
-    drafter = model_drafter(noisy(target(), 0.02), draft_s=1e9)
-    tried = []
-    for _ in range(16):
-        before = drafter.num_passes
+@pytest.mark.parametrize("knows", [False, True])
+def test_what_brings_nothing_gets_a_small_share_of_the_time(knows):
+    """By a clock of its own: a pass of the target takes 1 s, one of the draft model 0.3 s, and weighing 0.005 s."""
+    model = noisy(target(), 0.02 if knows else 10.0)
+    clock = itertools.count()
+    drafter = model_drafter(model)
+    drafter._clock = lambda: next(clock) * 0.005
+    drafter._price = DraftPrice(flat(1.0, 0.01), flat(0.3, 0.0))
+    run, note_pass, num_steps = drafter._passes.run, drafter.note_pass, 0
+
+    def slow_run(*arguments):
+        for _ in range(60):
+            next(clock)
+        return run(*arguments)
+
+    def second(num_rows, width, seconds):
+        nonlocal num_steps
+        num_steps += 1
+        note_pass(num_rows, width, 1.0 + 0.01 * width)
+
+    drafter._passes.run, drafter.note_pass = slow_run, second
+    passes = []
+    for _ in range(60):
+        before = drafter.num_passes, num_steps
         decode(target(), jobs(1), drafter, 8, strategy="model")
-        tried.append(drafter.num_passes - before)
-    assert (tried[0], sum(tried), tried.count(0)) == (2, 5, 12), "at once, and 16, 32, 64 and 128 steps later"
-
-
-def test_waiting_grows_until_the_model_pays():
-    waiting = Waiting()
-    assert waiting.share == 1.0, "it is tried at once"
-    pauses = []
-    for _ in range(6):
-        waiting.asked(is_paying=False)
-        pauses.append(waiting.pause)
-    assert pauses == [16, 32, 64, 128, 128, 128]
-    waiting.num_steps = 64
-    assert waiting.share == 0.5
-    waiting.asked(is_paying=True)
-    assert (waiting.num_steps, waiting.pause) == (0, 8)
+        passes.append((drafter.num_passes - before[0]) / (num_steps - before[1]))
+    if knows:
+        assert min(passes) > 0.9, "asked at nearly every step"
+    else:
+        assert passes[0] > 0.2, "it is believed good until it was tried"
+        assert 0.0 < sum(passes[30:]) / 30 * 0.3 < 0.02

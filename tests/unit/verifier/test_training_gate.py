@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,39 +13,21 @@ import pytest
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.config_learning import DraftModelConfig, TrainConfig
 from speculant_verifier.draft_model import ModelDrafter
-from speculant_verifier.draft_model.passes import DraftPasses
-from speculant_verifier.draft_model.price import DraftPrice
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.sequence import Request
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training import gate
 from speculant_verifier.training.gate import FEWEST, Verdict, compare, judge
-from speculant_verifier.training.replay import DRAFT, Replay, Replayed
+from speculant_verifier.training.replay import DRAFT, Replay, Replayed, TimedPasses
 from speculant_verifier.training.run import TrainingResult, train_adapter
-from support.draft_models import flat, noisy
+from support.draft_models import FixedPrice, flat, noisy
 from support.tiny_models import tiny_model
 from support.training import record, recorded
 
 
-class FixedPrice(DraftPrice):
-    """What no clock changes."""
-
-    def note(self, expected_s: float, measured_s: float) -> None:
-        pass
-
-    def note_target(self, num_rows: int, width: int, seconds: float) -> None:
-        pass
-
-
 def price(draft_s: float) -> FixedPrice:
     return FixedPrice(flat(1.0, 0.02), flat(draft_s, draft_s / 8))
-
-
-def ticking() -> Callable[[], float]:
-    """A clock by which all passes take equally long."""
-    ticks = itertools.count()
-    return lambda: next(ticks) * 2.0**-12
 
 
 def engine_passes(target: TargetModel, drafter: ModelDrafter, records: Sequence[RequestRecord]) -> list[int]:
@@ -73,10 +54,10 @@ def test_a_replay_counts_the_passes_of_the_engine(draft_s: float, noise: float) 
     # Long prompts are read in stretches, and some text is nobody's.
     records.append(replace(records[0], prompt=tuple(chosen.randrange(256) for _ in range(130))))
     records.append(record(list(records[1].prompt), [chosen.randrange(258) for _ in range(30)]))
-    replay = Replay(model, price(draft_s), ticking())
+    replay = Replay(model, price(draft_s), 2.0**-12)
     found = [replay.run(each) for each in records]
-    passes = DraftPasses(model, 1, VerifierConfig().prefill_chunk)
-    drafter = ModelDrafter(passes, price(draft_s), DRAFT, clock=ticking())
+    passes = TimedPasses(model, 2.0**-12)
+    drafter = ModelDrafter(passes, price(draft_s), DRAFT, clock=passes.clock)
     assert [each.num_passes for each in found] == engine_passes(target, drafter, records)
     assert [each.num_tokens for each in found] == [len(each.output) for each in records]
     assert found[1].tokens_per_pass > 1.5 or noise
@@ -86,9 +67,9 @@ def test_a_pass_takes_what_the_record_says_and_more_if_it_is_wide() -> None:
     target = tiny_model("llama")
     [written] = recorded(target, num_records=1)
     slow = replace(written, pass_s=100.0)
-    drafted = Replay(target, price(1e-6), ticking()).run(slow)
+    drafted = Replay(target, price(1e-6), 2.0**-12).run(slow)
     assert 100.0 * drafted.num_passes < drafted.seconds < 130.0 * drafted.num_passes
-    plain = Replay(target, price(1e6), ticking(), DraftConfig(strategy="model", k=0)).run(slow)
+    plain = Replay(target, price(1e6), 2.0**-12, DraftConfig(strategy="model", k=0)).run(slow)
     assert plain.num_passes == len(slow.output)
     assert plain.seconds == pytest.approx(100.0 * len(slow.output), abs=1.0)
 

@@ -29,8 +29,8 @@ from speculant_graph.types import (
 )
 from speculant_verifier.draft_model.drawing import DrawOrder, draw_drafts, shape_of
 from speculant_verifier.draft_model.passes import ROW_WIDTH, CachedSequence, DraftPasses, TopRows
-from speculant_verifier.draft_model.price import DraftPrice
-from speculant_verifier.draft_model.session import DraftSession, Waiting, WantedDraft
+from speculant_verifier.draft_model.price import Allowance, DraftPrice
+from speculant_verifier.draft_model.session import DraftSession, WantedDraft
 from speculant_verifier.draft_model.tree import DraftTree
 from speculant_verifier.draft_model.trust import Candidate, Place, Trust
 from speculant_verifier.model import TargetModel
@@ -42,6 +42,8 @@ _LONGEST_READ = 64
 _MEMORY = 0.97
 """What an outcome of a drawn token weighs after the next one."""
 _FIRST_ACCEPTANCE = 0.8
+_LEAST_PAUSE = 8
+"""Steps without the model, until it is tried where that does not seem to pay: the text may have become easier."""
 HIT_WINDOW = 1_000
 """Judged tokens that the acceptance of an adapter is measured by: those at which the model was asked, and those that it
 read with its first pass over a sequence."""
@@ -69,7 +71,7 @@ class ModelDrafter:
             config: how to draft: depth and branches of trees.
             ngrams: drafts first. It is closed with this one.
             temperature: what drafts are drawn with; None: what the request's own tokens are.
-            clock: seconds, by which passes of the model are measured.
+            clock: seconds, by which all that is spent on the model is measured.
         """
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
         self._temperature, self._clock = temperature, clock
@@ -79,7 +81,6 @@ class ModelDrafter:
         self._has_failed = False
         self._next: tuple[TargetModel, frozenset[str] | None] | None = None
         self._tenants: frozenset[str] | None = None
-        self._waiting = Waiting()  # of the sequence that ended last
         self._hits: deque[bool] = deque(maxlen=HIT_WINDOW)
         self.ended: Callable[[Sequence[TokenId]], None] = lambda text: None
         """Told of every sequence that has ended."""
@@ -129,18 +130,17 @@ class ModelDrafter:
         model, self._tenants = following
         self._passes = self._passes.of(model)
         self._hits = deque(maxlen=HIT_WINDOW)  # the step that ran meanwhile has noted some of the other model's
+        self._price.allowance = Allowance()
         self._trust, self._acceptance, self._has_failed = Trust(), _FIRST_ACCEPTANCE, False
         for session in self._sessions.values():
             session.forget_model()
-        self._waiting = Waiting()
 
     def _may_ask(self, session: DraftSession) -> bool:
         return self._tenants is None or session.tenant in self._tenants
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence; see :class:`~speculant_graph.types.Drafter`."""
-        # A try reads the prompt: where they did not pay, not every sequence begins with one.
-        self._sessions.setdefault(session_id, DraftSession(options, waiting=replace(self._waiting)))
+        self._sessions.setdefault(session_id, DraftSession(options))
         if self._ngrams is None:
             return None
         return self._ngrams.open(session_id) if options is None else self._ngrams.open(session_id, options)
@@ -152,7 +152,6 @@ class ModelDrafter:
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
-        self._waiting = session.waiting
         if session.cached is not None:
             self._passes.drop(session.cached)
         if self._may_ask(session) and not self._has_failed:
@@ -179,16 +178,16 @@ class ModelDrafter:
             self._learn(each)
         drafts = self._from_ngrams(batch)
         for each, draft in zip(batch, drafts, strict=True):
-            session = each.session
-            session.tree, session.num_tokens = DraftTree(draft, session.hit_rate), len(each.step.token_ids)
-            session.late_tokens, session.text = 0.0, each.step.token_ids
-            session.inner_id, session.numbers = draft.draft_id, range(1, len(draft) + 1)
-        if self._has_failed:
+            each.session.begin(each.step, draft)
+        if self._has_failed or not self._price.allowance.covers(0.0):
             return drafts
+        started_s = self._clock()
         allowed = [index for index, each in enumerate(batch) if each.budget > 0 and self._may_ask(each.session)]
         searched = [index for index in allowed if not batch[index].step.draws]
         drawn = [index for index in allowed if batch[index].step.draws]
         try:
+            for index in searched:
+                batch[index].session.tree = DraftTree(drafts[index], batch[index].session.hit_rate)
             if searched and self._search([batch[index] for index in searched]):
                 for index in searched:
                     drafts[index] = self._best_of(batch[index])
@@ -198,6 +197,7 @@ class ModelDrafter:
                     batch[index].session.tree = DraftTree(draft)
         except _FAILURES as error:
             self._fail(error)
+        self._price.allowance.add(started_s - self._clock())
         return drafts
 
     def _fail(self, error: Exception) -> None:
@@ -207,15 +207,20 @@ class ModelDrafter:
 
     def _learn(self, wanted: WantedDraft) -> None:
         """Learn from what followed the sequence's latest step."""
-        session = wanted.session
-        emitted = wanted.step.token_ids[session.num_tokens :]
-        if not wanted.step.draws:
-            if session.tree.num_rounds:
-                place = Place(is_root=True, sureness=session.hit_rate)
-                self._trust.learn_bonus(place, session.tree.num_late(emitted) - session.late_tokens)
-            self._note_hits(session, session.tree.learn(emitted, self._trust))
+        session, tree = wanted.session, wanted.session.tree
+        if tree is None:
             return
-        outcomes = session.tree.outcomes(emitted)
+        emitted = wanted.step.token_ids[session.num_tokens :]
+        if session.is_asked and self._price.rate:
+            num_saved = len(emitted) - 1 - tree.num_followed(emitted, session.baseline)
+            self._price.allowance.add(num_saved / self._price.rate)
+        if not wanted.step.draws:
+            if tree.num_rounds:
+                place = Place(is_root=True, sureness=session.hit_rate)
+                self._trust.learn_bonus(place, tree.num_late(emitted) - session.late_tokens)
+            self._note_hits(session, tree.learn(emitted, self._trust))
+            return
+        outcomes = tree.outcomes(emitted)
         self._note_hits(session, outcomes)
         for outcome in outcomes:
             self._acceptance = _MEMORY * self._acceptance + (1.0 - _MEMORY) * outcome
@@ -232,20 +237,22 @@ class ModelDrafter:
     def _from_ngrams(self, batch: Sequence[WantedDraft]) -> list[Draft]:
         if self._ngrams is None:
             return [EMPTY_DRAFT] * len(batch)
-        return self._ngrams.draft(
-            [replace(each.step, feedback=each.session.translated(each.step.feedback)) for each in batch]
-        )
+        steps = []
+        for each in batch:
+            feedback = each.session.translated(each.step.feedback)
+            steps.append(each.step if feedback is each.step.feedback else replace(each.step, feedback=feedback))
+        return self._ngrams.draft(steps)
 
     def _best_of(self, wanted: WantedDraft) -> Draft:
-        session = wanted.session
-        chosen = session.tree.best(wanted.budget)
-        session.numbers = [session.tree.nodes[index].number for index in chosen]
-        return session.tree.draft(chosen, "model" if self._ngrams is None else "tree", session.inner_id)
+        session, tree = wanted.session, wanted.tree
+        chosen = tree.best(wanted.budget)
+        session.numbers = [tree.nodes[index].number for index in chosen]
+        return tree.draft(chosen, "model" if self._ngrams is None else "tree", session.inner_id)
 
     def _search(self, batch: Sequence[WantedDraft]) -> bool:
         """Ask the model about nodes of the trees as long as that pays; return whether it was asked."""
         members = self._members(batch)
-        spent_s = 0.0
+        spent_s, num_rounds, plain_s = 0.0, 0, 0.0
         while members:
             best = [each.tree.best(each.budget) for each in batch]
             gains = [[each.tree.nodes[node].path for node in nodes] for each, nodes in zip(batch, best, strict=True)]
@@ -253,26 +260,33 @@ class ModelDrafter:
                 index: batch[index].tree.open_nodes(self._trust, best[index], batch[index].max_depth)
                 for index in members
             }
-            pending = 0 if spent_s else max(len(cached.pending) for cached in members.values())
+            pending = 0 if num_rounds else max(len(cached.pending) for cached in members.values())
             wanted = {index: [gain for _, gain in nodes] for index, nodes in opened.items()}
-            width, rows = self._price.choose(gains, wanted, pending, spent_s)
-            if not spent_s:
+            num_drafted, width, rows = self._price.choose(gains, wanted, pending, spent_s)
+            target_s = self._price.target_s(len(batch), num_drafted)
+            if num_rounds:
+                self._price.allowance.add(plain_s - target_s)
+            else:
+                for each, nodes in zip(batch, best, strict=True):
+                    each.session.baseline = frozenset(nodes[:num_drafted])
                 rows = self._first(batch, members, rows)
                 width = max(width, 1)  # of a try
+            plain_s = target_s
             members = {index: members[index] for index in sorted(rows) if opened[index]}
             if not members:
                 break
             started_s = self._clock()
-            pending = 0 if spent_s else max(len(cached.pending) for cached in members.values())
+            pending = 0 if num_rounds else max(len(cached.pending) for cached in members.values())
             expected_s = float(self._price.pass_s(len(members), pending, width)[-1])
             self._expand(batch, members, {index: [node for node, _ in opened[index][:width]] for index in members})
             elapsed_s = self._clock() - started_s
             self._price.note(expected_s, elapsed_s)
             self._count(1, elapsed_s)
-            for index in members if spent_s else ():
-                batch[index].session.late_tokens += elapsed_s * self._price.rate(len(batch))
+            for index in members if num_rounds else ():
+                batch[index].session.late_tokens += elapsed_s * self._price.rate / len(batch)
             spent_s += elapsed_s
-        return spent_s > 0.0
+            num_rounds += 1
+        return num_rounds > 0
 
     def _members(self, batch: Sequence[WantedDraft]) -> dict[int, CachedSequence]:
         """Return the sequences that the model can be asked about, by their index, brought up to what was emitted."""
@@ -291,11 +305,13 @@ class ModelDrafter:
     ) -> list[int]:
         """Return the sequences of a step's first pass: those that it pays for, or else those that are to be tried."""
         chosen = list(paying)
-        waited = {index: batch[index].session.waiting.share for index in members}
-        if not paying and max(waited.values()) >= 1.0:
-            chosen = [index for index in members if waited[index] >= 0.5]  # one pass for several is cheaper
         for index in members:
-            batch[index].session.waiting.num_steps += 1
+            batch[index].session.num_unasked += 1
+        longest = max(batch[index].session.num_unasked for index in members)
+        if not paying and longest > _LEAST_PAUSE:
+            chosen = [index for index in members if 2 * batch[index].session.num_unasked > longest]
+            if not self._price.allowance.covers(float(self._price.pass_s(len(chosen), 0, 1)[-1])):
+                chosen = []
         behind = [index for index in chosen if len(members[index].pending) > _LONGEST_READ]
         if behind:
             started_s = self._clock()
@@ -303,7 +319,7 @@ class ModelDrafter:
             self._count(0, self._clock() - started_s)
         chosen = [index for index in chosen if len(members[index].pending) <= _LONGEST_READ]
         for index in chosen:
-            batch[index].session.waiting.asked(is_paying=bool(paying))
+            batch[index].session.num_unasked, batch[index].session.is_asked = 0, True
         return chosen
 
     def _expand(
@@ -335,6 +351,7 @@ class ModelDrafter:
             self._take_hits(batch[index].session, members[index])
             drafts[index] = draft
         self._count(depth, self._clock() - started_s)
+        self._price.allowance.add(self._price.target_s(len(batch), 0) - self._price.target_s(len(batch), max(depth, 1)))
         return drafts
 
     def _order(self, wanted: WantedDraft, cached: CachedSequence, depth: int) -> DrawOrder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
@@ -119,6 +121,7 @@ def open_model_drafter(
 def measured_times(costs: CostTable) -> PassTimes:
     """Return what passes take by measured costs."""
 
+    @cache  # several tables are asked for in every step
     def seconds(num_rows: int, width: int) -> NDArray[np.float64]:
         return costs.relative_of_widths(num_rows, width) * (costs.ms(num_rows, 1) / 1e3)
 

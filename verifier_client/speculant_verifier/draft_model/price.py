@@ -2,13 +2,16 @@
 
 A step that has spent ``s`` seconds on drafts and whose best trees bring ``E`` accepted tokens is worth
 ``(rows + E) / (seconds of the target's pass + s)``. Another pass of the model over some nodes is expected to bring what
-it brought at such nodes before; it is run if that makes the step clearly worth more. So the answer may be none, and it is
-where n-grams are sure.
+it brought at such nodes before; it is run if that makes the step clearly worth more. So the answer may be none, and it
+is where n-grams are sure. That is a guess; what is spent on the model and what its drafts saved is counted
+(:class:`Allowance`), and a model that is of no use takes a small share of the time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +29,46 @@ PassTimes = Callable[[int, int], NDArray[np.float64]]
 """Of a number of rows and a largest width: what passes of width 0, 1, ... take, in seconds."""
 
 
+_SHARE = 0.01
+_FIRST_PASSES, _MOST_PASSES = 4, 16
+
+
+class Allowance:
+    """What a draft model may take beyond what it brings: a share of the time of the target's passes.
+
+    All that is spent on the model is taken from it, weighing and tries too, and the time that its drafts have saved is
+    added. It begins with what a few passes of the target take, and never holds more than some more.
+    """
+
+    def __init__(self) -> None:
+        """Begin without limit; there is one from the first pass of the target on."""
+        self._seconds = math.inf
+
+    def covers(self, seconds: float) -> bool:
+        """Whether so much may be spent now."""
+        return self._seconds >= seconds
+
+    def note_target(self, seconds: float) -> None:
+        """Add the share of a pass of the target."""
+        most = _FIRST_PASSES if math.isinf(self._seconds) else _MOST_PASSES
+        self._seconds = min(most * seconds, self._seconds + _SHARE * seconds)
+
+    def add(self, seconds: float) -> None:
+        """Add what was saved; negative: what was spent."""
+        self._seconds += seconds
+
+
+class Choice(NamedTuple):
+    """What pays."""
+
+    num_drafted: int
+    """Nodes of a row that are drafted without a further pass of the draft model."""
+    width: int
+    """Nodes of a row that a further pass is about; 0 for none."""
+    rows: list[int]
+    """Rows that take part in it."""
+
+
 class DraftPrice:
     """Decides pass by pass."""
 
@@ -36,11 +79,13 @@ class DraftPrice:
         self._overhead_s = 0.0  # of a pass of the draft model
         self._slowness = 1.0  # of passes of the target
         self._rate = 0.0
+        self.allowance = Allowance()
+        """What may be spent."""
 
     def choose(
         self, gains: Sequence[Sequence[float]], wanted: Mapping[int, Sequence[float]], pending: int, spent_s: float
-    ) -> tuple[int, list[int]]:
-        """Return over how many nodes of a row, and of which rows, a pass pays most; (0, []) for none.
+    ) -> Choice:
+        """Return over how many nodes of a row, and of which rows, a further pass pays most.
 
         Args:
             gains: per row the probabilities of its best nodes, descending.
@@ -55,7 +100,7 @@ class DraftPrice:
         now = int(np.argmax(expected / times[:-1]))
         self._rate = float(expected[now] / times[now])
         best = LEAST_GAIN * self._rate
-        chosen: tuple[int, list[int]] = 0, []
+        chosen = Choice(now, 0, [])
         ranked = sorted((row for row in wanted if wanted[row]), key=lambda row: -wanted[row][0])
         count = 1
         while ranked:
@@ -65,15 +110,20 @@ class DraftPrice:
             values = (expected[now] + added) / (times[now + 1] + passes)
             width = int(np.argmax(values))
             if values[width] > best:
-                best, chosen = float(values[width]), (width + 1, ranked[:count])
+                best, chosen = float(values[width]), Choice(now, width + 1, ranked[:count])
             if count == len(ranked):
                 break
             count *= 2
         return chosen
 
-    def rate(self, num_rows: int) -> float:
-        """Return the tokens a second of a row, as of the latest decision; an order of magnitude."""
-        return self._rate / num_rows
+    @property
+    def rate(self) -> float:
+        """Tokens a second of all rows without a further pass, as of the latest decision; an order of magnitude."""
+        return self._rate
+
+    def target_s(self, num_rows: int, num_drafted: int) -> float:
+        """Return the seconds of a pass of the target over so many drafted nodes of each row."""
+        return float(self._target_s(num_rows, num_drafted + 1)[-1])
 
     def pass_s(self, num_rows: int, pending: int, most_nodes: int) -> NDArray[np.float64]:
         """Return the seconds of passes over 1 to ``most_nodes`` nodes of each row; ``pending`` as in :meth:`choose`."""
@@ -91,6 +141,7 @@ class DraftPrice:
         expected = num_rows * np.cumsum(np.concatenate(([1.0], acceptance ** np.arange(1.0, most + 1))))
         drafting_s = np.arange(most + 1) * (self._draft(num_rows, 1)[1] + self._overhead_s)
         values = expected / (self._target_s(num_rows, most + 1) + drafting_s)
+        self._rate = float(values[0])
         values[0] *= LEAST_GAIN
         return int(np.argmax(values))
 
@@ -102,6 +153,7 @@ class DraftPrice:
         """Note how long a pass of the target took."""
         slowness = min(_MOST_SLOWNESS, seconds / float(self._target(num_rows, width)[width]))
         self._slowness += (1.0 - _MEMORY) * (slowness - self._slowness)
+        self.allowance.note_target(seconds)
 
     def _target_s(self, num_rows: int, width: int) -> NDArray[np.float64]:
         """Return the seconds of passes of the target of width 1 to ``width``."""

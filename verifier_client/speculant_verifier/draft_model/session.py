@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.types import EMPTY_DRAFT, Feedback, SequenceStep, SessionOptions, TokenId
+from speculant_graph.types import Draft, Feedback, SequenceStep, SessionOptions, TokenId
 from speculant_verifier.draft_model.passes import CachedSequence
 from speculant_verifier.draft_model.tree import DraftTree
 
 _FIRST_HIT_RATE = 0.6
 _HIT_SHARE = 0.12
 """What one outcome counts in the rate of a sequence."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
-
-
-@dataclass(slots=True)
-class Waiting:
-    """Steps without the model, until it is tried: the sequence may have become easier. Each time later."""
-
-    num_steps: int = _FIRST_PAUSE
-    """Since it was asked last."""
-    pause: int = _FIRST_PAUSE
-    """After so many it is tried."""
-
-    @property
-    def share(self) -> float:
-        """What of the pause is over."""
-        return self.num_steps / self.pause
-
-    def asked(self, *, is_paying: bool) -> None:
-        """Begin anew: the model is asked, because that pays or for a try."""
-        self.num_steps = 0
-        self.pause = _FIRST_PAUSE if is_paying else min(2 * self.pause, _LONGEST_PAUSE)
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +22,8 @@ class DraftSession:
     options: SessionOptions | None = None
     hit_rate: float = _FIRST_HIT_RATE
     """How often the model was right lately."""
-    waiting: Waiting = field(default_factory=Waiting)
+    num_unasked: int = 0
+    """Steps that were weighed since the model was asked last."""
     cached: CachedSequence | None = None
     """What the model has read of it."""
     num_tokens: int = 0
@@ -52,22 +32,32 @@ class DraftSession:
     """These."""
     late_tokens: float = 0.0
     """What the time of passes behind the first one of the latest step was worth."""
-    tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
-    """Of its latest step."""
+    tree: DraftTree | None = None
+    """Of its latest step, if the model was weighed in it."""
+    is_asked: bool = False
+    """Whether the model was asked in that step."""
+    baseline: frozenset[int] = frozenset()
+    """Nodes that would have been drafted without the model then."""
     inner_id: int = 0
     """The n-grams' draft of that step."""
-    numbers: Sequence[int] = ()
-    """Per node of our draft, its number in the n-grams' draft; 0 for those that are not of it."""
+    numbers: Sequence[int] | None = None
+    """Per node of our draft, its number in the n-grams' draft; 0 for those that are not of it. None: it is theirs."""
 
     @property
     def tenant(self) -> str:
         """Whose text it is; empty if the caller did not say."""
         return (self.options.tenant if self.options is not None else None) or ""
 
+    def begin(self, step: SequenceStep, draft: Draft) -> None:
+        """Begin a step for which n-grams have drafted."""
+        self.num_tokens, self.text = len(step.token_ids), step.token_ids
+        self.inner_id, self.numbers = draft.draft_id, None
+        self.tree, self.is_asked, self.baseline, self.late_tokens = None, False, frozenset(), 0.0
+
     def forget_model(self) -> None:
         """Begin anew with another model."""
-        self.cached, self.tree = None, DraftTree(EMPTY_DRAFT)
-        self.hit_rate, self.waiting = _FIRST_HIT_RATE, Waiting()
+        self.cached, self.tree = None, None
+        self.hit_rate, self.num_unasked = _FIRST_HIT_RATE, 0
 
     def note_hits(self, hits: Sequence[bool]) -> None:
         """Note whether the model was right, place by place."""
@@ -76,7 +66,9 @@ class DraftSession:
 
     def translated(self, feedback: Feedback | None) -> Feedback | None:
         """Return what the target thought of our draft, as far as its nodes are of the n-grams' draft."""
-        if feedback is None or not self.inner_id:
+        if feedback is None or self.numbers is None:
+            return feedback
+        if not self.inner_id:
             return None
         numbers = [0, *self.numbers]
         known = [index for index, node in enumerate(feedback.nodes) if node == 0 or numbers[node]]
@@ -93,7 +85,8 @@ class WantedDraft:
 
     @property
     def tree(self) -> DraftTree:
-        """That of the step."""
+        """That of the step, in which the model is weighed."""
+        assert self.session.tree is not None
         return self.session.tree
 
     @property

@@ -8,7 +8,7 @@ end, as in SpecExec's search (Svirschevski et al. 2024, algorithm 2; see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from speculant_graph.types import Draft, DraftSourceName, StrategyName, TokenId
@@ -176,6 +176,15 @@ class DraftTree:
                 break
             count += self.nodes[index].round > 1
         return count
+
+    def num_followed(self, emitted: Sequence[TokenId], nodes: Container[int]) -> int:
+        """Return how many of the tokens that followed some nodes of the tree would have brought."""
+        index = 0
+        for count, token_id in enumerate(emitted):
+            index = self._child(index, token_id)
+            if index not in nodes:
+                return count
+        return len(emitted)
 
     def _place(self, index: int) -> Place:
         return Place(index == 0, self.nodes[index].conditional)

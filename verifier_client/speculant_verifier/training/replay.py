@@ -9,10 +9,8 @@ depend on them: two replays of one model come to the same, so that a difference 
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from speculant_graph.types import TokenId
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.adapter_files import check_adapter, merge
 from speculant_verifier.draft_model.opening import load_base, measured_times
-from speculant_verifier.draft_model.passes import DraftPasses
+from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
 from speculant_verifier.draft_model.price import DraftPrice, PassTimes
 from speculant_verifier.engine.drafting import Drafting, depths_of
 from speculant_verifier.engine.sequence import ActiveSequence, Request
@@ -64,7 +62,7 @@ class Replay:
         self,
         model: TargetModel,
         price: DraftPrice,
-        clock: Callable[[], float],
+        pass_s: float | None = None,
         draft: DraftConfig = DRAFT,
     ) -> None:
         """Begin without experience.
@@ -72,10 +70,11 @@ class Replay:
         Args:
             model: what drafts.
             price: what passes of both models take.
-            clock: seconds, by which passes of the draft model are weighed; it is asked before each and after it.
+            pass_s: seconds that a pass of the draft model takes with all that belongs to it; None: as measured.
             draft: how to draft.
         """
-        passes = DraftPasses(model, 1, VerifierConfig().prefill_chunk)
+        passes = TimedPasses(model, pass_s or 0.0)
+        clock = time.thread_time if pass_s is None else passes.clock
         self._drafter = ModelDrafter(passes, price, draft, clock=clock)
         self._speculation = Speculation(lambda _, width: _CURVE.table(width), promises=True)
         # Of a target it asks for lengths alone; where the draft model ends, there is no draft.
@@ -141,21 +140,29 @@ def replays_of(models: Sequence[TargetModel], records: Sequence[RequestRecord]) 
     draft_s = measured_times(measure_costs(models[0], (1,), (1, 2, 4, 8, 16), budget_s=_MEASURE_S))
     pass_s = sum(record.pass_s for record in records) / len(records)
     target_s: PassTimes = lambda _, width: pass_s * _CURVE.table(width)  # noqa: E731
-    readings: list[float] = []
-
-    def noted() -> float:
-        readings.append(time.thread_time())
-        return readings[-1]
-
     # So slow a target is worth asking at once, and less and less as its passes turn out to be quicker.
     slow_s: PassTimes = lambda num_rows, width: target_s(num_rows, width) * 1e3  # noqa: E731
-    Replay(models[0], DraftPrice(slow_s, draft_s), noted).run(max(records, key=lambda each: len(each.output)))
-    passes_s = [end - start for start, end in zip(readings[::2], readings[1::2], strict=True)]
-    tick_s = statistics.median(passes_s or draft_s(1, 1)[1:].tolist())
-    return [Replay(model, DraftPrice(target_s, draft_s), _ticking(tick_s)) for model in models]
+    price = DraftPrice(slow_s, draft_s)
+    Replay(models[0], price).run(max(records, key=lambda each: len(each.output)))
+    draft_pass_s = float(price.pass_s(1, 0, 1)[-1])
+    return [Replay(model, DraftPrice(target_s, draft_s), draft_pass_s) for model in models]
 
 
-def _ticking(tick_s: float) -> Callable[[], float]:
-    """Return a clock by which everything takes equally long."""
-    numbers = itertools.count()
-    return lambda: next(numbers) * tick_s
+class TimedPasses(DraftPasses):
+    """Passes that take equally long by a clock of their own."""
+
+    def __init__(self, model: TargetModel, pass_s: float) -> None:
+        """Take the model and how long they take."""
+        super().__init__(model, 1, VerifierConfig().prefill_chunk)
+        self._pass_s, self._now_s = pass_s, 0.0
+
+    def clock(self) -> float:
+        """Return the seconds of all passes so far."""
+        return self._now_s
+
+    def run(
+        self, sequences: Sequence[CachedSequence], nodes: Sequence[Sequence[tuple[int, TokenId]]], width: int
+    ) -> list[TopRows]:
+        """Run one; see :class:`DraftPasses`."""
+        self._now_s += self._pass_s
+        return super().run(sequences, nodes, width)
