@@ -126,7 +126,7 @@ def test_what_brings_nothing_gets_a_small_share_of_the_time(knows):
 
     drafter._passes.run, drafter.note_pass = slow_run, second
     passes = []
-    for _ in range(60):
+    for _ in range(8 if knows else 48):
         before = drafter.num_passes, num_steps
         decode(target(), jobs(1), drafter, 8, strategy="model")
         passes.append((drafter.num_passes - before[0]) / (num_steps - before[1]))
@@ -134,4 +134,4 @@ def test_what_brings_nothing_gets_a_small_share_of_the_time(knows):
         assert min(passes) > 0.9, "asked at nearly every step"
     else:
         assert passes[0] > 0.2, "it is believed good until it was tried"
-        assert 0.0 < sum(passes[30:]) / 30 * 0.3 < 0.02
+        assert 0.0 < sum(passes[24:]) / 24 * 0.3 < 0.02
