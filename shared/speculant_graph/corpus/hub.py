@@ -113,6 +113,12 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
+def sentence(error: BaseException) -> str:
+    """Return the same with a full stop, for a sentence to follow."""
+    text = first_line(error)
+    return text if text[-1] in ".!?" else f"{text}."
+
+
 def _is_plainly_a_path(name: str) -> bool:
     return name.startswith((os.sep, ".", "~")) or name.count("/") > 1
 

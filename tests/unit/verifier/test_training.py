@@ -94,12 +94,12 @@ def test_gradients_are_those_of_eager_attention(tmp_path: Path, examples, family
 @pytest.mark.parametrize("labels", ["soft", "hard"])
 def test_a_training_learns_what_is_repeated(tmp_path: Path, records, labels: str) -> None:
     config = CONFIG.model_copy(update={"labels": labels, "epochs": 12})
-    same = [replace(records[0], request_id=f"r{i}") for i in range(4)]
+    same = [replace(records[0], request_id=f"r{i}", prompt=(i, *records[0].prompt)) for i in range(4)]
     seen: list[int] = []
     result = train(tmp_path, same, config=config, report=lambda progress: seen.append(progress.step))
     figures = result.figures
     assert figures.held_out_loss_after < 0.5 * figures.held_out_loss_before
-    assert figures.acceptance_after > figures.acceptance_before + 0.3
+    assert figures.acceptance_after > figures.acceptance_before + 0.2
     assert figures.training_loss_after < 0.5 * figures.training_loss_before
     assert seen == list(range(1, figures.num_steps + 1)) == list(range(1, 19))
     assert figures.num_tokens == 36 * 24

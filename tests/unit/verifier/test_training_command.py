@@ -42,7 +42,14 @@ def records(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
     [written] = recorded(tiny_model("llama"), num_records=1)
     for index in range(8):
         is_failure = index < 6
-        each = replace(written, request_id=f"r{index}", tokenizer=digest, tenant="ab"[index % 2], is_failure=is_failure)
+        each = replace(
+            written,
+            request_id=f"r{index}",
+            prompt=(index, *written.prompt),
+            tokenizer=digest,
+            tenant="ab"[index % 2],
+            is_failure=is_failure,
+        )
         line = line_of(each)
         lines["failures-1.jsonl" if is_failure else "replay-1.jsonl"].append(line)
     for name, content in lines.items():
@@ -116,7 +123,7 @@ def test_a_signal_ends_a_training_and_keeps_the_best(
 def test_a_killed_training_leaves_the_adapter_that_serves(tmp_path: Path, checkpoint: Path, records: Path) -> None:
     output = tmp_path / "adapter"
     given = ("--records", records, "--draft-model", checkpoint, "-o", output, *FAST, "--tenant", "a")
-    assert main(["train", *map(str, given), "--epochs", "10"]) == 0
+    assert main(["train", *map(str, given), "--epochs", "30"]) == 0
     digest = read_adapter(output).digest
     for wait_s in (2.0, 5.0, 8.0):  # while it loads, and while it trains
         with subprocess.Popen(command(*given, "--epochs", 100_000), stderr=subprocess.DEVNULL) as process:
@@ -125,7 +132,7 @@ def test_a_killed_training_leaves_the_adapter_that_serves(tmp_path: Path, checkp
             process.kill()
         check_adapter(output, AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint))
         assert read_adapter(output).digest == digest
-    assert main(["train", *map(str, given), "--epochs", "40"]) == 0
+    assert main(["train", *map(str, given), "--epochs", "60"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]  # what they left is gone
 
 

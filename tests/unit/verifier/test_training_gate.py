@@ -84,9 +84,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> DraftModelConfig:
 
 @pytest.fixture(scope="module")
 def written() -> list[RequestRecord]:
-    """One text under many names, so that what is held out can be learnt."""
+    """One text after many prompts, so that what is held out can be learnt."""
     [each] = recorded(tiny_model("llama"), num_records=1, num_tokens=40)
-    return [replace(each, request_id=f"r{index}") for index in range(16)]
+    return [replace(each, request_id=f"r{index}", prompt=(index, *each.prompt)) for index in range(16)]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_an_adapter_of_shuffled_text_is_refused(number: int, good, bad, checkpoi
     after_good = verdict_of(bad.candidate, good.candidate, checkpoint, written[:number])
     assert not after_good.is_better
     assert after_good.failures is not None
-    assert after_good.failures.gain < -0.5
+    assert after_good.failures.gain < -0.3
     assert after_good.reason == "tokens a pass do not rise"
     assert (after_good.failures.interval_after_minus_before is None) == (number < FEWEST)
 

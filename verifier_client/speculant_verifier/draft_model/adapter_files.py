@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from speculant_graph.corpus.hub import first_line
+from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
 
 CONFIG_FILE = "adapter_config.json"
@@ -68,6 +68,8 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
         ConfigError: there is no LoRA adapter, or one that does more than plain LoRA.
     """
     path = Path(folder).resolve()
+    if not path.is_dir():
+        raise ConfigError(f"{folder} holds no adapter, it is no folder; give one that 'speculant train' wrote")
     if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (path / name).is_file()]:
         raise ConfigError(f"{folder} holds no adapter, it has no {missing[0]}; give one that 'speculant train' wrote")
     config = _read_json(path / CONFIG_FILE)
@@ -106,7 +108,7 @@ def check_adapter(folder: Path | str, model: PreTrainedModel, base_name: str) ->
     try:
         tensors = load_file(info.folder / WEIGHTS_FILE)
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"the weights of adapter {folder} are damaged: {first_line(error)} {_AGAIN}") from error
+        raise ConfigError(f"the weights of adapter {folder} are damaged: {sentence(error)} {_AGAIN}") from error
     if odd := sorted(tensors.keys() ^ expected.keys()):
         what = "lacks" if odd[0] in expected else "has unknown"
         raise ConfigError(f"the adapter {folder} {what} weights for '{base_name}', first {odd[0]}; {another}")
@@ -166,7 +168,7 @@ def decoded(model: PreTrainedModel) -> PreTrainedModel:
         plain: PreTrainedModel = model.dequantize()
     except (NotImplementedError, ImportError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"the quantised weights of '{model.name_or_path}' can't be decoded for an adapter: {first_line(error)} "
+            f"the quantised weights of '{model.name_or_path}' can't be decoded for an adapter: {sentence(error)} "
             "Give a checkpoint that is not quantised."
         ) from error
     return plain
@@ -212,7 +214,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} can't be read: {first_line(error)} Copy it again.") from error
+        raise ConfigError(f"{path} can't be read: {sentence(error)} Copy it again.") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no JSON object; copy it again")
     return content
@@ -228,7 +230,7 @@ def _lora_config(folder: Path, content: dict[str, Any]) -> LoraConfig:
     try:
         return LoraConfig(**{name: content[name] for name in _SHAPING & content.keys()})
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{folder / CONFIG_FILE} is damaged: {first_line(error)} {_AGAIN}") from error
+        raise ConfigError(f"{folder / CONFIG_FILE} is damaged: {sentence(error)} {_AGAIN}") from error
 
 
 def _expected_shapes(folder: Path, model: PreTrainedModel) -> dict[str, torch.Size]:
@@ -239,5 +241,5 @@ def _expected_shapes(folder: Path, model: PreTrainedModel) -> dict[str, torch.Si
             adapted = get_peft_model(type(model)(copy.deepcopy(model.config)), config, low_cpu_mem_usage=True)
         state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"adapter {folder} does not fit the model: {first_line(error)} Train one for it.") from error
+        raise ConfigError(f"adapter {folder} does not fit the model: {sentence(error)} Train one for it.") from error
     return {name: tensor.shape for name, tensor in state.items()}

@@ -21,7 +21,7 @@ from loguru import logger
 from numpy.typing import NDArray
 
 from speculant_graph.config_learning import DraftModelConfig
-from speculant_graph.corpus.hub import first_line
+from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError, DraftLimitError
 from speculant_graph.types import TokenId
 from speculant_verifier.draft_model.drafter import ModelDrafter
@@ -171,7 +171,7 @@ class Adapters:
             loaded = self._loaded(name)
         except (RuntimeError, MemoryError, ValueError) as error:  # of torch, such as memory that has ended
             raise ConfigError(
-                f"adapter '{name}' can't be loaded: {first_line(error)} What serves is unchanged."
+                f"adapter '{name}' can't be loaded: {sentence(error)} What serves is unchanged."
             ) from error
         finally:
             self._loading.release()

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from transformers.utils.quantization_config import Mxfp4Config
 
 from speculant_graph.config import VerifierConfig
-from speculant_graph.corpus.hub import first_line
+from speculant_graph.corpus.hub import sentence
 from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_of
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Fingerprint
@@ -88,7 +88,7 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
             raise ConfigError(
                 f"model '{config.model_name}' does not fit into the memory of '{device}'; {_SMALLER}"
             ) from error
-        raise ConfigError(f"can't load model '{config.model_name}': {first_line(error)} {_REMEDY}") from error
+        raise ConfigError(f"can't load model '{config.model_name}': {sentence(error)} {_REMEDY}") from error
     model: PreTrainedModel
     model, report = loaded
     # transformers fills what is missing with random numbers, which would decode without complaint.
@@ -118,7 +118,7 @@ def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fin
                 f"set {setting} to one that has them"
             ) from error
         raise ConfigError(
-            f"can't load tokenizer '{name}': {first_line(error)} Set {setting} to a folder with another, or a hub name."
+            f"can't load tokenizer '{name}': {sentence(error)} Set {setting} to a folder with another, or a hub name."
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(f"the tokenizer of '{name}' is not a fast one; choose a model with a tokenizer.json")

@@ -57,6 +57,10 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.training.publishing import require_publishable
 
     require_publishable(settings.output)
+    if not settings.records.is_dir():
+        raise ConfigError(
+            f"there is no folder {settings.records}; name the one that records were written to (--record)"
+        )
     from speculant_graph.graph.workspace import workspace
     from speculant_verifier.console import quiet_transformers, waiting_for
     from speculant_verifier.training.examples import of_one_tenant, of_tokenizer
@@ -197,4 +201,4 @@ def print_result(result: TrainingResult, verdict: Verdict | None, settings: Trai
     elif verdict is None:
         sys.stdout.write("nothing was written: no state was better than the beginning; record more, or train longer\n")
     else:
-        sys.stdout.write(f"nothing was written: {verdict.reason}\n")
+        sys.stdout.write(f"nothing was written: {verdict.reason}; record more, or train longer\n")

@@ -74,8 +74,8 @@ def make_example(record: RequestRecord, max_tokens: int, labels: Literal["soft",
 def split(records: Iterable[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
     """Return what is trained on and what is held out: a fifth of the failures and of replay, chosen by a hash.
 
-    So what is held out once always is. Of two requests of a kind at least one is held out: if the hash chooses none,
-    the one whose hash is smallest, and a later training with others may then train on it.
+    So a prompt that is held out once always is. Of two requests of a kind at least one is held out: if the hash chooses
+    none, the one whose hash is smallest, and a later training with others may then train on it.
     """
     everything = list(records)
     training: list[RequestRecord] = []
@@ -146,5 +146,8 @@ def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size:
 
 
 def _stable(record: RequestRecord) -> float:
-    """Return a number in [0, 1) that depends on the request alone, on every machine."""
-    return int.from_bytes(hashlib.sha256(record.request_id.encode()).digest()[:8]) / 2**64
+    """Return a number in [0, 1) that depends on the prompt alone, on every machine.
+
+    The same prompt again, collected twice, say, is on the same side: it would be judged by what was learned by heart.
+    """
+    return int.from_bytes(hashlib.sha256(np.array(record.prompt, "<i8").tobytes()).digest()[:8]) / 2**64

@@ -20,7 +20,7 @@ from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.types import TokenId
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.adapter_files import check_adapter, merge
-from speculant_verifier.draft_model.opening import load_base, measured_times
+from speculant_verifier.draft_model.opening import load_base
 from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
 from speculant_verifier.draft_model.price import DraftPrice, PassTimes
 from speculant_verifier.engine.drafting import Drafting, depths_of
@@ -31,12 +31,13 @@ from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.rules import TargetDistribution
 from speculant_verifier.rules.follow import follow
 from speculant_verifier.speculation.controller import Speculation
-from speculant_verifier.speculation.cost_measure import measure_costs
 
 DRAFT = DraftConfig(strategy="model")
 """How a replay drafts: without n-grams, which would hide what the model learned."""
 _CURVE = COST_CURVES["dense"]
-_MEASURE_S = 1.0
+DRAFT_SHARE = 1 / 8
+"""What a pass of the draft model is taken to cost, in passes of the target, where it is decided how much to draft. Were
+that measured, two trainings on the same records could come to opposite verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Replay:
         self,
         model: TargetModel,
         price: DraftPrice,
-        pass_s: float | None = None,
+        pass_s: float,
         draft: DraftConfig = DRAFT,
     ) -> None:
         """Begin without experience.
@@ -70,12 +71,11 @@ class Replay:
         Args:
             model: what drafts.
             price: what passes of both models take.
-            pass_s: seconds that a pass of the draft model takes with all that belongs to it; None: as measured.
+            pass_s: seconds that a pass of the draft model is taken to need.
             draft: how to draft.
         """
-        passes = TimedPasses(model, pass_s or 0.0)
-        clock = time.thread_time if pass_s is None else passes.clock
-        self._drafter = ModelDrafter(passes, price, draft, clock=clock)
+        passes = TimedPasses(model, pass_s)
+        self._drafter = ModelDrafter(passes, price, draft, clock=passes.clock)
         self._speculation = Speculation(lambda _, width: _CURVE.table(width), promises=True)
         # Of a target it asks for lengths alone; where the draft model ends, there is no draft.
         self._drafting = Drafting(model, self._drafter, self._speculation, draft, EngineTotals())
@@ -131,21 +131,14 @@ def load_adapted(config: DraftModelConfig, adapter: Path | None) -> TargetModel:
 def replays_of(models: Sequence[TargetModel], records: Sequence[RequestRecord]) -> list[Replay]:
     """Return replays of models of the same size, which are priced alike, before requests of one target.
 
-    What a pass of the draft model takes with all that belongs to it is measured before and then stays the same.
-
     Args:
-        models: the first one is measured.
+        models: what drafts.
         records: all that will be replayed, at least one.
     """
-    draft_s = measured_times(measure_costs(models[0], (1,), (1, 2, 4, 8, 16), budget_s=_MEASURE_S))
     pass_s = sum(record.pass_s for record in records) / len(records)
     target_s: PassTimes = lambda _, width: pass_s * _CURVE.table(width)  # noqa: E731
-    # So slow a target is worth asking at once, and less and less as its passes turn out to be quicker.
-    slow_s: PassTimes = lambda num_rows, width: target_s(num_rows, width) * 1e3  # noqa: E731
-    price = DraftPrice(slow_s, draft_s)
-    Replay(models[0], price).run(max(records, key=lambda each: len(each.output)))
-    draft_pass_s = float(price.pass_s(1, 0, 1)[-1])
-    return [Replay(model, DraftPrice(target_s, draft_s), draft_pass_s) for model in models]
+    draft_s: PassTimes = lambda rows, width: DRAFT_SHARE * target_s(rows, width)  # noqa: E731
+    return [Replay(model, DraftPrice(target_s, draft_s), DRAFT_SHARE * pass_s) for model in models]
 
 
 class TimedPasses(DraftPasses):

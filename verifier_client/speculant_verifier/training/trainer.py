@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
 
 from speculant_graph.config_learning import TrainConfig
-from speculant_graph.corpus.hub import first_line
+from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.adapter_files import NOTE_FILE, base_digest, check_adapter, decoded, quiet_peft
 from speculant_verifier.training.examples import Example
@@ -228,7 +228,7 @@ def _with_new_adapter(model: PreTrainedModel, config: LoraConfig) -> Any:
     try:
         return get_peft_model(model, config)
     except ValueError as error:  # none of the layers is there, or it is of a kind that can't have one
-        raise ConfigError(f"{first_line(error)} Name other layers with --train.targets.") from error
+        raise ConfigError(f"{sentence(error)} Name other layers with --train.targets.") from error
 
 
 def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
