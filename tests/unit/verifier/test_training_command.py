@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from speculant_graph.cli.main import main
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_verifier.draft_model.adapter_files import check_adapter, read_adapter
+from speculant_verifier.draft_model.adapter_files import WEIGHTS_FILE, check_adapter, read_adapter
 from speculant_verifier.records.lines import line_of
 from support.tiny_models import tiny_model
 from support.training import recorded
@@ -99,6 +99,15 @@ def test_an_adapter_is_trained_published_and_trained_further(tmp_path: Path, che
     assert "held out: loss" in again.stdout
     assert "\ngate: tokens a pass " in again.stdout or "no state was better" in again.stdout
     assert read_adapter(output).digest == info.digest or again.returncode == 0
+
+    weights = output.resolve() / WEIGHTS_FILE
+    weights.write_bytes(weights.read_bytes()[:1000])
+    repaired = subprocess.run(
+        command(*given, "--train.shared", "--epochs", 8), capture_output=True, text=True, check=False
+    )
+    assert repaired.returncode == 0, repaired.stderr
+    assert "what is published can't be used" in repaired.stderr
+    check_adapter(output, AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint))
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -23,6 +23,7 @@ from speculant_graph.types import (
     Drafter,
     DrafterState,
     DrafterStatistics,
+    DraftSourceName,
     SequenceStep,
     SessionOptions,
     TokenId,
@@ -47,6 +48,7 @@ _LEAST_PAUSE = 8
 HIT_WINDOW = 1_000
 """Judged tokens that the acceptance of an adapter is measured by: those at which the model was asked, and those that it
 read with its first pass over a sequence."""
+_NGRAMS: tuple[DraftSourceName] = ("ngrams",)
 _FAILURES = (RuntimeError, MemoryError, IndexError)
 """Of torch, such as memory that has ended."""
 
@@ -241,7 +243,7 @@ class ModelDrafter:
         for each in batch:
             feedback = each.session.translated(each.step.feedback)
             steps.append(each.step if feedback is each.step.feedback else replace(each.step, feedback=feedback))
-        return self._ngrams.draft(steps)
+        return [replace(draft, sources=_NGRAMS * len(draft)) for draft in self._ngrams.draft(steps)]
 
     def _best_of(self, wanted: WantedDraft) -> Draft:
         session, tree = wanted.session, wanted.tree

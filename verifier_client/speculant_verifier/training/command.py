@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loguru import logger
+
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config_learning import DraftModelConfig, TrainConfig
 from speculant_graph.errors import ConfigError
@@ -74,8 +76,15 @@ def run(arguments: Sequence[str]) -> int:
 
         quiet_transformers()
         model, tokenizer = load_base(settings.draft_model)
-    if present := _present(settings.draft_model, settings.output):
-        check_adapter(present, model, settings.draft_model.name)
+    present = _present(settings.draft_model, settings.output)
+    if present is not None:
+        try:
+            check_adapter(present, model, settings.draft_model.name)
+        except ConfigError as error:
+            if settings.draft_model.adapter:
+                raise
+            logger.warning("what is published can't be used, a new adapter must be better than none: {}", error)
+            present = None
     records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
     with workspace(settings.output) as folder, show_progress() as (report, report_gate):
         result = train_adapter(
@@ -89,7 +98,9 @@ def run(arguments: Sequence[str]) -> int:
         )
         del model  # the gate loads two
         tenants = None if settings.train.shared else sorted({record.tenant for record in records})
-        verdict, digest = publish_if_better(result, settings.output, settings.draft_model, tenants, report_gate)
+        verdict, digest = publish_if_better(
+            result, settings.output, present, settings.draft_model, tenants, report_gate
+        )
     print_result(result, verdict, settings, digest)
     if result.end is not None:
         raise result.end
@@ -99,6 +110,7 @@ def run(arguments: Sequence[str]) -> int:
 def publish_if_better(
     result: TrainingResult,
     output: Path,
+    present: Path | None,
     draft_model: DraftModelConfig,
     tenants: Sequence[str] | None,
     report: Callable[[int, int], None] = lambda done, total: None,
@@ -108,7 +120,8 @@ def publish_if_better(
     Args:
         result: what was trained.
         output: its name.
-        draft_model: the model. Its adapter is what must be beaten, or else what is published already.
+        present: the adapter that must be beaten; None: the model without any.
+        draft_model: the model.
         tenants: whose sequences it may draft for; None: everybody's.
         report: called after every request that was replayed.
 
@@ -124,7 +137,7 @@ def publish_if_better(
 
     if result.candidate is None:
         return None, None
-    verdict = judge(result.candidate, _present(draft_model, output), draft_model, result.held_out, report)
+    verdict = judge(result.candidate, present, draft_model, result.held_out, report)
     if not verdict.is_better:
         return verdict, None
     add_to_note(result.candidate, {"gate": verdict.figures(), "tenants": tenants})
