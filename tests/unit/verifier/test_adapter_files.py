@@ -170,7 +170,7 @@ def test_what_is_not_ours_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 _PUBLISHER = """
-import shutil, sys
+import shutil, sys, time
 from pathlib import Path
 from speculant_verifier.training.publishing import publish
 work, target = Path(sys.argv[1]), Path(sys.argv[2])
@@ -179,6 +179,7 @@ for i in range(1_000_000):
     shutil.copytree(work / "ab"[i % 2], folder)
     publish(folder, target)
     print(i, flush=True)
+    time.sleep(0.02)  # a version is kept until the second one after it
 """
 
 
@@ -198,7 +199,7 @@ def test_a_killed_publisher_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            end = time.monotonic() + chosen.random() * 0.05
+            end = time.monotonic() + chosen.random() * 0.15
             while time.monotonic() < end:  # read while it is replaced
                 seen.add(known[read_adapter(target).digest])
             process.kill()
