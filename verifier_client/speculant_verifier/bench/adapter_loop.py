@@ -69,7 +69,8 @@ def measure_loop(
     before = SpeculativeDecoder(None, config, draft, draft_model=draft_model)
     after = SpeculativeDecoder(None, config, draft, draft_model=draft_model, target=before.target)
     assert after.adapters is not None
-    # Always: whether drafting pays at all hangs on the moment, and here on little else; the models are to be compared.
+    # The engine drafts always, so that the models are compared. What the draft model may take is bounded all the same:
+    # one that does not pay is hardly asked, and then the gate's figures say more.
     generation = GenerationConfig(max_tokens=max_tokens, speculation="on")
     figures: dict[str, Any] = {"collected": collected, "training": trained}
     if trained["adapter"] is not None:

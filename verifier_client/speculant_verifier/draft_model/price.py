@@ -28,9 +28,10 @@ LEAST_GAIN = 1.05
 PassTimes = Callable[[int, int], NDArray[np.float64]]
 """Of a number of rows and a largest width: what passes of width 0, 1, ... take, in seconds."""
 
-
 _SHARE = 0.01
+"""Of the time of the target's passes."""
 _FIRST_PASSES, _MOST_PASSES = 4, 16
+"""Passes of the target that an allowance is worth at first, and at most."""
 
 
 class Allowance:
