@@ -68,11 +68,14 @@ def _without_improbable(draft):
 @pytest.mark.parametrize(
     ("rule", "siblings", "change"),
     [
-        ("token", "none", _with_whole_q), ("block", "none", _with_whole_q),
-        ("tree-wor", "without-replacement", _with_whole_q), ("tree-iid", "independent", _with_whole_q),
-        ("token", "none", _without_improbable), ("block", "none", _without_improbable),
+        ("token", "none", _with_whole_q),
+        pytest.param("block", "none", _with_whole_q, marks=pytest.mark.slow),
+        pytest.param("tree-wor", "without-replacement", _with_whole_q, marks=pytest.mark.slow),
+        pytest.param("tree-iid", "independent", _with_whole_q, marks=pytest.mark.slow),
+        pytest.param("token", "none", _without_improbable, marks=pytest.mark.slow),
+        ("block", "none", _without_improbable),
     ],
-)  # fmt: skip
+)
 def test_wrong_drafts_are_found_out(rule, siblings, change):
     assert p_value(rule, siblings, 0.6, 2, 40_000, change) < IMPOSSIBLE
 

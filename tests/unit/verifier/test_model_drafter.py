@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -104,8 +105,8 @@ def test_it_is_judged_under_every_rule(rule):
     assert NUM_TOKENS < num_right < num_judged, "of the random prompts it knows nothing"
 
 
-@pytest.mark.parametrize("knows", [False, True])
-def test_what_brings_nothing_gets_a_small_share_of_the_time(knows):
+@pytest.mark.parametrize(("knows", "is_priced"), [(False, True), (True, True), (False, False)])
+def test_what_brings_nothing_gets_a_small_share_of_the_time(knows, is_priced):
     """By a clock of its own: a pass of the target takes 1 s, one of the draft model 0.3 s, and weighing 0.005 s."""
     model = noisy(target(), 0.02 if knows else 10.0)
     clock = itertools.count()
@@ -124,13 +125,14 @@ def test_what_brings_nothing_gets_a_small_share_of_the_time(knows):
         num_steps += 1
         note_pass(num_rows, width, 1.0 + 0.01 * width)
 
-    drafter._passes.run, drafter.note_pass = slow_run, second
+    drafter._passes.run, drafter.note_pass, draft = slow_run, second, drafter.draft
+    drafter.draft = lambda steps: draft([replace(step, is_priced=is_priced) for step in steps])
     passes = []
-    for _ in range(8 if knows else 48):
+    for _ in range(48 if is_priced and not knows else 8):
         before = drafter.num_passes, num_steps
         decode(target(), jobs(1), drafter, 8, strategy="model")
         passes.append((drafter.num_passes - before[0]) / (num_steps - before[1]))
-    if knows:
+    if knows or not is_priced:
         assert min(passes) > 0.9, "asked at nearly every step"
     else:
         assert passes[0] > 0.2, "it is believed good until it was tried"

@@ -71,6 +71,7 @@ def test_help_needs_no_torch() -> None:
     assert "--draft-model" in result.stdout
 
 
+@pytest.mark.slow
 def test_an_adapter_is_trained_published_and_trained_further(tmp_path: Path, checkpoint: Path, records: Path) -> None:
     output = tmp_path / "adapter"
     given = ("--records", records, "--draft-model", checkpoint, "-o", output, *FAST)
@@ -110,7 +111,9 @@ def test_an_adapter_is_trained_published_and_trained_further(tmp_path: Path, che
     check_adapter(output, AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint))
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_a_training_and_keeps_the_best(
     tmp_path: Path, checkpoint: Path, records: Path, number: int, status: int
 ) -> None:

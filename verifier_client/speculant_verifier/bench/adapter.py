@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PLAIN, NGRAMS, MODEL, BOTH = "plain", "tree", "model", "tree with the model"
 
 
-_TURN = 4
+_TURN = 2
 """Requests of each row in a turn; at its end rows wait for the slowest request."""
 
 

@@ -69,8 +69,7 @@ def measure_loop(
     before = SpeculativeDecoder(None, config, draft, draft_model=draft_model)
     after = SpeculativeDecoder(None, config, draft, draft_model=draft_model, target=before.target)
     assert after.adapters is not None
-    # The engine drafts always, so that the models are compared. What the draft model may take is bounded all the same:
-    # one that does not pay is hardly asked, and then the gate's figures say more.
+    # Both models are asked in every step, so that they are compared and not what they are worth.
     generation = GenerationConfig(max_tokens=max_tokens, speculation="on")
     figures: dict[str, Any] = {"collected": collected, "training": trained}
     if trained["adapter"] is not None:

@@ -154,6 +154,7 @@ class ModelDrafter:
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
+        self._price.allowance.add(session.charged_s)  # what became of its latest step will not be known
         if session.cached is not None:
             self._passes.drop(session.cached)
         if self._may_ask(session) and not self._has_failed:
@@ -181,10 +182,15 @@ class ModelDrafter:
         drafts = self._from_ngrams(batch)
         for each, draft in zip(batch, drafts, strict=True):
             each.session.begin(each.step, draft)
-        if self._has_failed or not self._price.allowance.covers(0.0):
+        is_covered = self._price.allowance.covers(0.0)
+        allowed = [
+            index
+            for index, each in enumerate(batch)
+            if each.budget > 0 and (is_covered or not each.step.is_priced) and self._may_ask(each.session)
+        ]
+        if self._has_failed or not allowed:
             return drafts
         started_s = self._clock()
-        allowed = [index for index, each in enumerate(batch) if each.budget > 0 and self._may_ask(each.session)]
         searched = [index for index in allowed if not batch[index].step.draws]
         drawn = [index for index in allowed if batch[index].step.draws]
         try:
@@ -199,7 +205,11 @@ class ModelDrafter:
                     batch[index].session.tree = DraftTree(draft)
         except _FAILURES as error:
             self._fail(error)
-        self._price.allowance.add(started_s - self._clock())
+        elapsed_s = self._clock() - started_s
+        self._price.allowance.add(-elapsed_s)
+        asked = [each.session for each in batch if each.session.is_asked]
+        for session in asked:
+            session.charged_s = elapsed_s / len(asked)
         return drafts
 
     def _fail(self, error: Exception) -> None:
@@ -305,12 +315,15 @@ class ModelDrafter:
     def _first(
         self, batch: Sequence[WantedDraft], members: Mapping[int, CachedSequence], paying: Sequence[int]
     ) -> list[int]:
-        """Return the sequences of a step's first pass: those that it pays for, or else those that are to be tried."""
-        chosen = list(paying)
+        """Return the sequences of a step's first pass: those that it pays for, or else those that are to be tried.
+
+        Those that want drafts always are among them.
+        """
+        chosen = [index for index in members if index in paying or not batch[index].step.is_priced]
         for index in members:
             batch[index].session.num_unasked += 1
         longest = max(batch[index].session.num_unasked for index in members)
-        if not paying and longest > _LEAST_PAUSE:
+        if not chosen and longest > _LEAST_PAUSE:
             chosen = [index for index in members if 2 * batch[index].session.num_unasked > longest]
             if not self._price.allowance.covers(float(self._price.pass_s(len(chosen), 0, 1)[-1])):
                 chosen = []

@@ -36,6 +36,8 @@ class DraftSession:
     """Of its latest step, if the model was weighed in it."""
     is_asked: bool = False
     """Whether the model was asked in that step."""
+    charged_s: float = 0.0
+    """Seconds of that step that were taken from what the model may spend, and that its outcome may still earn back."""
     baseline: frozenset[int] = frozenset()
     """Nodes that would have been drafted without the model then."""
     inner_id: int = 0
@@ -53,6 +55,7 @@ class DraftSession:
         self.num_tokens, self.text = len(step.token_ids), step.token_ids
         self.inner_id, self.numbers = draft.draft_id, None
         self.tree, self.is_asked, self.baseline, self.late_tokens = None, False, frozenset(), 0.0
+        self.charged_s = 0.0
 
     def forget_model(self) -> None:
         """Begin anew with another model."""

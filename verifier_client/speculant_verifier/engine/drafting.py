@@ -88,6 +88,7 @@ class Drafting:
                 each.config.draft_temperature,
                 each.config.rule in WANTS_PROPOSALS,
                 each.config.temperature,
+                each.config.speculation == "auto",
             )
             for number, each in ((number, sequences[number]) for number in asked)
         ]
