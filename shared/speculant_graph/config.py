@@ -202,6 +202,12 @@ class VerifierConfig(Config):
     measure_costs: bool = True
     """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
     the result is kept in the cache folder. Without it typical costs are assumed."""
+    offload: bool = True
+    """Read weights that memory lacks room for from the disk, for every pass; otherwise such a model is refused."""
+    ram_budget: ByteSize = ByteSize(0)
+    """Most memory of the process, such as 6GB: weights, keys and values and all else; 0 is what is free."""
+    resident_layers: Annotated[int, Field(ge=0)] | None = None
+    """Decoder layers that stay in memory, or whose experts have room there, instead of as many as fit."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 

@@ -46,6 +46,21 @@ def peak_resident_bytes() -> int:
     return _status_bytes("VmHWM")
 
 
+def available_bytes() -> int | None:
+    """Return the memory that programs may take, the container's limit heeded; None where that can't be found out."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # none, or "max"
+        return free
+    return limit - used if free is None else min(free, limit - used)
+
+
 def _status_bytes(name: str) -> int:
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

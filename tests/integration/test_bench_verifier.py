@@ -198,3 +198,16 @@ def test_ways_of_decoding_on_a_gpu(bench: Bench, traces: list[Path]) -> None:
     )
     assert figures["identical"]
     assert all(group["cost_efficiency"] > 0 for group in figures["workloads"])
+
+
+@pytest.mark.slow
+def test_a_model_larger_than_memory(bench: Bench, traces: list[Path]) -> None:
+    figures = bench(
+        "offload", "--replay", traces[0], "--tokenizer", MODEL_FOLDER, "--size", "500MB", "--ram-budget", "900MB",
+        "--nodes", "[8]", "--limit", "1", "--max-tokens", "16",
+    )  # fmt: skip
+    assert figures["identical"] is True
+    assert figures["peak_bytes"] < 1.1 * figures["budget_bytes"]
+    assert [each["nodes"] for each in figures["results"]] == [0, 8]
+    assert figures["results"][0]["tokens_per_pass"] == 1.0 < figures["results"][1]["tokens_per_pass"]
+    assert min(figures[key] for key in ("plain_tokens_per_s", "accelerate_tokens_per_s", "stream_pass_ms")) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -106,8 +107,9 @@ def waiting_for(what: str, color: ColorChoice) -> Iterator[None]:
 
 
 def quiet_transformers() -> None:
-    """Keep progress bars and advice of transformers out of a program's output; errors still raise."""
-    from transformers.utils import logging
+    """Keep progress bars and advice of transformers and accelerate out of a program's output; errors still raise."""
+    from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)

@@ -36,6 +36,9 @@ from speculant_verifier.speculation.cost_measure import batches_up_to
 from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 from speculant_verifier.text import Batch, Prompt, Prompts
 
+_WIDE = {"k": 256, "max_depth": 128}
+"""How much is drafted where weights are read for every pass, unless it is said: wide passes cost hardly more there."""
+
 
 class SpeculativeDecoder:
     """A model that drafts from a graph and verifies the drafts itself.
@@ -91,7 +94,10 @@ class SpeculativeDecoder:
         graph = None if graph_path is None else NgramGraph.load(graph_path, verify=True)
         self.verifier_config = verifier_config or VerifierConfig()
         self.target = target or TargetModel.load(self.verifier_config)
-        self._owns_drafter = drafter is None
+        self._owns_drafter, self._owns_target = drafter is None, target is None
+        if self.target.offload is not None:
+            unset = {name: value for name, value in _WIDE.items() if name not in self.draft_config.model_fields_set}
+            self.draft_config = self.draft_config.model_copy(update=unset)
         strategy = self.draft_config.strategy
         wanted = draft_model if draft_model is not None and draft_model.name else None
         has_ngrams = graph_path is not None or sidecar is not None
@@ -311,10 +317,12 @@ class SpeculativeDecoder:
         return chat_tokens(self.target.tokenizer, messages, **options)
 
     def close(self) -> None:
-        """Free the engine and the drafter, unless the caller brought it."""
+        """Free the engine, and the drafter and the model unless the caller brought them."""
         self._runner.close()
         if self._owns_drafter:
             self.drafter.close()
+        if self._owns_target:
+            self.target.close()
 
     def __enter__(self) -> Self:
         """Return itself."""

@@ -14,6 +14,7 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_verifier import cli as generate
 from speculant_verifier.model import TargetModel, loading
+from speculant_verifier.offload import plan
 from support.caching import TOLERANCE, Rows
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
@@ -113,10 +114,10 @@ def test_missing_weights_are_not_made_up(tmp_path):
 
 def test_a_model_that_memory_can_not_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
     folder = save(tiny_model("llama"), tmp_path / "model")
-    monkeypatch.setattr(loading, "available_bytes", lambda: 100_000)
-    with pytest.raises(ConfigError, match=r"needs 0\.0 GB as float32 and 0\.0 GB .*--verifier.dtype bfloat16"):
-        load(folder)
-    monkeypatch.setattr(loading, "available_bytes", lambda: None)
+    monkeypatch.setattr(plan, "available_bytes", lambda: 100_000)
+    with pytest.raises(ConfigError, match=r"needs 0\.00 GB as float32, more than the .*--verifier.dtype bfloat16"):
+        load(folder, offload=False)
+    monkeypatch.setattr(plan, "available_bytes", lambda: None)
     assert load(folder, dtype="bfloat16").model.dtype == torch.bfloat16
 
 
@@ -142,7 +143,7 @@ def test_devices_that_are_not_there(tmp_path, device):
 
 
 def test_free_memory_is_known_on_linux():
-    free = loading.available_bytes()
+    free = plan.available_bytes()
     assert free is None or 10**7 < free < 10**15
 
 

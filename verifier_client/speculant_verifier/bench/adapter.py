@@ -136,7 +136,15 @@ def _measure(
         "prompts": settings.limit,
         "pass_cost": _pass_cost(ways[BOTH], settings.batch),
         "kinds": {kind: _figures_of(by_way) for kind, by_way in tallies.items()},
+        "tree_tokens_per_s": _overall(tallies, NGRAMS),
+        "model_tokens_per_s": _overall(tallies, MODEL),
+        "tree_with_model_tokens_per_s": _overall(tallies, BOTH),
     }
+
+
+def _overall(tallies: Mapping[str, Mapping[str, _Tally]], way: str) -> float:
+    parts = [by_way[way] for by_way in tallies.values()]
+    return round(sum(each.num_tokens for each in parts) / sum(each.seconds for each in parts), 3)
 
 
 def _decode(decoder: SpeculativeDecoder, prompts: Sequence[str], generation: Any, tally: _Tally) -> list[Any]:

@@ -78,10 +78,16 @@ def measure_loop(
             tell = progress.teller(f"decoding, {name.replace('_', ' ')}")
             figures[name] = _compared(before, after, texts[:limit], generation, tell)
         figures["identical"] = all(figures[name]["identical"] for name in ("new_domain", "known_domain"))
+        learned, kept = figures["new_domain"], figures["known_domain"]
+        figures["tokens_per_pass_before"] = learned["tokens_per_pass_before"]
+        figures["tokens_per_pass_after"] = learned["tokens_per_pass_after"]
+        figures["interval_after_minus_before"] = learned["interval"]
+        figures["replay_loss"] = round(1.0 - kept["tokens_per_pass_after"] / kept["tokens_per_pass_before"], 4)
     before.close()
     progress.begin("an adapter of shuffled text")
     worse = folder / "shuffled"
     figures["shuffled"] = _shuffled(draft_model, records, worse) | _forced(after, worse, new[:limit], generation)
+    figures["worse_adapter_refused"] = figures["shuffled"]["is_refused"]
     after.close()
     return figures
 

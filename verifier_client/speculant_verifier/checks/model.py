@@ -10,14 +10,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from speculant_graph.cli.checks.finding import Finding, Identities
-from speculant_graph.cli.checks.machine import available_bytes
 from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.hub import first_line
 from speculant_graph.errors import ConfigError
+from speculant_graph.machine import available_bytes
 from speculant_verifier.console import quiet_transformers
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.architecture import check_architecture, sliding_layers
 from speculant_verifier.model.loading import device_named, load_tokenizer
+from speculant_verifier.offload import plan_for
 from speculant_verifier.sources import access_token, is_model_local
 
 
@@ -94,6 +95,10 @@ def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, devic
     if free is None:
         return Finding("model size", "ok", detail)
     detail += f"; {free / 1e9:.1f} GB are free on {device}"
+    plan = plan_for(described, kind, config) if device.type == "cpu" else None
+    if plan is not None:
+        room = "; ".join(f"{name}: {value}" for name, value in plan.rows())
+        return Finding("model size", "warn", f"{detail}; {room}", "more memory makes it faster: see docs/offloading.md")
     if needed > free and not (device.type == "cuda" and getattr(described, "quantization_config", None)):
         return Finding("model size", "fail", detail, "choose a smaller model, --dtype bfloat16, or a larger machine")
     if needed > 0.8 * free:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,14 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
     Raises:
         ConfigError: either can't be loaded.
     """
-    own = {"model_name": config.name, "tokenizer_name": None, "dtype": config.dtype, "device": config.device}
+    own: dict[str, Any] = {
+        "model_name": config.name,
+        "tokenizer_name": None,
+        "dtype": config.dtype,
+        "device": config.device,
+        "offload": False,  # it is to be fast
+        "resident_layers": None,
+    }
     loading = (verifier or VerifierConfig()).model_copy(update=own)
     try:
         return load_model(loading), load_tokenizer(loading)[1]

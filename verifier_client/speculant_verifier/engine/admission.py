@@ -31,6 +31,8 @@ class Admission:
         self.cache = target.new_cache(0, widest_pass=max(width_of(config.prefill_chunk), self._widest_step))
         """The cache whose rows are given out: those in front are in use."""
         most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
+        if target.offload is not None:
+            most = min(most, target.offload.plan.kv_tokens)
         self._max_tokens = self.cache.max_slots = config.max_kv_tokens or most
 
     @property

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from loguru import logger
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -27,6 +28,7 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_of
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Fingerprint
 from speculant_verifier.attention import register
+from speculant_verifier.offload import OFFLOAD, SMALLER, Offload, Plan, plan_for
 from speculant_verifier.sources import (
     MODEL_SETTING,
     TOKENIZER_SETTING,
@@ -38,7 +40,6 @@ from speculant_verifier.sources import (
 _REMEDY = "Give a folder with a checkpoint, or the hub name of a model you may download (--verifier.model-name)."
 _PATIENCE_S = 2.0
 """Loading for longer than this is worth a word."""
-_SMALLER = "choose a smaller model (--verifier.model-name) or fewer bytes per weight (--verifier.dtype bfloat16)"
 
 
 def prepare_cpu(config: VerifierConfig) -> None:
@@ -63,12 +64,20 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
     is_local, token = is_model_local(config), access_token(config)
     dtype = "float32" if config.dtype == "auto" and device.type == "cpu" else config.dtype
     options: dict[str, Any] = {}
+    plan = folder = None
+    device_map: dict[str, Any] = {"": device}
     try:
         model_config = AutoConfig.from_pretrained(config.model_name, token=token, local_files_only=is_local)
         if device.type == "cpu":
             if _is_mxfp4(model_config):
                 options["quantization_config"] = Mxfp4Config(dequantize=True)
-            _check_memory(model_config, dtype, config.model_name)
+            plan = _plan(model_config, dtype, config)
+        if plan is not None:
+            # oneDNN keeps what it compiled for up to 1,024 shapes: of experts, which get any number of tokens, 200 MB.
+            os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+            folder = TemporaryDirectory(prefix="speculant-weights-")
+            device_map = dict.fromkeys(plan.resident, device) | dict.fromkeys(plan.streamed, "disk")
+            options["offload_folder"] = folder.name
         with _patient_progress():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 config.model_name,
@@ -77,7 +86,7 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
                 token=token,
                 local_files_only=is_local,
                 # Quantised weights must be put where they stay while they are loaded; moving them later fails.
-                device_map={"": device},
+                device_map=device_map,
                 attn_implementation=register(),
                 output_loading_info=True,
                 **options,
@@ -86,7 +95,7 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
         # On a CPU torch says no memory by an error without a type of its own.
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error):
             raise ConfigError(
-                f"model '{config.model_name}' does not fit into the memory of '{device}'; {_SMALLER}"
+                f"model '{config.model_name}' does not fit into the memory of '{device}'; {SMALLER}"
             ) from error
         raise ConfigError(f"can't load model '{config.model_name}': {sentence(error)} {_REMEDY}") from error
     model: PreTrainedModel
@@ -97,6 +106,8 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
             f"the checkpoint of model '{config.model_name}' lacks {len(missing)} weights of its architecture, "
             f"first {missing[0]}; download it again, or give another with --verifier.model-name"
         )
+    if plan is not None and folder is not None:
+        setattr(model, OFFLOAD, Offload(model, plan, folder))
     return model
 
 
@@ -169,30 +180,22 @@ def _is_mxfp4(config: PreTrainedConfig) -> bool:
     return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
 
 
-def _check_memory(config: PreTrainedConfig, dtype: str, name: str) -> None:
-    """Refuse what the machine's memory can't hold, which otherwise ends with the process being killed.
+def _plan(model_config: PreTrainedConfig, dtype: str, config: VerifierConfig) -> Plan | None:
+    """Return what is streamed; None if all weights stay in memory.
 
     Raises:
-        ConfigError: the decoded weights alone need more than the machine has.
+        ConfigError: they do not fit, and can't be streamed.
     """
-    available = available_bytes()
-    if available is None:
-        return
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
-    kind = getattr(torch, dtype) if dtype != "auto" else torch.float32
-    needed = count * kind.itemsize
-    if needed > available:
-        raise ConfigError(
-            f"model '{name}' needs {needed / 1e9:.1f} GB as {dtype} and {available / 1e9:.1f} GB of memory are free; "
-            f"{_SMALLER}"
-        )
-
-
-def available_bytes() -> int | None:
-    """Return the bytes of memory that programs may take now; None where that can't be found out."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
+    plan = plan_for(model_config, getattr(torch, dtype) if dtype != "auto" else torch.float32, config)
+    if plan is None:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    if _is_mxfp4(model_config):
+        raise ConfigError(
+            f"model '{config.model_name}' does not fit into {plan.budget / 1e9:.1f} GB of memory, and weights in MXFP4 "
+            "can't be streamed; give a checkpoint in bfloat16 (--verifier.model-name)"
+        )
+    rows = "; ".join(f"{name}: {value}" for name, value in plan.rows())
+    logger.info(
+        "'{}' does not fit into memory, so weights are read from the disk in every pass. {}", config.model_name, rows
+    )
+    return plan

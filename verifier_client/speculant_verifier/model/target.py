@@ -21,6 +21,7 @@ from speculant_verifier.cache import CacheLayout, SlotCache
 from speculant_verifier.cache.plan import sizes_of
 from speculant_verifier.model.architecture import check_architecture, choose_experts, sliding_layers
 from speculant_verifier.model.loading import load_model, load_tokenizer
+from speculant_verifier.offload import OFFLOAD, Offload
 
 
 class TargetModel:
@@ -69,6 +70,8 @@ class TargetModel:
             ring=ring_cache,
         )
         """What caches are made for."""
+        self.offload: Offload | None = getattr(model, OFFLOAD, None)
+        """Reads weights that memory does not hold; None where it holds all."""
         self.vocabulary_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
         self.end_token_ids = _end_token_ids(model, tokenizer)
@@ -125,6 +128,11 @@ class TargetModel:
         del num_rows
         has_experts = bool(getattr(self.model.config.get_text_config(), "num_local_experts", 0))
         return COST_CURVES["cpu-moe" if has_experts else "dense"].table(width)
+
+    def close(self) -> None:
+        """Stop reading weights, if any are read while the model runs; it can't be run any more then."""
+        if self.offload is not None:
+            self.offload.close()
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later."""

@@ -20,6 +20,7 @@ from speculant_verifier.draft_model.adapters import BASE
 from speculant_verifier.draft_model.drafter import HIT_WINDOW
 from speculant_verifier.engine.totals import NODE_BOUNDS, Histogram
 from speculant_verifier.load import Load
+from speculant_verifier.offload import OffloadStatistics
 
 RequestKey = tuple[str, str, str]
 """Of requests that are over: "http" or "grpc", endpoint or method, and status."""
@@ -66,6 +67,7 @@ class _VerifierCollector(Collector):
             yield from self._speculation(self._decoder)
             yield from self._drafter(self._decoder)
             yield from self._draft_model(self._decoder)
+            yield from self._offload(self._decoder)
 
     def _requests(self, decoder: SpeculativeDecoder) -> Iterator[Metric]:
         totals = decoder.totals
@@ -166,6 +168,15 @@ class _VerifierCollector(Collector):
         adapter = state.present if state else BASE
         labels = {"adapter": adapter.name, "sha256": adapter.digest}
         yield InfoMetricFamily(_PREFIX + "draft_model", "The draft model's adapter; empty: none.", labels)
+
+    def _offload(self, decoder: SpeculativeDecoder) -> Iterator[Metric]:
+        offload = decoder.target.offload
+        statistics = OffloadStatistics() if offload is None else offload.statistics
+        yield _counter("offload_seconds", "Time that passes waited for weights, in seconds.", statistics.stall_s)
+        yield _counter("offload_bytes", "Bytes of weights read from the disk.", statistics.num_bytes)
+        wanted = "Experts that passes wanted, of a model whose experts are streamed."
+        yield _counter("offload_experts", wanted, statistics.num_wanted)
+        yield _counter("offload_experts_found", "Those of them that were in memory.", statistics.num_found)
 
 
 def _counter(name: str, help_text: str, value: float) -> Metric:

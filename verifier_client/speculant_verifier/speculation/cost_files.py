@@ -57,7 +57,8 @@ def load_or_measure(
     known = _read(path)
     if known is not None:
         return known
-    logger.info("measuring what passes of '{}' cost on this machine, once, for up to {:.0f} s", target.name, budget_s)
+    patience = f"for up to {budget_s:.0f} s" if target.offload is None else "by a dozen passes"
+    logger.info("measuring what passes of '{}' cost on this machine, once, {}", target.name, patience)
     table = measure_costs(target, batches, tokens, context, budget_s, progress)
     _write(path, {**table.to_json(), "conditions": conditions})
     return table
@@ -88,6 +89,7 @@ def describe_conditions(target: TargetModel) -> dict[str, Any]:
         "config": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
         "dtype": str(target.model.dtype).removeprefix("torch."),
         "attention": config._attn_implementation,
+        "offload": None if target.offload is None else repr(target.offload.plan.placement),
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from speculant_graph.cli.checks.finding import Finding
-from speculant_graph.machine import describe_machine
+from speculant_graph.machine import available_bytes, describe_machine
 
 _FEATURES = ("avx2", "avx512f", "amx_bf16", "asimd", "sve")
 """What fast matrix products need, on either kind of processor."""
@@ -59,21 +59,6 @@ def _memory() -> Finding:
     if available < 1e9:
         return Finding("memory", "warn", detail, "end other programs; a build wants 2 GB, a model more")
     return Finding("memory", "ok", detail)
-
-
-def available_bytes() -> int | None:
-    """Return the memory that programs may take, the container's limit heeded; None where that can't be found out."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # none, or "max"
-        return free
-    return limit - used if free is None else min(free, limit - used)
 
 
 def _open_files() -> Finding:

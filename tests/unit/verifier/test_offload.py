@@ -1,0 +1,220 @@
+"""Models whose weights are partly read for every pass: the same logits and texts, and what is read for them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.errors import ConfigError, GenerationError
+from speculant_graph.machine import anonymous_bytes
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.load import Load
+from speculant_verifier.model import TargetModel
+from speculant_verifier.offload.files import StoredTensor, WeightReader, stored_tensors
+from speculant_verifier.offload.plan import plan_for
+from speculant_verifier.service.metrics import render_metrics
+from speculant_verifier.speculation.cost_measure import STREAMED_TOKENS
+from support.lossless import alone, decode, mixed_jobs
+from support.tiny_models import tiny_gpt_oss, tiny_model
+
+FAMILIES = ("llama", "qwen2", "qwen3_moe", "gpt_oss")
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request, tmp_path_factory) -> Path:
+    family = request.param
+    folder = tmp_path_factory.mktemp(family)
+    target = tiny_gpt_oss(seed=3) if family == "gpt_oss" else tiny_model(family, num_layers=5)
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, resident: int | None = None, **options) -> TargetModel:
+    config = VerifierConfig(model_name=str(folder), num_threads=1, resident_layers=resident, **options)
+    return TargetModel.load(config)
+
+
+def logits(target: TargetModel, length: int, seed: int = 0) -> torch.Tensor:
+    ids = torch.randint(0, 250, (2, length), generator=torch.Generator().manual_seed(seed))
+    with torch.inference_mode():
+        return target.model(ids).logits
+
+
+def test_logits_are_those_of_the_model_in_memory(checkpoint):
+    whole = load(checkpoint)
+    assert whole.offload is None
+    for resident in range(5):
+        target = load(checkpoint, resident)
+        if target.offload is None:
+            assert resident >= 4, "gpt-oss has four layers here"
+            continue
+        for length in (1, 40, 1, 2):
+            assert torch.equal(logits(target, length), logits(whole, length))
+        assert target.offload.statistics.num_bytes > 0
+        target.offload.close()
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_texts_are_those_of_the_model_in_memory(checkpoint, batch):
+    """With trees, sliding layers, requests of all kinds, and passes that narrow and wide ones follow each other in."""
+    whole, target = load(checkpoint), load(checkpoint, 1)
+    jobs = mixed_jobs(NUM_TOKENS)
+    outcome = decode(target, jobs, None, 8, max_batch_size=batch, strategy="tree")
+    assert outcome.outputs == [alone(whole, job) for job in jobs]
+    target.offload.close()
+
+
+def test_a_narrow_pass_reads_the_experts_that_were_chosen(tmp_path):
+    tiny_gpt_oss(seed=3).model.save_pretrained(tmp_path)
+    tiny_gpt_oss(seed=3).tokenizer.save_pretrained(tmp_path)
+    target = load(tmp_path, 1)
+    before = target.offload.statistics.num_bytes
+    logits(target, 1)  # two rows of one token
+    experts = target.offload.plan
+    read = target.offload.statistics.num_bytes - before
+    assert read <= 4 * 4 * experts.unit_bytes, "two of four experts of each of four layers, at most"
+    wide = target.offload.statistics
+    logits(target, 60)
+    assert target.offload.statistics.num_bytes - before - read >= 0.5 * experts.num_units * experts.unit_bytes
+    assert wide.num_found < 0.5 * wide.num_wanted
+    target.offload.close()
+
+
+def test_a_decoder_drafts_widely_and_tells_what_was_read(checkpoint):
+    whole = SpeculativeDecoder(None, VerifierConfig(model_name=str(checkpoint)), DraftConfig(k=0))
+    expected = whole.generate("abcabcabcabc", GenerationConfig(max_tokens=20)).token_ids
+    assert whole.draft_config.max_depth == DraftConfig().max_depth
+    config = VerifierConfig(model_name=str(checkpoint), resident_layers=1, max_batch_size=2)
+    with SpeculativeDecoder(None, config, DraftConfig(max_depth=9)) as decoder:
+        assert (decoder.draft_config.k, decoder.draft_config.max_depth) == (256, 9)
+        assert len(decoder.costs.points) == 2 * (len(STREAMED_TOKENS) - 1), "the widest do not fit into the model"
+        assert decoder.generate("abcabcabcabc", GenerationConfig(max_tokens=20)).token_ids == expected
+        metrics = render_metrics(decoder, Load(ServiceConfig(), 1), {}).decode()
+        read = re.search(r"speculant_verifier_offload_bytes_total ([0-9.e+]+)$", metrics, re.MULTILINE)
+        assert 0.0 < float(read[1]) <= decoder.target.offload.statistics.num_bytes
+    whole.close()
+
+
+def stored(target: TargetModel) -> list[StoredTensor]:
+    """Return where the last streamed weights are."""
+    stream = target.offload._stream
+    if target.offload.plan.unit == "layer":
+        return [each for _, _, each in stream._layers[-1][1]]
+    return list(stream._modules[-1][1].values())[:1]
+
+
+def budget_with(room: int) -> int:
+    """Return a budget that leaves so many bytes for weights."""
+    return int((anonymous_bytes() + room) / 0.8)
+
+
+def test_a_plan_keeps_within_the_budget():
+    config = LlamaConfig(num_hidden_layers=40, vocab_size=1_000)
+    with torch.device("meta"):
+        total = sum(each.nbytes for each in LlamaForCausalLM(config).parameters())
+    for share in (0.3, 0.5, 0.9):
+        verifier = VerifierConfig(ram_budget=budget_with(int(share * total)), max_kv_tokens=16)
+        plan = plan_for(config, torch.float32, verifier)
+        assert plan is not None
+        kept = plan.resident_bytes + plan.num_slots * plan.unit_bytes
+        assert kept + plan.process_bytes <= 0.81 * plan.budget
+        assert plan.pass_bytes == pytest.approx(total - plan.resident_bytes, rel=0.01)
+        distances = [int(b.split(".")[2]) - int(a.split(".")[2]) for a, b in itertools.pairwise(plan.streamed)]
+        assert max(distances) - min(distances) <= 1, "evenly spread"
+    generous = VerifierConfig(ram_budget=budget_with(4 * total) * 2)
+    assert plan_for(config, torch.float32, generous) is None
+    small = LlamaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=100)
+    assert plan_for(small, torch.float32, VerifierConfig()) is None, "without a budget all that fits stays"
+
+
+def test_a_budget_that_is_too_small_is_refused(checkpoint):
+    with pytest.raises(ConfigError, match=r"must stay in memory, .* raise --verifier.ram-budget"):
+        TargetModel.load(VerifierConfig(model_name=str(checkpoint), ram_budget=1_000_000))
+    with pytest.raises(ConfigError, match=r"more than the .* that it may take; choose a smaller model"):
+        load(checkpoint, 0, offload=False)
+
+
+def test_a_file_that_can_not_be_read_fails_passes_until_it_can(tmp_path, checkpoint):
+    whole = load(checkpoint)
+    target = load(checkpoint, 0)
+    [path] = {Path(each.path) for each in stored(target)}
+    content = path.read_bytes()
+    try:
+        os.truncate(path, len(content) // 3)
+        with pytest.raises(GenerationError, match=r"weights can't be read from .*; see to the disk"):
+            [logits(target, 60) for _ in range(8)]  # what was read ahead is still right
+    finally:
+        with open(path, "r+b") as file:
+            file.write(content)
+    for attempt in range(3):
+        try:
+            assert torch.equal(logits(target, 9), logits(whole, 9))
+            break
+        except GenerationError:
+            assert attempt < 2
+    assert torch.equal(logits(target, 60), logits(whole, 60))
+    target.offload.close()
+
+
+@pytest.mark.parametrize("resident", [0, 4])
+def test_a_pass_that_is_given_up_in_the_middle(tmp_path, resident):
+    tiny_model("llama", num_layers=5).model.save_pretrained(tmp_path)
+    tiny_model("llama").tokenizer.save_pretrained(tmp_path)
+    whole, target = load(tmp_path), load(tmp_path, resident)
+    for layer in target.model.model.layers:
+
+        def fail(*_):
+            raise RuntimeError("no memory")
+
+        hook = layer.mlp.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            logits(target, 9)
+        hook.remove()
+        assert torch.equal(logits(target, 9), logits(whole, 9))
+    target.offload.close()
+
+
+def test_damaged_checkpoints_are_refused(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": torch.zeros(3)}, path)
+    entry = {"safetensors_file": str(path), "weight_name": "a"}
+    assert stored_tensors({"a": entry})["a"].shape == (3,)
+    for damage in (b"", b"\xff" * 8, b"\x08" + b"\0" * 7 + b"not json"):
+        path.write_bytes(damage)
+        with pytest.raises(ConfigError, match="download the model again"):
+            stored_tensors({"a": entry})
+    with pytest.raises(ConfigError, match="download the model again"):
+        stored_tensors({"a": entry | {"safetensors_file": str(tmp_path / "none")}})
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    offset=st.integers(0, 9_000),
+    numel=st.integers(1, 70_000),
+    stored=st.sampled_from([torch.bfloat16, torch.float32, torch.float16]),
+    wanted=st.sampled_from([torch.bfloat16, torch.float32]),
+)
+def test_any_stretch_of_a_file_is_read(tmp_path_factory, offset, numel, stored, wanted):
+    """Against the obvious way: all of the file at once."""
+    path = tmp_path_factory.mktemp("stretch") / "file"
+    numbers = torch.randn(numel).to(stored)
+    path.write_bytes(bytes(offset) + numbers.view(torch.uint8).numpy().tobytes())
+    into = torch.empty(numel, dtype=wanted)
+    reader = WeightReader()
+    for part in reader.read([(StoredTensor(str(path), offset, stored, (numel,)), into)]):
+        part.result()
+    reader.close()
+    assert torch.equal(into, numbers.to(wanted))
+    assert reader.num_bytes == numel * stored.itemsize

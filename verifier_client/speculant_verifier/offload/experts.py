@@ -1,0 +1,130 @@
+"""Experts of a mixture, read one by one when the router chooses them, and kept as long as there is room.
+
+All layers share one pool. A narrow pass reads the experts that the router chose and the pool does not hold. A pass that
+wants most experts of a layer will want those of the next one, too, and they are read while this one is computed.
+Whose place is taken is drawn: passes go through the layers in order, so that the longest unused expert would be the
+very next one that is needed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speculant_graph.errors import GenerationError
+from speculant_verifier.offload.files import StoredTensor, WeightReader
+
+_MOST = 0.5
+"""Of a layer's experts: where so many are wanted, all of the next one are expected to be."""
+
+_Expert = tuple[int, int]
+"""Layer and number."""
+
+
+class ExpertPool:
+    """Gives experts of all layers places in one pool, and routes to them."""
+
+    def __init__(
+        self,
+        modules: Sequence[tuple[nn.Module, Mapping[str, StoredTensor]]],
+        num_slots: int,
+        dtype: torch.dtype,
+        reader: WeightReader,
+    ) -> None:
+        """Take the modules of all layers, in order, each with its weights, whose rows are experts."""
+        self._reader, self._modules = reader, modules
+        self._num_experts = int(modules[0][0].num_experts)  # type: ignore[arg-type]
+        self.stall_s = 0.0
+        """Seconds that passes have waited for weights."""
+        self.num_wanted = self.num_found = 0
+        """Experts that passes wanted, and those of them that were there."""
+        shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
+        self._pool = {name: torch.zeros(num_slots, *shape, dtype=dtype) for name, shape in shapes.items()}
+        self._vectors = [  # such as biases, which are too short to be read one by one: they stay, and are copied
+            {name: self._kept(stored, dtype) for name, stored in weights.items() if len(shapes[name]) == 1}
+            for _, weights in modules
+        ]
+        self._slots = torch.zeros(len(modules), self._num_experts, dtype=torch.long)
+        self._held: dict[_Expert, int] = {}
+        self._free = list(range(num_slots))
+        self._reading: dict[_Expert, list[Future[None]]] = {}
+        self._random = random.Random(0)
+        shared = {name: nn.Parameter(pool, requires_grad=False) for name, pool in self._pool.items()}
+        for number, (module, _) in enumerate(modules):
+            module._parameters.update(shared)
+            module.num_experts = num_slots  # type: ignore[assignment]
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs, number=number: self._before(number, args, kwargs), with_kwargs=True
+            )
+
+    def _kept(self, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(stored.shape, dtype=dtype)
+        for part in self._reader.read([(stored, tensor)]):
+            part.result()
+        return tensor
+
+    def _before(
+        self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden, chosen, *rest = args
+        wanted = [(layer, number) for number in torch.unique(chosen).tolist()]
+        self.num_wanted += len(wanted)
+        self.num_found += sum(expert in self._held for expert in wanted)
+        try:
+            self._fetch(layer, wanted)
+        except GenerationError:  # so that the next pass tries again
+            for expert in list(self._reading):
+                with suppress(GenerationError):
+                    self._wait(expert)
+            raise
+        return (hidden, self._slots[layer][chosen], *rest), kwargs
+
+    def _fetch(self, layer: int, wanted: Sequence[_Expert]) -> None:
+        """Return when experts of a layer are there."""
+        self._take(wanted, wanted)
+        if len(wanted) >= _MOST * self._num_experts:
+            following = (layer + 1) % len(self._modules)
+            coming = [(following, number) for number in range(self._num_experts)]
+            self._take(coming, [*wanted, *coming])
+        started_s = time.perf_counter()
+        for expert in wanted:
+            self._wait(expert)
+        self.stall_s += time.perf_counter() - started_s
+
+    def _take(self, wanted: Iterable[_Expert], kept: Iterable[_Expert]) -> None:
+        """Begin to read those that are not there, as far as there is room beside those that are kept."""
+        staying = set(kept)
+        missing = [expert for expert in wanted if expert not in self._held]
+        leaving = [expert for expert in self._held if expert not in staying] if len(missing) > len(self._free) else []
+        self._random.shuffle(leaving)
+        for expert in missing:
+            if not self._free:
+                if not leaving:
+                    return
+                gone = leaving.pop()
+                self._wait(gone)
+                self._free.append(self._held.pop(gone))
+            slot = self._held[expert] = self._free.pop()
+            layer, number = expert
+            self._slots[layer, number] = slot
+            vectors, stored = self._vectors[layer], self._modules[layer][1]
+            for name, tensor in vectors.items():
+                self._pool[name][slot].copy_(tensor[number])
+            self._reading[expert] = self._reader.read(
+                [(each.row(number), self._pool[name][slot]) for name, each in stored.items() if name not in vectors]
+            )
+
+    def _wait(self, expert: _Expert) -> None:
+        """Wait until an expert is there; one that can't be read leaves the pool, so that the next pass tries again."""
+        parts = self._reading.pop(expert, ())
+        failures = [failure for part in parts if (failure := part.exception()) is not None]
+        if failures:
+            self._free.append(self._held.pop(expert))
+            raise failures[0]

@@ -1,0 +1,155 @@
+"""Where weights are in the files of a checkpoint, and threads that read them past the page cache.
+
+The page cache would take the memory that the budget is to leave alone, and copy every byte once more. So files are read
+in aligned stretches (``O_DIRECT``) into small buffers, from which the numbers go to where they are used, in the number
+type that they have there. A file system that can't do that is read plainly, and told to forget.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speculant_graph.errors import ConfigError, GenerationError
+
+_CHUNK = 4 << 20
+_ALIGNED = 4096
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Numbers of a tensor in a file."""
+
+    path: str
+    offset: int
+    """Of the first byte."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def row(self, index: int) -> StoredTensor:
+        """Return one of its rows."""
+        shape = self.shape[1:]
+        return StoredTensor(self.path, self.offset + index * prod(shape) * self.dtype.itemsize, self.dtype, shape)
+
+
+def stored_tensors(index: Mapping[str, Mapping[str, str]]) -> dict[str, StoredTensor]:
+    """Find weights in their files.
+
+    Args:
+        index: per name of a weight ``safetensors_file`` and ``weight_name``, as of accelerate.
+
+    Raises:
+        ConfigError: a file is damaged, or has a number type that can't be read.
+    """
+    headers: dict[str, tuple[int, dict[str, Any]]] = {}
+    found = {}
+    for name, entry in index.items():
+        path = entry["safetensors_file"]
+        try:
+            if path not in headers:
+                headers[path] = _header(path)
+            start, header = headers[path]
+            described = header[entry["weight_name"]]
+            offset = start + int(described["data_offsets"][0])
+            found[name] = StoredTensor(path, offset, _DTYPES[described["dtype"]], tuple(described["shape"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"weight '{name}' can't be read from {path} ({error!r}); download the model again"
+            ) from error
+    return found
+
+
+def _header(path: str) -> tuple[int, dict[str, Any]]:
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > os.path.getsize(path):
+            raise ValueError("its header is longer than the file")
+        return 8 + length, json.loads(file.read(length))
+
+
+class WeightReader:
+    """Reads weights into tensors, by threads of its own."""
+
+    def __init__(self, num_threads: int = 2) -> None:
+        """Begin; every thread has a buffer of a few megabytes."""
+        self._threads = ThreadPoolExecutor(num_threads, "speculant-weights")
+        self._own = threading.local()
+        self._files: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self.num_bytes = 0
+        """Read so far."""
+
+    def read(self, pairs: Sequence[tuple[StoredTensor, Tensor]]) -> list[Future[None]]:
+        """Begin to read; every stored tensor into one of the same shape, contiguous, and of any number type.
+
+        Returns:
+            What is done when all of it is there, and raises :class:`GenerationError` if it can't be read.
+        """
+        started = []
+        for stored, tensor in pairs:
+            flat = tensor.view(-1)
+            step = _CHUNK // stored.dtype.itemsize
+            for first in range(0, flat.numel(), step):
+                part = flat[first : first + step]
+                started.append(self._threads.submit(self._chunk, stored, first, part))
+        return started
+
+    def close(self) -> None:
+        """End what is being read, and close the files."""
+        self._threads.shutdown(cancel_futures=True)
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _chunk(self, stored: StoredTensor, first: int, into: Tensor) -> None:
+        size = into.numel() * stored.dtype.itemsize
+        offset = stored.offset + first * stored.dtype.itemsize
+        start = offset - offset % _ALIGNED
+        skipped = offset - start
+        buffer: mmap.mmap | None = getattr(self._own, "buffer", None)
+        if buffer is None:  # of whole pages, as the disk writes to it by itself
+            buffer = self._own.buffer = mmap.mmap(-1, _CHUNK + 2 * _ALIGNED)
+        needed = skipped + size
+        whole = -(-needed // _ALIGNED) * _ALIGNED
+        try:
+            file = self._open(stored.path)
+            done = 0
+            while True:  # a signal may end a read early, and the last page of a file is short
+                count = os.preadv(file, [memoryview(buffer)[done:whole]], start + done)
+                if done + count >= needed:
+                    break
+                if count < _ALIGNED:
+                    raise OSError("the file ends before")
+                done += count - count % _ALIGNED
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file, start, whole, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise GenerationError(
+                f"weights can't be read from {stored.path} ({error}); see to the disk, then start again"
+            ) from error
+        into.copy_(torch.frombuffer(buffer, dtype=stored.dtype, count=into.numel(), offset=skipped))
+        with self._lock:
+            self.num_bytes += size
+
+    def _open(self, path: str) -> int:
+        with self._lock:
+            if path not in self._files:
+                try:
+                    self._files[path] = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+                except OSError:  # a file system without
+                    self._files[path] = os.open(path, os.O_RDONLY)
+            return self._files[path]

@@ -1,0 +1,215 @@
+"""What of a model stays in memory and what is read for every pass, by sizes alone: nothing is loaded for it.
+
+All that is not streamed stays. Of a dense model whole decoder layers are streamed, every n-th of them, so that the next
+one is read while those between are computed. Of a mixture of experts the experts are streamed, one by one, and all else
+stays. SpecExec (Svirschevski et al. 2024) puts whole layers on one side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from speculant_graph.config import VerifierConfig
+from speculant_graph.errors import ConfigError
+from speculant_graph.machine import anonymous_bytes, available_bytes
+
+_RESERVED = 0.2
+"""Share of the budget for keys and values, and for what passes compute with."""
+_KV_SHARE = 0.25
+"""Of what is reserved."""
+_FREE_SHARE = 0.9
+"""Of the memory that is free, without a budget."""
+_NUM_SLABS = 2
+"""Layers that have room beside those that stay: one is computed, and one is read."""
+_UNKNOWN = 1 << 60
+"""Bytes that are free where that can't be found out."""
+SMALLER = "choose a smaller model (--verifier.model-name) or fewer bytes per weight (--verifier.dtype bfloat16)"
+"""What helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where weights are."""
+
+    unit: Literal["layer", "expert"]
+    """What is read as a whole."""
+    streamed: tuple[str, ...]
+    """Names of modules whose weights are on the disk, in the order of the forward pass."""
+    resident: tuple[str, ...]
+    """Names of all other modules; of those inside of each other the outer one."""
+    num_layers: int
+    """Decoder layers, the others of which are in memory."""
+    unit_bytes: int
+    """Of the largest unit."""
+    num_units: int
+    """Units that the streamed modules consist of."""
+    num_slots: int
+    """Units that memory has room for."""
+    resident_bytes: int
+    """Weights that stay, beside the slots."""
+    kv_tokens: int
+    """Tokens of keys and values that there is room for."""
+    budget: int
+    """Bytes of memory that all of the process may take."""
+    process_bytes: int
+    """Of them, what it took before."""
+    total_bytes: int
+    """All weights."""
+
+    @property
+    def placement(self) -> tuple[object, ...]:
+        """What passes cost depends on."""
+        return self.unit, self.streamed, self.num_slots
+
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes that a pass over many tokens reads."""
+        if self.unit == "layer":
+            return self.num_units * self.unit_bytes
+        return max(0, self.num_units - self.num_slots) * self.unit_bytes
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the plan for people, as rows of a table."""
+        kept = f"{self.num_layers - len(self.streamed)} of {self.num_layers} layers"
+        room = f"{self.num_slots} {self.unit}s of {_gb(self.unit_bytes)}"
+        return [
+            ("in memory for good", f"{_gb(self.resident_bytes)}, with {kept}{_EXPERTS[self.unit]}"),
+            ("room for what is streamed", f"{room}: {_gb(self.num_slots * self.unit_bytes)}"),
+            ("read in a pass over many tokens", _gb(self.pass_bytes)),
+            ("keys and values", f"{self.kv_tokens:,} tokens"),
+            ("budget", f"{_gb(self.budget)}, of which the process had taken {_gb(self.process_bytes)}"),
+        ]
+
+
+_EXPERTS = {"layer": "", "expert": " whole, and all but the experts of the others"}
+
+
+def plan_for(config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierConfig) -> Plan | None:
+    """Decide what stays in memory; None if everything does.
+
+    Args:
+        config: the model's.
+        dtype: of the weights in memory.
+        verifier: bounds of memory.
+
+    Raises:
+        ConfigError: not even the least that must stay fits; or not everything, and nothing may be streamed.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    process = anonymous_bytes()
+    free = available_bytes()
+    budget = int(verifier.ram_budget)
+    if not budget:
+        budget = process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
+    kv_bytes = _kv_bytes(model, dtype)
+    reserved = int(_RESERVED * budget)
+    kv_tokens = verifier.max_kv_tokens or max(1, int(_KV_SHARE * reserved) // kv_bytes)
+    room = budget - process - reserved - max(0, kv_tokens * kv_bytes - int(_KV_SHARE * reserved))
+    total = _size(model)
+    layers = decoder_layers(model)
+    wanted = verifier.resident_layers
+    # Without a budget nobody has said how much is for keys and values: they take what is left.
+    enough = room if verifier.ram_budget else budget - process
+    if total <= enough if wanted is None else wanted >= len(layers):
+        return None
+    if not verifier.offload:
+        raise ConfigError(
+            f"model '{verifier.model_name}' needs {_gb(total)} as {str(dtype).removeprefix('torch.')}, more than the "
+            f"{_gb(budget)} of memory that it may take; {SMALLER}"
+        )
+    experts = {f"{name}.{inner}": found for name, layer in layers.items() for inner, found in _experts_of(layer)}
+    modules: dict[str, nn.Module] = experts or layers
+    divisor = next((int(each.num_experts) for each in experts.values()), 1)  # type: ignore[arg-type]
+    unit = max(map(_size, modules.values())) // divisor
+    fixed = total - sum(map(_size, modules.values()))
+    least = divisor if experts else _NUM_SLABS
+    num_slots = (room - fixed) // unit
+    if wanted is not None:
+        num_slots = max(least, divisor * wanted) if experts else least + wanted
+    if num_slots < least:
+        needed = (fixed + least * unit + process) / (1.0 - _RESERVED)
+        raise ConfigError(
+            f"of model '{verifier.model_name}' {_gb(fixed)} must stay in memory, and with all else that takes "
+            f"{_gb(needed)} of {_gb(budget)}; raise --verifier.ram-budget, or choose fewer bytes per weight "
+            "(--verifier.dtype bfloat16)"
+        )
+    if experts:
+        streamed = tuple(modules)
+    else:
+        num_kept = min(num_slots - least, len(modules) - 1)
+        streamed, num_slots = _spread(list(modules), len(modules) - num_kept), least
+        fixed += num_kept * unit
+    return Plan(
+        unit="expert" if experts else "layer",
+        streamed=streamed,
+        resident=tuple(_beside(model, streamed)),
+        num_layers=len(layers),
+        unit_bytes=unit,
+        num_units=len(streamed) * divisor,
+        num_slots=num_slots,
+        resident_bytes=fixed,
+        kv_tokens=kv_tokens,
+        budget=budget,
+        process_bytes=process,
+        total_bytes=total,
+    )
+
+
+def decoder_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the decoder layers by their names, in order."""
+    found = next(
+        (name, each)
+        for name, each in model.named_modules()
+        if isinstance(each, nn.ModuleList) and name.endswith("layers")
+    )
+    return {f"{found[0]}.{index}": layer for index, layer in enumerate(found[1])}
+
+
+def _experts_of(layer: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return modules all of whose weights have a row for every expert."""
+    return [
+        (name, module)
+        for name, module in layer.named_modules()
+        if (count := getattr(module, "num_experts", 0))
+        and (own := list(module.parameters(recurse=False)))
+        and any(each.ndim == 3 for each in own)
+        and all(each.shape[0] == count for each in own)
+    ]
+
+
+def _size(module: nn.Module) -> int:
+    return sum(each.nbytes for each in module.parameters())
+
+
+def _kv_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Return the bytes of keys and values of one token."""
+    config = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * width * dtype.itemsize)
+
+
+def _beside(model: nn.Module, streamed: tuple[str, ...], prefix: str = "") -> Iterator[str]:
+    for name, module in model.named_children():
+        whole = prefix + name
+        if any(each.startswith(f"{whole}.") for each in streamed):
+            yield from _beside(module, streamed, f"{whole}.")
+        elif whole not in streamed:
+            yield whole
+
+
+def _spread(names: list[str], count: int) -> tuple[str, ...]:
+    """Return so many of the names, as evenly spread as they can be."""
+    total = len(names)
+    return tuple(name for index, name in enumerate(names) if (index + 1) * count // total > index * count // total)
+
+
+def _gb(number: float) -> str:
+    return f"{number / 1e9:.2f} GB"
