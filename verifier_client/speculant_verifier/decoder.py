@@ -36,8 +36,8 @@ from speculant_verifier.speculation.cost_measure import batches_up_to
 from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 from speculant_verifier.text import Batch, Prompt, Prompts
 
-_WIDE = {"k": 256, "max_depth": 128}
-"""How much is drafted where weights are read for every pass, unless it is said: wide passes cost hardly more there."""
+_DEEP = 128
+"""Longest path that is drafted where weights are read for every pass, unless it is said: long drafts cost little."""
 
 
 class SpeculativeDecoder:
@@ -96,7 +96,8 @@ class SpeculativeDecoder:
         self.target = target or TargetModel.load(self.verifier_config)
         self._owns_drafter, self._owns_target = drafter is None, target is None
         if self.target.offload is not None:
-            unset = {name: value for name, value in _WIDE.items() if name not in self.draft_config.model_fields_set}
+            wide = {"k": self.target.offload.plan.most_nodes, "max_depth": _DEEP}
+            unset = {name: value for name, value in wide.items() if name not in self.draft_config.model_fields_set}
             self.draft_config = self.draft_config.model_copy(update=unset)
         strategy = self.draft_config.strategy
         wanted = draft_model if draft_model is not None and draft_model.name else None

@@ -99,7 +99,9 @@ def test_a_decoder_drafts_widely_and_tells_what_was_read(checkpoint):
     config = VerifierConfig(model_name=str(checkpoint), resident_layers=1, max_batch_size=2)
     with SpeculativeDecoder(None, config, DraftConfig(max_depth=9)) as decoder:
         assert (decoder.draft_config.k, decoder.draft_config.max_depth) == (256, 9)
-        assert len(decoder.costs.points) == 2 * (len(STREAMED_TOKENS) - 1), "the widest do not fit into the model"
+        assert {(each.batch, each.tokens) for each in decoder.costs.points} == {
+            (batch, length) for batch in (1, 2) for length in STREAMED_TOKENS
+        }
         assert decoder.generate("abcabcabcabc", GenerationConfig(max_tokens=20)).token_ids == expected
         metrics = render_metrics(decoder, Load(ServiceConfig(), 1), {}).decode()
         read = re.search(r"speculant_verifier_offload_bytes_total ([0-9.e+]+)$", metrics, re.MULTILINE)
@@ -133,6 +135,9 @@ def test_a_plan_keeps_within_the_budget():
         assert plan.pass_bytes == pytest.approx(total - plan.resident_bytes, rel=0.01)
         distances = [int(b.split(".")[2]) - int(a.split(".")[2]) for a, b in itertools.pairwise(plan.streamed)]
         assert max(distances) - min(distances) <= 1, "evenly spread"
+    wordy = LlamaConfig(num_hidden_layers=80, hidden_size=1024, vocab_size=200_000)
+    plan = plan_for(wordy, torch.float32, VerifierConfig(ram_budget=10**10, max_batch_size=64))
+    assert 8 * (1 + plan.most_nodes) * 64 * 200_000 < 0.2 * 10**10 < 8 * (8 + plan.most_nodes) * 64 * 200_000
     generous = VerifierConfig(ram_budget=budget_with(4 * total) * 2)
     assert plan_for(config, torch.float32, generous) is None
     small = LlamaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=100)

@@ -32,14 +32,13 @@ from speculant_verifier.bench.own_decoding import OwnDecoding
 from speculant_verifier.bench.tally import Decoded
 from speculant_verifier.console import quiet_transformers
 from speculant_verifier.model import TargetModel
-from speculant_verifier.offload.files import StoredTensor, WeightReader
+from speculant_verifier.offload.files import bytes_per_second
 from speculant_verifier.speculation import load_or_measure
 
 _VOCABULARY = 16_384
 _PLAIN_TOKENS = 16
 """Decoded without drafts: every one takes as long as the others."""
 _SAMPLE_S = 0.05
-_STRETCH = 1 << 26
 _NUM_PASSES = 5
 
 
@@ -99,7 +98,9 @@ def streamed(wanted: dict[str, Any]) -> dict[str, Any]:
         passes = {}
         for name, width in (("", 1), ("wide_", max(wanted["nodes"]))):
             # In turns with plain reading: a disk is fast after a rest, and slower when it has been read for long.
-            times = [(*_pass_of(target, width), _bandwidth(_checkpoint(wanted))) for _ in range(_NUM_PASSES)]
+            times = [
+                (*_pass_of(target, width), bytes_per_second(_checkpoint(wanted), 1 << 40)) for _ in range(_NUM_PASSES)
+            ]
             passes[f"stream_{name}pass_ms"] = 1e3 * float(np.median([seconds for seconds, _, _ in times]))
             passes[f"read_{name}pass_ms"] = 1e3 * float(np.median([count / rate for _, count, rate in times]))
             bytes_per_s = float(np.median([rate for _, _, rate in times]))
@@ -240,23 +241,6 @@ def _pass_of(target: TargetModel, width: int) -> tuple[float, int]:
     target.forward([tokens[:1]], target.new_cache(1), [0], [draft])
     elapsed_s = time.perf_counter() - started_s
     return elapsed_s, (target.offload.statistics.num_bytes if target.offload else 0) - before
-
-
-def _bandwidth(checkpoint: Path) -> float:
-    """Return bytes a second of the disk, read in order as passes read them."""
-    reader = WeightReader()
-    scratch = torch.empty(_STRETCH, dtype=torch.uint8)
-    pieces = [
-        StoredTensor(str(path), first, torch.uint8, (_STRETCH,))
-        for path in sorted(checkpoint.glob("*.safetensors"))
-        for first in range(0, os.path.getsize(path) - _STRETCH, _STRETCH)
-    ]
-    started_s = time.perf_counter()
-    for part in reader.read([(piece, scratch) for piece in pieces]):
-        part.result()
-    elapsed_s = time.perf_counter() - started_s
-    reader.close()
-    return len(pieces) * _STRETCH / elapsed_s
 
 
 def _forget(checkpoint: Path) -> None:

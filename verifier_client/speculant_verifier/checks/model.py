@@ -19,6 +19,7 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.model.architecture import check_architecture, sliding_layers
 from speculant_verifier.model.loading import device_named, load_tokenizer
 from speculant_verifier.offload import plan_for
+from speculant_verifier.offload.files import bytes_per_second
 from speculant_verifier.sources import access_token, is_model_local
 
 
@@ -97,8 +98,10 @@ def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, devic
     detail += f"; {free / 1e9:.1f} GB are free on {device}"
     plan = plan_for(described, kind, config) if device.type == "cpu" else None
     if plan is not None:
-        room = "; ".join(f"{name}: {value}" for name, value in plan.rows())
-        return Finding("model size", "warn", f"{detail}; {room}", "more memory makes it faster: see docs/offloading.md")
+        detail += "; " + "; ".join(f"{name}: {value}" for name, value in plan.rows())
+        if rate := bytes_per_second(Path(config.model_name)):
+            detail += f"; at {rate / 1e9:.1f} GB/s from this disk that takes {plan.pass_bytes / rate:.1f} s"
+        return Finding("model size", "warn", detail, "more memory makes it faster: see docs/offloading.md")
     if needed > free and not (device.type == "cuda" and getattr(described, "quantization_config", None)):
         return Finding("model size", "fail", detail, "choose a smaller model, --dtype bfloat16, or a larger machine")
     if needed > 0.8 * free:

@@ -11,10 +11,12 @@ import json
 import mmap
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from speculant_graph.errors import ConfigError, GenerationError
 
 _CHUNK = 4 << 20
 _ALIGNED = 4096
+_STRETCH = 1 << 26
+"""Of a measurement."""
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -79,6 +83,29 @@ def _header(path: str) -> tuple[int, dict[str, Any]]:
         if length > os.path.getsize(path):
             raise ValueError("its header is longer than the file")
         return 8 + length, json.loads(file.read(length))
+
+
+def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
+    """Measure how fast the weights of a checkpoint are read, as passes read them; 0 if there is hardly any.
+
+    Args:
+        folder: of the checkpoint.
+        most: bytes to read.
+    """
+    pieces = [
+        StoredTensor(str(path), first, torch.uint8, (_STRETCH,))
+        for path in sorted(folder.glob("*.safetensors"))
+        for first in range(0, path.stat().st_size - _STRETCH + 1, _STRETCH)
+    ][: most // _STRETCH]
+    if not pieces:
+        return 0.0
+    reader, scratch = WeightReader(), torch.empty(_STRETCH, dtype=torch.uint8)
+    started_s = time.perf_counter()
+    for part in reader.read([(piece, scratch) for piece in pieces]):
+        part.result()
+    elapsed_s = time.perf_counter() - started_s
+    reader.close()
+    return len(pieces) * _STRETCH / elapsed_s
 
 
 class WeightReader:

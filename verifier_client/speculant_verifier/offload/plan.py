@@ -25,6 +25,8 @@ _KV_SHARE = 0.25
 """Of what is reserved."""
 _FREE_SHARE = 0.9
 """Of the memory that is free, without a budget."""
+_WIDEST = 256
+"""Nodes of a tree; more of them have hardly ever brought more."""
 _NUM_SLABS = 2
 """Layers that have room beside those that stay: one is computed, and one is read."""
 _UNKNOWN = 1 << 60
@@ -55,6 +57,8 @@ class Plan:
     """Weights that stay, beside the slots."""
     kv_tokens: int
     """Tokens of keys and values that there is room for."""
+    most_nodes: int
+    """Nodes of a tree, of as many as can pay, whose logits there is room for in a full batch."""
     budget: int
     """Bytes of memory that all of the process may take."""
     process_bytes: int
@@ -156,6 +160,7 @@ def plan_for(config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierCon
         num_slots=num_slots,
         resident_bytes=fixed,
         kv_tokens=kv_tokens,
+        most_nodes=_most_nodes(model, int((1.0 - _KV_SHARE) * reserved) // verifier.max_batch_size),
         budget=budget,
         process_bytes=process,
         total_bytes=total,
@@ -194,6 +199,12 @@ def _kv_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * heads * width * dtype.itemsize)
+
+
+def _most_nodes(model: nn.Module, num_bytes: int) -> int:
+    """Return for how many nodes of a row logits take so many bytes: as the model gives them, and as float32."""
+    vocabulary_size = int(model.config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
+    return min(_WIDEST, max(1, num_bytes // (8 * vocabulary_size) - 1))
 
 
 def _beside(model: nn.Module, streamed: tuple[str, ...], prefix: str = "") -> Iterator[str]:

@@ -23,7 +23,7 @@ CONTEXT = 200
 BUDGET_S = 6.0
 """Longest time of a measurement."""
 
-STREAMED_TOKENS = (1, 16, 128, 512)
+STREAMED_TOKENS = (1, 16, 64, 257)
 """Tokens of a row that are measured where weights are read for every pass: each takes seconds, and wide ones pay."""
 
 _MOST_ROUNDS = 9
@@ -74,7 +74,7 @@ def measure_costs(
         return seconds
 
     if target.offload is not None:
-        return _streamed(probe, {min(batches), max(batches)}, tell)
+        return _streamed(probe, {min(batches), max(batches)}, 1 + target.offload.plan.most_nodes, tell)
     best_s = _set_up(probe, sorted(set(batches)), sorted({1, *tokens}), budget_s, spent)
     order = list(best_s)
     for number in range(_MOST_ROUNDS):
@@ -89,10 +89,10 @@ def measure_costs(
     return CostTable(points, probe.context)
 
 
-def _streamed(probe: _Probe, batches: Collection[int], tell: Progress) -> CostTable:
+def _streamed(probe: _Probe, batches: Collection[int], widest: int, tell: Progress) -> CostTable:
     """Run every pass once: they take seconds, most of which no noise of the machine changes."""
     points: list[CostPoint] = []
-    lengths = [length for length in STREAMED_TOKENS if length <= probe.room]
+    lengths = sorted({min(length, widest, probe.room) for length in STREAMED_TOKENS})
     for batch in sorted(batches):
         probe.open(batch)
         for length in lengths:
