@@ -48,7 +48,7 @@ class BenchOffloadSettings(CommandSettings):
     limit: Annotated[int, Field(ge=1)] = 4
     """Outputs of each file."""
     max_tokens: Annotated[int, Field(ge=8)] = 200
-    """Most tokens of each."""
+    """Most tokens of each, at least 8."""
     cgroup: Path | None = None
     """Folder of a control group with a bound of memory, which the ways with a budget join."""
     json_output: bool = False
