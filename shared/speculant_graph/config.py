@@ -205,7 +205,7 @@ class VerifierConfig(Config):
     offload: bool = True
     """Read weights that memory lacks room for from the disk, for every pass; otherwise such a model is refused."""
     ram_budget: ByteSize = ByteSize(0)
-    """Most memory of the process, such as 6GB: weights, keys and values and all else; 0 is what is free."""
+    """Most memory of the process, such as 6GB: weights that it does not hold are streamed; 0 is what is free."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
     """Decoder layers that stay in memory, or whose experts have room there, instead of as many as fit."""
     hf_token: SecretStr | None = None

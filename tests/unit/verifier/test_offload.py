@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import ApertusConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 
 from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.errors import ConfigError, GenerationError
@@ -136,8 +137,13 @@ def test_a_plan_keeps_within_the_budget():
         distances = [int(b.split(".")[2]) - int(a.split(".")[2]) for a, b in itertools.pairwise(plan.streamed)]
         assert max(distances) - min(distances) <= 1, "evenly spread"
     wordy = LlamaConfig(num_hidden_layers=80, hidden_size=1024, vocab_size=200_000)
-    plan = plan_for(wordy, torch.float32, VerifierConfig(ram_budget=10**10, max_batch_size=64))
-    assert 8 * (1 + plan.most_nodes) * 64 * 200_000 < 0.2 * 10**10 < 8 * (8 + plan.most_nodes) * 64 * 200_000
+    plan = plan_for(wordy, torch.float32, VerifierConfig(ram_budget=10**10, max_batch_size=8))
+    assert 16 < plan.most_nodes < 256
+    assert 8 * (1 + plan.most_nodes) * 8 * 200_000 < 0.2 * 10**10, "there is memory for the logits"
+    assert 4 * 8 * plan.most_nodes <= plan.kv_tokens
+    experts = Qwen3MoeConfig(num_hidden_layers=48, num_experts=128, hidden_size=64, moe_intermediate_size=64)
+    plan = plan_for(experts, torch.float32, VerifierConfig(resident_layers=40, max_kv_tokens=16))
+    assert plan.num_slots <= 4096, "transformers counts tokens of experts in float32"
     generous = VerifierConfig(ram_budget=budget_with(4 * total) * 2)
     assert plan_for(config, torch.float32, generous) is None
     small = LlamaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=100)
@@ -189,6 +195,45 @@ def test_a_pass_that_is_given_up_in_the_middle(tmp_path, resident):
         hook.remove()
         assert torch.equal(logits(target, 9), logits(whole, 9))
     target.offload.close()
+
+
+def test_a_pass_that_is_interrupted_leaves_nothing_half_read(checkpoint):
+    whole, target = load(checkpoint), load(checkpoint, 1)
+    reader, generator = target.offload._reader, random.Random(0)
+    read = reader.read
+
+    def interrupted(pairs):
+        if generator.random() < 0.05:
+            raise KeyboardInterrupt
+        parts = read(pairs)
+        if generator.random() < 0.05:
+            raise KeyboardInterrupt
+        return parts
+
+    num_interrupted = 0
+    for number in range(40):
+        reader.read = interrupted
+        try:
+            logits(target, 20, number)
+        except KeyboardInterrupt:
+            num_interrupted += 1
+        reader.read = read
+        assert torch.equal(logits(target, 20, number), logits(whole, 20, number))
+    assert num_interrupted > 3
+    target.offload.close()
+
+
+def test_other_architectures(tmp_path):
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=4, n_positions=64, vocab_size=258))
+    model.save_pretrained(tmp_path)
+    tiny_model("llama").tokenizer.save_pretrained(tmp_path)
+    whole, target = load(tmp_path), load(tmp_path, 0)
+    assert target.offload.plan.streamed == ("transformer.h.0", "transformer.h.1")
+    assert torch.equal(logits(target, 9), logits(whole, 9))
+    target.offload.close()
+    buffered = ApertusConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=64, vocab_size=258)
+    with pytest.raises(ConfigError, match="can't be streamed, as they hold more than weights"):
+        plan_for(buffered, torch.float32, VerifierConfig(resident_layers=0))
 
 
 def test_damaged_checkpoints_are_refused(tmp_path):

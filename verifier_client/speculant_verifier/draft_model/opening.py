@@ -67,7 +67,8 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
         "tokenizer_name": None,
         "dtype": config.dtype,
         "device": config.device,
-        "offload": False,  # it is to be fast
+        "offload": False,  # it is to be fast, and comes on top of the target's budget
+        "ram_budget": 0,
         "resident_layers": None,
     }
     loading = (verifier or VerifierConfig()).model_copy(update=own)

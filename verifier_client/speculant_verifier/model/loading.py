@@ -189,11 +189,6 @@ def _plan(model_config: PreTrainedConfig, dtype: str, config: VerifierConfig) ->
     plan = plan_for(model_config, getattr(torch, dtype) if dtype != "auto" else torch.float32, config)
     if plan is None:
         return None
-    if _is_mxfp4(model_config):
-        raise ConfigError(
-            f"model '{config.model_name}' does not fit into {plan.budget / 1e9:.1f} GB of memory, and weights in MXFP4 "
-            "can't be streamed; give a checkpoint in bfloat16 (--verifier.model-name)"
-        )
     rows = "; ".join(f"{name}: {value}" for name, value in plan.rows())
     logger.info(
         "'{}' does not fit into memory, so weights are read from the disk in every pass. {}", config.model_name, rows

@@ -12,13 +12,11 @@ import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from speculant_graph.errors import GenerationError
 from speculant_verifier.offload.files import StoredTensor, WeightReader
 
 _MOST = 0.5
@@ -53,7 +51,9 @@ class ExpertPool:
         ]
         self._slots = torch.zeros(len(modules), self._num_experts, dtype=torch.long)
         self._held: dict[_Expert, int] = {}
+        self._num_slots = num_slots
         self._free = list(range(num_slots))
+        self._is_torn = False  # a pass has ended while experts were fetched
         self._reading: dict[_Expert, list[Future[None]]] = {}
         self._random = random.Random(0)
         shared = {name: nn.Parameter(pool, requires_grad=False) for name, pool in self._pool.items()}
@@ -75,15 +75,14 @@ class ExpertPool:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden, chosen, *rest = args
         wanted = [(layer, number) for number in torch.unique(chosen).tolist()]
+        if self._is_torn:
+            self._reader.settle()
+            self._forget()
+        self._is_torn = True
         self.num_wanted += len(wanted)
         self.num_found += sum(expert in self._held for expert in wanted)
-        try:
-            self._fetch(layer, wanted)
-        except GenerationError:  # so that the next pass tries again
-            for expert in list(self._reading):
-                with suppress(GenerationError):
-                    self._wait(expert)
-            raise
+        self._fetch(layer, wanted)
+        self._is_torn = False
         return (hidden, self._slots[layer][chosen], *rest), kwargs
 
     def _fetch(self, layer: int, wanted: Sequence[_Expert]) -> None:
@@ -102,8 +101,10 @@ class ExpertPool:
         """Begin to read those that are not there, as far as there is room beside those that are kept."""
         staying = set(kept)
         missing = [expert for expert in wanted if expert not in self._held]
-        leaving = [expert for expert in self._held if expert not in staying] if len(missing) > len(self._free) else []
-        self._random.shuffle(leaving)
+        leaving: list[_Expert] = []
+        if (lacking := len(missing) - len(self._free)) > 0:
+            leaving = [expert for expert in self._held if expert not in staying]
+            leaving = self._random.sample(leaving, min(lacking, len(leaving)))
         for expert in missing:
             if not self._free:
                 if not leaving:
@@ -122,9 +123,12 @@ class ExpertPool:
             )
 
     def _wait(self, expert: _Expert) -> None:
-        """Wait until an expert is there; one that can't be read leaves the pool, so that the next pass tries again."""
-        parts = self._reading.pop(expert, ())
-        failures = [failure for part in parts if (failure := part.exception()) is not None]
-        if failures:
-            self._free.append(self._held.pop(expert))
-            raise failures[0]
+        """Wait until an expert is there."""
+        for part in self._reading.pop(expert, ()):
+            part.result()
+
+    def _forget(self) -> None:
+        """Begin without experts: what was read when a pass ended by an error or Ctrl-C is not known."""
+        self._held.clear()
+        self._reading.clear()
+        self._free = list(range(self._num_slots))

@@ -72,7 +72,8 @@ def stored_tensors(index: Mapping[str, Mapping[str, str]]) -> dict[str, StoredTe
             found[name] = StoredTensor(path, offset, _DTYPES[described["dtype"]], tuple(described["shape"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"weight '{name}' can't be read from {path} ({error!r}); download the model again"
+                f"weight '{name}' can't be read from {path} ({error!r}); download the model again, "
+                "or give one in bfloat16"
             ) from error
     return found
 
@@ -113,6 +114,7 @@ class WeightReader:
 
     def __init__(self, num_threads: int = 2) -> None:
         """Begin; every thread has a buffer of a few megabytes."""
+        self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, "speculant-weights")
         self._own = threading.local()
         self._files: dict[str, int] = {}
@@ -134,6 +136,11 @@ class WeightReader:
                 part = flat[first : first + step]
                 started.append(self._threads.submit(self._chunk, stored, first, part))
         return started
+
+    def settle(self) -> None:
+        """Return when nothing is written any more; what had not begun is not read."""
+        self._threads.shutdown(cancel_futures=True)
+        self._threads = ThreadPoolExecutor(self._num_threads, "speculant-weights")
 
     def close(self) -> None:
         """End what is being read, and close the files."""
@@ -176,7 +183,9 @@ class WeightReader:
         with self._lock:
             if path not in self._files:
                 try:
-                    self._files[path] = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+                    file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+                    os.preadv(file, [mmap.mmap(-1, _ALIGNED)], 0)
                 except OSError:  # a file system without
-                    self._files[path] = os.open(path, os.O_RDONLY)
+                    file = os.open(path, os.O_RDONLY)
+                self._files[path] = file
             return self._files[path]

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor, nn
 
-from speculant_graph.errors import GenerationError
 from speculant_verifier.offload.files import StoredTensor, WeightReader
 
 _Weights = list[tuple[nn.Module, str, StoredTensor]]
@@ -35,6 +34,7 @@ class LayerStream:
         self._views = [[_views(slab, weights) for slab in slabs] for _, weights in layers]
         self._reading: dict[int, list[Future[None]]] = {}
         self._next = 0  # layer that is computed next, all rounds counted
+        self._is_torn = False  # a pass has ended within a layer, by an error or Ctrl-C
         for number, (layer, weights) in enumerate(layers):
             for (module, name, _), view in zip(weights, self._views[number][0], strict=True):
                 module._parameters[name] = nn.Parameter(view, requires_grad=False)
@@ -45,6 +45,7 @@ class LayerStream:
     def _begin(self, position: int) -> None:
         """Read as many layers as there are slabs, from one on."""
         self._next = position
+        self._reading.clear()
         for following in range(position, position + len(self._views[0])):
             self._read(following)
 
@@ -57,18 +58,15 @@ class LayerStream:
         )
 
     def _before(self, number: int) -> None:
-        if self._next not in self._reading or self._next % len(self._layers) != number:  # a pass was given up
-            self._settle()
+        if self._is_torn or self._next % len(self._layers) != number:
+            self._is_torn = True
+            self._reader.settle()
             self._begin(number)
+        self._is_torn = True
         position = self._next
         started_s = time.perf_counter()
-        try:
-            for part in self._reading[position]:
-                part.result()
-        except GenerationError:
-            self._settle()
-            raise
-        del self._reading[position]
+        for part in self._reading.pop(position):
+            part.result()
         self.stall_s += time.perf_counter() - started_s
         views = self._views[number][position % len(self._views[0])]
         for (module, name, _), view in zip(self._layers[number][1], views, strict=True):
@@ -77,14 +75,7 @@ class LayerStream:
     def _after(self) -> None:
         self._read(self._next + len(self._views[0]))
         self._next += 1
-
-    def _settle(self) -> None:
-        """Wait until nothing is written to any slab, and begin anew with the next pass."""
-        for parts in self._reading.values():
-            for part in parts:
-                if not part.cancel():
-                    part.exception()
-        self._reading.clear()
+        self._is_torn = False
 
 
 def _padded(stored: StoredTensor) -> int:

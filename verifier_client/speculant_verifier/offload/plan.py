@@ -7,26 +7,28 @@ stays. SpecExec (Svirschevski et al. 2024) puts whole layers on one side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
 
-_RESERVED = 0.2
+_RESERVED = 0.22
 """Share of the budget for keys and values, and for what passes compute with."""
-_KV_SHARE = 0.25
+_KV_SHARE = 0.45
 """Of what is reserved."""
 _FREE_SHARE = 0.9
 """Of the memory that is free, without a budget."""
 _WIDEST = 256
 """Nodes of a tree; more of them have hardly ever brought more."""
+_MOST_SLOTS = 4096
+"""Experts of a pool: transformers counts their tokens by a histogram of float32, which is exact up to so many."""
 _NUM_SLABS = 2
 """Layers that have room beside those that stay: one is computed, and one is read."""
 _UNKNOWN = 1 << 60
@@ -48,7 +50,9 @@ class Plan:
     num_layers: int
     """Decoder layers, the others of which are in memory."""
     unit_bytes: int
-    """Of the largest unit."""
+    """Of the largest unit, in memory."""
+    file_bytes: int
+    """Of the same in the checkpoint, where numbers may have another type."""
     num_units: int
     """Units that the streamed modules consist of."""
     num_slots: int
@@ -63,8 +67,6 @@ class Plan:
     """Bytes of memory that all of the process may take."""
     process_bytes: int
     """Of them, what it took before."""
-    total_bytes: int
-    """All weights."""
 
     @property
     def placement(self) -> tuple[object, ...]:
@@ -75,8 +77,8 @@ class Plan:
     def pass_bytes(self) -> int:
         """Bytes that a pass over many tokens reads."""
         if self.unit == "layer":
-            return self.num_units * self.unit_bytes
-        return max(0, self.num_units - self.num_slots) * self.unit_bytes
+            return self.num_units * self.file_bytes
+        return max(0, self.num_units - self.num_slots) * self.file_bytes
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the plan for people, as rows of a table."""
@@ -107,42 +109,38 @@ def plan_for(config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierCon
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    process = anonymous_bytes()
+    process, total = anonymous_bytes(), _size(model)
     free = available_bytes()
     budget = int(verifier.ram_budget)
     if not budget:
         budget = process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
-    kv_bytes = _kv_bytes(model, dtype)
     reserved = int(_RESERVED * budget)
-    kv_tokens = verifier.max_kv_tokens or max(1, int(_KV_SHARE * reserved) // kv_bytes)
-    room = budget - process - reserved - max(0, kv_tokens * kv_bytes - int(_KV_SHARE * reserved))
-    total = _size(model)
-    layers = decoder_layers(model)
     wanted = verifier.resident_layers
     # Without a budget nobody has said how much is for keys and values: they take what is left.
-    enough = room if verifier.ram_budget else budget - process
-    if total <= enough if wanted is None else wanted >= len(layers):
+    if wanted is None and total <= budget - process - (reserved if verifier.ram_budget else 0):
         return None
-    if not verifier.offload:
-        raise ConfigError(
-            f"model '{verifier.model_name}' needs {_gb(total)} as {str(dtype).removeprefix('torch.')}, more than the "
-            f"{_gb(budget)} of memory that it may take; {SMALLER}"
-        )
-    experts = {f"{name}.{inner}": found for name, layer in layers.items() for inner, found in _experts_of(layer)}
+    layers = decoder_layers(model)
+    if wanted is not None and wanted >= len(layers):
+        return None
+    _require_streamable(model, layers, verifier, f"{_gb(total)} as {str(dtype).removeprefix('torch.')}", budget)
+    kv_bytes = _kv_bytes(model, dtype)
+    kv_room = int(_KV_SHARE * reserved)
+    kv_tokens = verifier.max_kv_tokens or max(1, kv_room // kv_bytes)
+    taken = process + reserved + max(0, kv_tokens * kv_bytes - kv_room)
+    experts = {f"{name}.{inner}": found for name, layer in layers.items() for inner, found in _experts_of(model, layer)}
     modules: dict[str, nn.Module] = experts or layers
     divisor = next((int(each.num_experts) for each in experts.values()), 1)  # type: ignore[arg-type]
     unit = max(map(_size, modules.values())) // divisor
     fixed = total - sum(map(_size, modules.values()))
     least = divisor if experts else _NUM_SLABS
-    num_slots = (room - fixed) // unit
+    num_slots = min((budget - taken - fixed) // unit, _MOST_SLOTS)
     if wanted is not None:
-        num_slots = max(least, divisor * wanted) if experts else least + wanted
+        num_slots = min(max(least, divisor * wanted), _MOST_SLOTS) if experts else least + wanted
     if num_slots < least:
-        needed = (fixed + least * unit + process) / (1.0 - _RESERVED)
         raise ConfigError(
             f"of model '{verifier.model_name}' {_gb(fixed)} must stay in memory, and with all else that takes "
-            f"{_gb(needed)} of {_gb(budget)}; raise --verifier.ram-budget, or choose fewer bytes per weight "
-            "(--verifier.dtype bfloat16)"
+            f"{_gb((fixed + least * unit + taken - reserved) / (1.0 - _RESERVED))} of {_gb(budget)}; raise "
+            "--verifier.ram-budget, or choose fewer bytes per weight (--verifier.dtype bfloat16)"
         )
     if experts:
         streamed = tuple(modules)
@@ -150,35 +148,65 @@ def plan_for(config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierCon
         num_kept = min(num_slots - least, len(modules) - 1)
         streamed, num_slots = _spread(list(modules), len(modules) - num_kept), least
         fixed += num_kept * unit
+    in_file = getattr(config.get_text_config(), "dtype", None) or dtype
+    logit_bytes = int((1.0 - _KV_SHARE) * reserved) // verifier.max_batch_size
     return Plan(
         unit="expert" if experts else "layer",
         streamed=streamed,
         resident=tuple(_beside(model, streamed)),
         num_layers=len(layers),
         unit_bytes=unit,
+        file_bytes=unit * in_file.itemsize // dtype.itemsize,
         num_units=len(streamed) * divisor,
         num_slots=num_slots,
         resident_bytes=fixed,
         kv_tokens=kv_tokens,
-        most_nodes=_most_nodes(model, int((1.0 - _KV_SHARE) * reserved) // verifier.max_batch_size),
+        most_nodes=_most_nodes(model, logit_bytes, kv_tokens // verifier.max_batch_size),
         budget=budget,
         process_bytes=process,
-        total_bytes=total,
     )
 
 
-def decoder_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the decoder layers by their names, in order."""
-    found = next(
-        (name, each)
-        for name, each in model.named_modules()
-        if isinstance(each, nn.ModuleList) and name.endswith("layers")
+def decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Return the decoder layers by their names, in order.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    decoder = model.get_decoder()
+    prefix = next((f"{name}." for name, each in model.named_modules() if each is decoder and name), "")
+    for name, each in decoder.named_children():
+        if isinstance(each, nn.ModuleList) and len(each) == model.config.get_text_config().num_hidden_layers:
+            return {f"{prefix}{name}.{index}": layer for index, layer in enumerate(each)}
+    raise ConfigError(f"a model of the kind {type(model).__name__} can't be streamed; {SMALLER}")
+
+
+def _require_streamable(
+    model: PreTrainedModel, layers: Mapping[str, nn.Module], verifier: VerifierConfig, size: str, budget: int
+) -> None:
+    """Refuse what does not fit and must not, or can't, be streamed.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    quantization = getattr(model.config, "quantization_config", None)
+    if not verifier.offload:
+        why = SMALLER
+    elif quantization is not None:
+        why = "quantised weights can't be streamed: give a checkpoint in bfloat16 (--verifier.model-name)"
+    elif any(len(layer.state_dict()) > len(list(layer.parameters())) for layer in layers.values()):
+        why = f"layers of a {type(model).__name__} can't be streamed, as they hold more than weights; {SMALLER}"
+    else:
+        return
+    raise ConfigError(
+        f"model '{verifier.model_name}' needs {size}, more than the {_gb(budget)} that it may take; {why}"
     )
-    return {f"{found[0]}.{index}": layer for index, layer in enumerate(found[1])}
 
 
-def _experts_of(layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return modules all of whose weights have a row for every expert."""
+def _experts_of(model: PreTrainedModel, layer: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return modules all of whose weights have a row for every expert, and that compute by the numbers of experts."""
+    if not model._can_set_experts_implementation():
+        return []
     return [
         (name, module)
         for name, module in layer.named_modules()
@@ -193,21 +221,23 @@ def _size(module: nn.Module) -> int:
     return sum(each.nbytes for each in module.parameters())
 
 
-def _kv_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+def _kv_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
     """Return the bytes of keys and values of one token."""
-    config = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * heads * width * dtype.itemsize)
 
 
-def _most_nodes(model: nn.Module, num_bytes: int) -> int:
-    """Return for how many nodes of a row logits take so many bytes: as the model gives them, and as float32."""
-    vocabulary_size = int(model.config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
-    return min(_WIDEST, max(1, num_bytes // (8 * vocabulary_size) - 1))
+def _most_nodes(model: PreTrainedModel, num_bytes: int, num_tokens: int) -> int:
+    """Return how many nodes a row's tree may have: their logits, in two number types, take at most so many bytes."""
+    vocabulary_size = int(model.config.get_text_config().vocab_size)
+    return max(1, min(_WIDEST, num_bytes // (8 * vocabulary_size) - 1, num_tokens // 4))
 
 
 def _beside(model: nn.Module, streamed: tuple[str, ...], prefix: str = "") -> Iterator[str]:
+    for name, _ in (*model.named_parameters(recurse=False), *model.named_buffers(recurse=False)):
+        yield prefix + name
     for name, module in model.named_children():
         whole = prefix + name
         if any(each.startswith(f"{whole}.") for each in streamed):

@@ -12,6 +12,7 @@ import torch
 from speculant_graph.types import Draft
 from speculant_verifier.cache import SlotCache
 from speculant_verifier.model import TargetModel
+from speculant_verifier.offload import Plan
 from speculant_verifier.speculation.costs import CostPoint, CostTable
 
 BATCHES = (1, 4, 8)
@@ -74,7 +75,7 @@ def measure_costs(
         return seconds
 
     if target.offload is not None:
-        return _streamed(probe, {min(batches), max(batches)}, 1 + target.offload.plan.most_nodes, tell)
+        return _streamed(probe, target.offload.plan, {min(batches), max(batches)}, tell)
     best_s = _set_up(probe, sorted(set(batches)), sorted({1, *tokens}), budget_s, spent)
     order = list(best_s)
     for number in range(_MOST_ROUNDS):
@@ -89,10 +90,11 @@ def measure_costs(
     return CostTable(points, probe.context)
 
 
-def _streamed(probe: _Probe, batches: Collection[int], widest: int, tell: Progress) -> CostTable:
+def _streamed(probe: _Probe, plan: Plan, batches: Collection[int], tell: Progress) -> CostTable:
     """Run every pass once: they take seconds, most of which no noise of the machine changes."""
     points: list[CostPoint] = []
-    lengths = sorted({min(length, widest, probe.room) for length in STREAMED_TOKENS})
+    lengths = sorted({min(length, 1 + plan.most_nodes, probe.room) for length in STREAMED_TOKENS})
+    probe.context = min(probe.context, max(0, plan.kv_tokens // max(batches) - lengths[-1]))
     for batch in sorted(batches):
         probe.open(batch)
         for length in lengths:
@@ -147,6 +149,8 @@ class _Probe:
 
     def open(self, batch: int) -> None:
         """Fill a cache of so many rows."""
+        if self._target.offload is not None:
+            self._caches.clear()
         self._caches[batch] = cache = self._target.new_cache(batch)
         if self.context:
             self._target.prefill([self._random(self.context) for _ in range(batch)], cache, range(batch))
