@@ -141,6 +141,10 @@ def test_a_plan_keeps_within_the_budget():
     assert 16 < plan.most_nodes < 256
     assert 8 * (1 + plan.most_nodes) * 8 * 200_000 < 0.2 * 10**10, "there is memory for the logits"
     assert 4 * 8 * plan.most_nodes <= plan.kv_tokens
+    for dtype, share in ((torch.bfloat16, 2), (torch.float32, 1)):
+        stored = LlamaConfig(num_hidden_layers=4, hidden_size=64, vocab_size=100, dtype=dtype)
+        plan = plan_for(stored, torch.float32, VerifierConfig(resident_layers=1))
+        assert plan.file_bytes * share == plan.unit_bytes, "what is read has the number type of the file"
     experts = Qwen3MoeConfig(num_hidden_layers=48, num_experts=128, hidden_size=64, moe_intermediate_size=64)
     plan = plan_for(experts, torch.float32, VerifierConfig(resident_layers=40, max_kv_tokens=16))
     assert plan.num_slots <= 4096, "transformers counts tokens of experts in float32"

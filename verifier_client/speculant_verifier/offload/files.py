@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -182,10 +183,12 @@ class WeightReader:
     def _open(self, path: str) -> int:
         with self._lock:
             if path not in self._files:
-                try:
+                self._files[path] = os.open(path, os.O_RDONLY)
+                with suppress(OSError):  # a file system without; some say so at the first read only
                     file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
-                    os.preadv(file, [mmap.mmap(-1, _ALIGNED)], 0)
-                except OSError:  # a file system without
-                    file = os.open(path, os.O_RDONLY)
-                self._files[path] = file
+                    try:
+                        os.preadv(file, [mmap.mmap(-1, _ALIGNED)], 0)
+                        file, self._files[path] = self._files[path], file
+                    finally:
+                        os.close(file)
             return self._files[path]

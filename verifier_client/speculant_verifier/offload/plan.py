@@ -107,6 +107,7 @@ def plan_for(config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierCon
     Raises:
         ConfigError: not even the least that must stay fits; or not everything, and nothing may be streamed.
     """
+    in_file = getattr(config.get_text_config(), "dtype", None) or dtype  # the next lines change it
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     process, total = anonymous_bytes(), _size(model)
@@ -148,7 +149,6 @@ def plan_for(config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierCon
         num_kept = min(num_slots - least, len(modules) - 1)
         streamed, num_slots = _spread(list(modules), len(modules) - num_kept), least
         fixed += num_kept * unit
-    in_file = getattr(config.get_text_config(), "dtype", None) or dtype
     logit_bytes = int((1.0 - _KV_SHARE) * reserved) // verifier.max_batch_size
     return Plan(
         unit="expert" if experts else "layer",
