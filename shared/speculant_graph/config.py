@@ -95,8 +95,7 @@ class GraphConfig(Config):
     """What the tokenizer's special tokens are where a text spells them out, such as '<|start|>': 'text', ordinary text,
     or 'parse', these tokens. 'parse' is for text that you trust, such as the model's own recorded outputs."""
     on_error: Literal["fail", "skip"] = "fail"
-    """What a file that can't be read does: stop the build, or be left out and listed. A name that does not exist
-    always stops it."""
+    """What an unreadable file does: stop the build, or be left out and listed. A missing one always stops it."""
     document_boundaries: bool = False
     """Count no n-gram that crosses from one document (file or JSON record) into the next."""
     calibrate: bool = True
@@ -197,15 +196,16 @@ class VerifierConfig(Config):
     ring_cache: bool = True
     """Keep no more than the window of sliding-window layers, which saves memory; the text is the same."""
     target_cache: ByteSize = ByteSize(0)
-    """Memory for what the target said after prefixes it has seen, also those of rejected drafts (SpecExec's speculative
-    cache): a prefix that comes again needs no forward pass. 0 keeps nothing."""
+    """Memory for the target's logits after prefixes, which need no pass again (SpecExec's speculative cache)."""
     measure_costs: bool = True
     """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
     the result is kept in the cache folder. Without it typical costs are assumed."""
     offload: bool = True
-    """Read weights that memory lacks room for from the disk, for every pass; otherwise such a model is refused."""
+    """Stream weights that memory lacks room for, in every pass; otherwise such a model is refused."""
     ram_budget: ByteSize = ByteSize(0)
-    """Most memory of the process, such as 6GB: weights that it does not hold are streamed; 0 is what is free."""
+    """Most memory of the process, such as 6GB; weights beyond are streamed from the disk. 0 is what is free."""
+    device_budget: ByteSize = ByteSize(0)
+    """Most memory of the GPU; weights beyond are streamed from this machine's memory. 0 is what is free."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
     """Decoder layers that stay in memory, or whose experts have room there, instead of as many as fit."""
     hf_token: SecretStr | None = None

@@ -47,18 +47,50 @@ def peak_resident_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that programs may take, the container's limit heeded; None where that can't be found out."""
+    """Return the memory that programs may take, limits of control groups heeded; None where that can't be found out."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min([*free, *(limit - used for limit, used in _control_groups())], default=None)
+
+
+def _control_groups(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> list[tuple[int, int]]:
+    """Return limit and use of this process's control groups that bound memory, those around them included.
+
+    Pages of files are not counted as used, as the system takes them back before it ends a process.
+    """
     try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # none, or "max"
-        return free
-    return limit - used if free is None else min(free, limit - used)
+        lines = own.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers not in ("", "memory"):  # version 2, version 1
+            continue
+        top = root / controllers
+        limit, use, prefix = _GROUP_FILES[controllers]
+        folder = top / name.lstrip("/")
+        # Inside of a container its own group may be the root, whatever its name outside is.
+        for each in (folder, *folder.parents) if folder.is_dir() else (top,):
+            try:
+                pages = dict(line.split() for line in (each / "memory.stat").read_text(encoding="ascii").splitlines())
+                files = sum(int(pages[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+                found.append((int((each / limit).read_text("ascii")), int((each / use).read_text("ascii")) - files))
+            except (OSError, ValueError, KeyError):  # no limit, or "max"
+                continue
+    return found
+
+
+_GROUP_FILES = {
+    "": ("memory.max", "memory.current", ""),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+}
+"""Of both versions of control groups: files of limit and use, and what the sums of a group's pages begin with."""
 
 
 def _status_bytes(name: str) -> int:

@@ -40,6 +40,8 @@ class PhaseTimes:
     """Choosing tokens and applying the rule."""
     commit_s: float = 0.0
     """Keeping what was accepted in the cache."""
+    stall_s: float = 0.0
+    """Of prefill and forward passes, waiting for weights that memory has no room for; 0 where it holds all."""
     other_s: float = 0.0
     """The rest, such as the prompts of others that were read meanwhile."""
     first_token_s: float = 0.0

@@ -129,7 +129,7 @@ def test_usage_and_statistics(client: OpenAI, decoder: SpeculativeDecoder) -> No
     assert 0 <= statistics["accepted"] <= statistics["drafted"]
     assert all(0 <= share <= 1 for share in statistics["acceptance_by_depth"])
     assert set(statistics["seconds"]) == {
-        "prefill", "draft", "forward", "verify", "commit", "other", "first_token", "total",
+        "prefill", "draft", "forward", "verify", "commit", "stall", "other", "first_token", "total",
     }  # fmt: skip
     assert statistics["seconds"]["total"] > 0
 

@@ -96,13 +96,13 @@ def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, devic
     if free is None:
         return Finding("model size", "ok", detail)
     detail += f"; {free / 1e9:.1f} GB are free on {device}"
-    plan = plan_for(described, kind, config) if device.type == "cpu" else None
+    is_quantised = getattr(described, "quantization_config", None) is not None
+    plan = plan_for(described, kind, config, device) if device.type == "cpu" or not is_quantised else None
     if plan is not None:
-        detail += "; " + "; ".join(f"{name}: {value}" for name, value in plan.rows())
-        if rate := bytes_per_second(Path(config.model_name)):
-            detail += f"; at {rate / 1e9:.1f} GB/s from this disk that takes {plan.pass_bytes / rate:.1f} s"
+        rate = bytes_per_second(Path(config.model_name)) if device.type == "cpu" else 0.0
+        detail += "; " + "; ".join(f"{name}: {value}" for name, value in plan.rows(rate))
         return Finding("model size", "warn", detail, "more memory makes it faster: see docs/offloading.md")
-    if needed > free and not (device.type == "cuda" and getattr(described, "quantization_config", None)):
+    if needed > free and not (device.type == "cuda" and is_quantised):
         return Finding("model size", "fail", detail, "choose a smaller model, --dtype bfloat16, or a larger machine")
     if needed > 0.8 * free:
         return Finding("model size", "warn", detail, "leave room for keys and values: see --verifier.max-kv-tokens")

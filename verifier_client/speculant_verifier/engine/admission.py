@@ -16,6 +16,8 @@ MOST_PENDING = 8
 class Admission:
     """Gives rows of the cache to sequences; all rows, as long as the longest may get, stay below the bound."""
 
+    reducible = "requests at once"
+
     def __init__(self, target: TargetModel, config: VerifierConfig, most_nodes: int) -> None:
         """Take the bounds.
 
@@ -25,7 +27,7 @@ class Admission:
             most_nodes: nodes of a draft, which need slots while they are verified.
         """
         self._target = target
-        self._num_rows = config.max_batch_size
+        self._num_rows = self._most_rows = config.max_batch_size
         width_of = target.layout.width_of
         self._widest_step = width_of(most_nodes + MOST_PENDING)
         self.cache = target.new_cache(0, widest_pass=max(width_of(config.prefill_chunk), self._widest_step))
@@ -67,6 +69,17 @@ class Admission:
                 f"prompt and output may take {self._slots(1, [request])} tokens, but there is memory for "
                 f"{self._max_tokens}; lower max_tokens, or raise --verifier.max-kv-tokens"
             )
+
+    def reduce(self) -> int | None:
+        """Let requests wait while one is running."""
+        if self._num_rows == 1:
+            return None
+        self._num_rows = 1
+        return 0
+
+    def restore(self) -> None:
+        """Admit as many as before."""
+        self._num_rows = self._most_rows
 
     def admit(self, sequence: ActiveSequence, running: Sequence[ActiveSequence], num_waiting: int) -> bool:
         """Give a row to a sequence if it can join those that run.

@@ -19,12 +19,16 @@ from speculant_verifier.speculation.acceptance import AcceptanceHistory
 from speculant_verifier.speculation.controller import Speculation
 
 _ROUNDING = 1e-6
+_FEWEST_NODES = 4
+"""So few are drafted however short memory is."""
 _MAKE_TREES = frozenset(("tree", "specexec", "beam", "model"))
 _SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
 
 class Drafting:
     """Gets a draft for every sequence of a step."""
+
+    reducible = "drafted nodes"
 
     def __init__(
         self,
@@ -33,12 +37,35 @@ class Drafting:
         speculation: Speculation,
         draft: DraftConfig,
         totals: EngineTotals,
+        num_rows: int = 1,
     ) -> None:
-        """Take the drafter and how it drafts."""
+        """Take the drafter and how it drafts, and of the batch how many rows it has."""
         self._target, self._drafter, self._most_nodes = target, drafter, draft.k
+        self._drafted_nodes, self._num_rows = draft.k, num_rows
         self._makes_trees = draft.strategy in _MAKE_TREES
         self._speculation, self._totals = speculation, totals
         self._has_warned = False
+
+    def spare_bytes(self) -> int | None:
+        """Return the memory that is spare beside what the next pass takes for a moment; None if nobody knows."""
+        spare = self._target.spare_bytes()
+        return None if spare is None else spare - self._logit_bytes
+
+    @property
+    def _logit_bytes(self) -> int:
+        """Memory that the logits of a full batch's widest drafts take, in two number types."""
+        return 8 * self._num_rows * (1 + self._drafted_nodes) * self._target.vocabulary_size
+
+    def reduce(self) -> int | None:
+        """Draft a quarter of the nodes."""
+        if self._drafted_nodes <= _FEWEST_NODES:
+            return None
+        before, self._drafted_nodes = self._logit_bytes, self._drafted_nodes // 4
+        return before - self._logit_bytes
+
+    def restore(self) -> None:
+        """Draft as many as before."""
+        self._drafted_nodes = min(self._most_nodes, 4 * self._drafted_nodes + 3)
 
     def wants(self, sequence: ActiveSequence) -> bool:
         """Whether a sequence is drafted for at all."""
@@ -150,7 +177,7 @@ class Drafting:
 
     def _most_nodes_of(self, sequence: ActiveSequence) -> int:
         wanted = sequence.config.node_budget
-        return self._most_nodes if wanted is None else min(self._most_nodes, wanted)
+        return self._drafted_nodes if wanted is None else min(self._drafted_nodes, wanted)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
         room = self._target.max_length - len(sequence.token_ids)

@@ -2,8 +2,7 @@
 
 One step is: a stretch of the prompts that wait, one message to the drafter for all sequences, one forward pass over
 what is pending of each sequence and its draft, the rule, the commit, the emissions. What goes wrong with one request
-ends that request alone. The engine knows neither text nor gRPC; the drafter is whatever satisfies
-:class:`speculant_graph.types.Drafter`. It belongs to one thread at a time.
+ends that one alone. The engine knows neither text nor gRPC, and belongs to one thread at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from speculant_graph.types import Draft, Drafter
 from speculant_verifier.engine.admission import MOST_PENDING, Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.prefill import Prefill
+from speculant_verifier.engine.pressure import MemoryPressure
 from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import (
     OUT_OF_MEMORY,
@@ -102,9 +102,12 @@ class Engine:
         self._prefill = Prefill(target, cache, config.prefill_chunk, self.totals)
         promises = draft.strategy in CALIBRATED or draft.strategy == "model"
         self._speculation = Speculation(cost or target.typical_cost, promises=promises, is_measured=cost is not None)
-        self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals)
+        self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals, config.max_batch_size)
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self._verification = Verification(target, cache, config, draft, self.totals, self._records)
+        weights = () if target.offload is None else (target.offload,)
+        parts = (self._verification.recall, self._drafting, *weights, self._admission)
+        self._pressure = MemoryPressure(parts, self._drafting.spare_bytes, self.totals)
 
     @property
     def has_work(self) -> bool:
@@ -120,7 +123,7 @@ class Engine:
     @property
     def target_cache_statistics(self) -> TargetCacheStatistics:
         """What SpecExec's cache of the target's distributions did."""
-        return self._verification.target_cache_statistics
+        return self._verification.recall.statistics
 
     @property
     def recorder(self) -> RecordWriter | None:
@@ -234,10 +237,11 @@ class Engine:
                 better to refuse the call than to go without drafts for ever.
         """
         started_s = time.perf_counter()
+        self._pressure.look()
         self._admit()
         emissions, self._failed = self._failed, []
         active = list(self._running)
-        emissions += self._verification.recall([each for each in active if not each.request.brings_drafts])
+        emissions += self._verification.emit_known([each for each in active if not each.request.brings_drafts])
         ended = {id(emission.sequence) for emission in emissions if emission.finish_reason is not None}
         left = [sequence for sequence in active if id(sequence) not in ended]
         waiting = self._prefill.chosen([each for each in left if each.num_pending > MOST_PENDING])
@@ -307,7 +311,8 @@ class Engine:
                 if not is_out_of_memory(error):
                     raise
                 self._target.free_memory()
-                self._failed.append(_failure(self._waiting.popleft(), GenerationError(OUT_OF_MEMORY)))
+                if not self._pressure.relieve():
+                    self._failed.append(_failure(self._waiting.popleft(), GenerationError(OUT_OF_MEMORY)))
                 continue
             self._running.append(self._waiting.popleft())
             self.totals.num_prompt_tokens += len(sequence.prompt)
@@ -353,7 +358,7 @@ class Engine:
         return emissions
 
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:
-        """Do a part of a step; where memory does not suffice, end the youngest sequence and try the rest.
+        """Do a part of a step; where memory does not suffice with less of all, end the youngest and try the rest.
 
         What raises for want of memory has changed nothing yet, so it can be done again.
         """
@@ -367,6 +372,8 @@ class Engine:
                 if not is_out_of_memory(error):
                     raise
             self._target.free_memory()
+            if self._pressure.relieve():
+                continue
             youngest = max(left, key=lambda each: each.number)
             left.remove(youngest)
             self._leave(youngest)  # another may get its row

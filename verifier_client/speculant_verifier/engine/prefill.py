@@ -34,7 +34,7 @@ class Prefill:
 
     def step(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         """Read one stretch of :meth:`chosen` sequences; nothing is emitted."""
-        started_s = time.perf_counter()
+        started_s, stall_s = time.perf_counter(), self._target.stall_s
         takes = [self._take(each) for each in sequences]
         stretches = [
             each.token_ids[each.num_cached : each.num_cached + take]
@@ -43,10 +43,11 @@ class Prefill:
         self._target.prefill(stretches, self._cache, [each.row for each in sequences])
         for sequence, take in zip(sequences, takes, strict=True):
             sequence.num_cached += take
-        elapsed_s = time.perf_counter() - started_s
+        elapsed_s, stall_s = time.perf_counter() - started_s, self._target.stall_s - stall_s
         self._totals.prefill_s += elapsed_s
         for sequence in sequences:
             sequence.prefill_s += elapsed_s
+            sequence.stall_s += stall_s
         return []
 
     def _take(self, sequence: ActiveSequence) -> int:

@@ -19,15 +19,30 @@ from speculant_verifier.speculation.target_cache import PrefixKey, TargetCache, 
 class Recall:
     """The speculative cache of one engine."""
 
+    reducible = "rows of the target cache"
+
     def __init__(self, model: str, num_bytes: int) -> None:
         """Take the model's identity and the bound of memory; 0 remembers nothing."""
-        self._model = model
+        self._model, self._num_bytes = model, num_bytes
         self._cache = TargetCache(num_bytes) if num_bytes else None
 
     @property
     def statistics(self) -> TargetCacheStatistics:
         """What was asked for and found."""
         return self._cache.statistics if self._cache is not None else TargetCacheStatistics()
+
+    def reduce(self) -> int | None:
+        """Forget all, and remember nothing for now."""
+        num_bytes = self.statistics.num_bytes
+        if self._cache is None or not num_bytes:
+            return None
+        self._cache.clear(0)
+        return num_bytes
+
+    def restore(self) -> None:
+        """Remember again."""
+        if self._cache is not None:
+            self._cache.clear(self._num_bytes)
 
     def logits(self, sequence: ActiveSequence) -> Tensor | None:
         """Return the raw logits after a sequence, shape ``[V]``, if they are known."""

@@ -106,6 +106,7 @@ class ActiveSequence:
     forward_s: float = 0.0
     verify_s: float = 0.0
     commit_s: float = 0.0
+    stall_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
     arrived_s: float = 0.0
@@ -162,6 +163,7 @@ class ActiveSequence:
             forward_s=self.forward_s,
             verify_s=self.verify_s,
             commit_s=self.commit_s,
+            stall_s=self.stall_s,
             other_s=max(0.0, other_s),
             first_token_s=self.first_token_s,
             total_s=self.total_s,

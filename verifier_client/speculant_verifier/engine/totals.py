@@ -72,6 +72,10 @@ class EngineTotals:
     """Sequences' steps that had no draft because the drafter did not answer."""
     num_ended: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "error": 0})
     """Sequences that ended, by reason."""
+    num_reductions: dict[str, int] = field(default_factory=dict)
+    """How often what was reduced, as memory was short."""
+    num_reductions_in_force: int = 0
+    """How many of them have not been taken back."""
     num_cancelled: int = 0
     """Sequences that their callers gave up."""
     drafted_by_depth: list[int] = field(default_factory=list)

@@ -28,7 +28,6 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason, TokenLogprobs
 from speculant_verifier.rules import RULES, DraftTarget, TargetDistribution, Verdict
 from speculant_verifier.sampling import RowContext, RowTarget, targets_of, top_tokens
-from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 
 
 class Verification:
@@ -47,18 +46,14 @@ class Verification:
         self._target, self._cache, self._totals = target, cache, totals
         self._row_width = target_row_width(draft)
         self._records = records
-        self._recall = Recall(target.name, config.target_cache)
+        self.recall = Recall(target.name, config.target_cache)
+        """Logits that are known already."""
 
-    @property
-    def target_cache_statistics(self) -> TargetCacheStatistics:
-        """What the speculative cache did."""
-        return self._recall.statistics
-
-    def recall(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+    def emit_known(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
         """Emit what needs no forward pass, until none of the sequences' prefixes is known."""
         emissions: list[Emission] = []
         for sequence in sequences:
-            while (logits := self._recall.logits(sequence)) is not None:
+            while (logits := self.recall.logits(sequence)) is not None:
                 assert sequence.sampler is not None
                 [target] = targets_of(
                     logits[None, None], [RowContext(sequence.sampler, sequence.token_ids, EMPTY_DRAFT)]
@@ -79,13 +74,14 @@ class Verification:
             drafts: the draft below the last pending token of each.
             drafting: told what became of them.
         """
-        clock = [time.perf_counter()]
+        clock, stall_s = [time.perf_counter()], self._target.stall_s
         pending = [each.token_ids[each.num_cached :] for each in sequences]
         rows = [each.row for each in sequences]
         logits = self._target.forward(pending, self._cache, rows, drafts)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # the choices wait for it anyway
         clock.append(time.perf_counter())
+        stall_s = self._target.stall_s - stall_s
         contexts = []
         for each, draft in zip(sequences, drafts, strict=True):
             assert each.sampler is not None
@@ -136,6 +132,7 @@ class Verification:
         totals.commit_s += clock[3] - clock[2]
         for each in sequences:
             each.forward_s += clock[1] - clock[0]
+            each.stall_s += stall_s
             each.verify_s += clock[2] - clock[1]
             each.commit_s += clock[3] - clock[2]
         return [outcome.emission for outcome in outcomes]
@@ -154,7 +151,7 @@ class Verification:
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
             if sequence.trace is not None:
                 sequence.trace.add(draft, path, len(token_ids))
-            self._recall.keep(sequence, draft, path, logits[: len(draft) + 1])
+            self.recall.keep(sequence, draft, path, logits[: len(draft) + 1])
         except Exception as error:  # processors and stop checks are anybody's code
             sequence.error = _message(error)
             return _Outcome(None, Emission(sequence, (), 0, "error"))

@@ -43,6 +43,8 @@ class Seconds(Answer):
     """Choosing tokens and applying the rule."""
     commit: float
     """Keeping what was accepted."""
+    stall: float
+    """Of prefill and forward: waiting for weights that memory has no room for."""
     other: float
     """The rest."""
     first_token: float

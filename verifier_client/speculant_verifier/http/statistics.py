@@ -54,6 +54,7 @@ def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Speculatio
             forward=times.forward_s,
             verify=times.verify_s,
             commit=times.commit_s,
+            stall=times.stall_s,
             other=times.other_s,
             first_token=times.first_token_s,
             total=times.total_s,

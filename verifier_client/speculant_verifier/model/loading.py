@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -29,6 +30,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.types import Fingerprint
 from speculant_verifier.attention import register
 from speculant_verifier.offload import OFFLOAD, SMALLER, Offload, Plan, plan_for
+from speculant_verifier.offload.files import bytes_per_second
 from speculant_verifier.sources import (
     MODEL_SETTING,
     TOKENIZER_SETTING,
@@ -40,6 +42,8 @@ from speculant_verifier.sources import (
 _REMEDY = "Give a folder with a checkpoint, or the hub name of a model you may download (--verifier.model-name)."
 _PATIENCE_S = 2.0
 """Loading for longer than this is worth a word."""
+_SAMPLE = 1 << 28
+"""Bytes that are read to find out how fast that is."""
 
 
 def prepare_cpu(config: VerifierConfig) -> None:
@@ -68,10 +72,9 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
     device_map: dict[str, Any] = {"": device}
     try:
         model_config = AutoConfig.from_pretrained(config.model_name, token=token, local_files_only=is_local)
-        if device.type == "cpu":
-            if _is_mxfp4(model_config):
-                options["quantization_config"] = Mxfp4Config(dequantize=True)
-            plan = _plan(model_config, dtype, config)
+        if device.type == "cpu" and _is_mxfp4(model_config):
+            options["quantization_config"] = Mxfp4Config(dequantize=True)
+        plan = _plan(model_config, dtype, config, device)
         if plan is not None:
             # oneDNN keeps what it compiled for up to 1,024 shapes: of experts, which get any number of tokens, 200 MB.
             os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
@@ -107,7 +110,8 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
             f"first {missing[0]}; download it again, or give another with --verifier.model-name"
         )
     if plan is not None and folder is not None:
-        setattr(model, OFFLOAD, Offload(model, plan, folder))
+        with _patient_progress():
+            setattr(model, OFFLOAD, Offload(model, plan, folder))
     return model
 
 
@@ -180,17 +184,21 @@ def _is_mxfp4(config: PreTrainedConfig) -> bool:
     return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
 
 
-def _plan(model_config: PreTrainedConfig, dtype: str, config: VerifierConfig) -> Plan | None:
+def _plan(model_config: PreTrainedConfig, dtype: str, config: VerifierConfig, device: torch.device) -> Plan | None:
     """Return what is streamed; None if all weights stay in memory.
 
     Raises:
         ConfigError: they do not fit, and can't be streamed.
     """
-    plan = plan_for(model_config, getattr(torch, dtype) if dtype != "auto" else torch.float32, config)
+    if device.type != "cpu" and getattr(model_config, "quantization_config", None) is not None:
+        return None  # its size is known when it is loaded
+    declared = getattr(model_config.get_text_config(), "dtype", None) or torch.float32
+    plan = plan_for(model_config, declared if dtype == "auto" else getattr(torch, dtype), config, device)
     if plan is None:
         return None
-    rows = "; ".join(f"{name}: {value}" for name, value in plan.rows())
-    logger.info(
-        "'{}' does not fit into memory, so weights are read from the disk in every pass. {}", config.model_name, rows
-    )
+    folder = Path(config.model_name)
+    rate = bytes_per_second(folder, _SAMPLE) if device.type == "cpu" and folder.is_dir() else 0.0
+    rows = "; ".join(f"{name}: {value}" for name, value in plan.rows(rate))
+    source = "the disk" if device.type == "cpu" else "this machine's memory"
+    logger.info("'{}' does not fit into memory, so passes read weights from {}. {}", config.model_name, source, rows)
     return plan

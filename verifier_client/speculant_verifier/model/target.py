@@ -15,6 +15,7 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.tokenize import encode_prompt, fingerprint_of
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.errors import ConfigError
+from speculant_graph.machine import anonymous_bytes, available_bytes
 from speculant_graph.types import Draft, Fingerprint, TokenId
 from speculant_verifier.attention import AttentionName, use_attention
 from speculant_verifier.cache import CacheLayout, SlotCache
@@ -22,6 +23,11 @@ from speculant_verifier.cache.plan import sizes_of
 from speculant_verifier.model.architecture import check_architecture, choose_experts, sliding_layers
 from speculant_verifier.model.loading import load_model, load_tokenizer
 from speculant_verifier.offload import OFFLOAD, Offload
+
+_UNTOUCHED = 256e6
+"""Bytes that should stay free, for whatever else takes memory for a moment."""
+_UNTOUCHED_SHARE = 0.05
+"""The same of a small machine or container: a share of what it has for this process."""
 
 
 class TargetModel:
@@ -123,6 +129,11 @@ class TargetModel:
         """Where the weights are."""
         return self.layout.device
 
+    @property
+    def stall_s(self) -> float:
+        """Seconds that passes have waited for weights; 0 where memory holds all."""
+        return 0.0 if self.offload is None else self.offload.stall_s
+
     def typical_cost(self, num_rows: int, width: int) -> NDArray[np.float64]:
         """Return what passes cost where nothing was measured; see :data:`~.speculation.controller.Cost`."""
         del num_rows
@@ -133,6 +144,19 @@ class TargetModel:
         """Stop reading weights, if any are read while the model runs; it can't be run any more then."""
         if self.offload is not None:
             self.offload.close()
+
+    def spare_bytes(self) -> int | None:
+        """Return the memory that is free beyond what should stay so, negative if there is less; None if nobody knows.
+
+        A GPU says by errors that its memory has ended, so that nobody needs to look.
+        """
+        free = available_bytes() if self.device.type == "cpu" else None
+        if free is None:
+            return None
+        taken = anonymous_bytes()
+        spare = free - int(min(_UNTOUCHED, _UNTOUCHED_SHARE * (free + taken)))
+        bound = None if self.offload is None else self.offload.plan.most_bytes
+        return spare if bound is None else min(spare, bound - taken)
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later."""

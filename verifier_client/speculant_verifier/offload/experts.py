@@ -8,16 +8,17 @@ very next one that is needed.
 
 from __future__ import annotations
 
+import mmap
 import random
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from speculant_verifier.offload.files import StoredTensor, WeightReader
+from speculant_verifier.offload.pinned import PinnedTensor, PinnedWeights
+from speculant_verifier.offload.room import new_room
 
 _MOST = 0.5
 """Of a layer's experts: where so many are wanted, all of the next one are expected to be."""
@@ -31,30 +32,36 @@ class ExpertPool:
 
     def __init__(
         self,
-        modules: Sequence[tuple[nn.Module, Mapping[str, StoredTensor]]],
+        modules: Sequence[tuple[nn.Module, Mapping[str, StoredTensor | PinnedTensor]]],
         num_slots: int,
-        dtype: torch.dtype,
-        reader: WeightReader,
+        like: Tensor,
+        source: WeightReader | PinnedWeights,
     ) -> None:
-        """Take the modules of all layers, in order, each with its weights, whose rows are experts."""
-        self._reader, self._modules = reader, modules
+        """Take the modules of all layers, in order, each with its weights, whose rows are experts.
+
+        The pool has the number type and the device of a tensor.
+        """
+        self._source: Any = source
+        self._modules = modules
         self._num_experts = int(modules[0][0].num_experts)  # type: ignore[arg-type]
-        self.stall_s = 0.0
-        """Seconds that passes have waited for weights."""
         self.num_wanted = self.num_found = 0
         """Experts that passes wanted, and those of them that were there."""
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
-        self._pool = {name: torch.zeros(num_slots, *shape, dtype=dtype) for name, shape in shapes.items()}
+        self.gives_back = like.device.type == "cpu"
+        """Whether memory is given back if there are fewer slots."""
+        rooms = {name: new_room((num_slots, *shape), like) for name, shape in shapes.items()}
+        self._pool = {name: pool for name, (pool, _) in rooms.items()}
+        self._memory = [memory for _, memory in rooms.values()]
         self._vectors = [  # such as biases, which are too short to be read one by one: they stay, and are copied
-            {name: self._kept(stored, dtype) for name, stored in weights.items() if len(shapes[name]) == 1}
+            {name: self._kept(stored, like) for name, stored in weights.items() if len(shapes[name]) == 1}
             for _, weights in modules
         ]
-        self._slots = torch.zeros(len(modules), self._num_experts, dtype=torch.long)
+        self._slots = torch.zeros(len(modules), self._num_experts, dtype=torch.long, device=like.device)
         self._held: dict[_Expert, int] = {}
         self._num_slots = num_slots
         self._free = list(range(num_slots))
         self._is_torn = False  # a pass has ended while experts were fetched
-        self._reading: dict[_Expert, list[Future[None]]] = {}
+        self._reading: dict[_Expert, list[Any]] = {}
         self._random = random.Random(0)
         shared = {name: nn.Parameter(pool, requires_grad=False) for name, pool in self._pool.items()}
         for number, (module, _) in enumerate(modules):
@@ -64,10 +71,23 @@ class ExpertPool:
                 lambda _, args, kwargs, number=number: self._before(number, args, kwargs), with_kwargs=True
             )
 
-    def _kept(self, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
-        tensor = torch.empty(stored.shape, dtype=dtype)
-        for part in self._reader.read([(stored, tensor)]):
-            part.result()
+    def resize(self, num_slots: int) -> None:
+        """Use fewer of the first slots, or more again, between passes; memory of the others is given back."""
+        for expert, slot in list(self._held.items()):
+            if slot >= num_slots:
+                self._wait(expert)
+                del self._held[expert]
+        used = set(self._held.values())
+        self._num_slots = num_slots
+        self._free = [slot for slot in range(num_slots) if slot not in used]
+        for memory, pool in zip(self._memory, self._pool.values(), strict=True):
+            first = -(-num_slots * pool[0].nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            if memory is not None and first < len(memory):
+                memory.madvise(mmap.MADV_DONTNEED, first)
+
+    def _kept(self, stored: StoredTensor | PinnedTensor, like: Tensor) -> Tensor:
+        tensor = like.new_empty(stored.shape)
+        self._source.wait(self._source.read([(stored, tensor)]))
         return tensor
 
     def _before(
@@ -76,7 +96,7 @@ class ExpertPool:
         hidden, chosen, *rest = args
         wanted = [(layer, number) for number in torch.unique(chosen).tolist()]
         if self._is_torn:
-            self._reader.settle()
+            self._source.settle()
             self._forget()
         self._is_torn = True
         self.num_wanted += len(wanted)
@@ -92,10 +112,8 @@ class ExpertPool:
             following = (layer + 1) % len(self._modules)
             coming = [(following, number) for number in range(self._num_experts)]
             self._take(coming, [*wanted, *coming])
-        started_s = time.perf_counter()
         for expert in wanted:
             self._wait(expert)
-        self.stall_s += time.perf_counter() - started_s
 
     def _take(self, wanted: Iterable[_Expert], kept: Iterable[_Expert]) -> None:
         """Begin to read those that are not there, as far as there is room beside those that are kept."""
@@ -118,14 +136,14 @@ class ExpertPool:
             vectors, stored = self._vectors[layer], self._modules[layer][1]
             for name, tensor in vectors.items():
                 self._pool[name][slot].copy_(tensor[number])
-            self._reading[expert] = self._reader.read(
+            self._reading[expert] = self._source.read(
                 [(each.row(number), self._pool[name][slot]) for name, each in stored.items() if name not in vectors]
             )
 
     def _wait(self, expert: _Expert) -> None:
         """Wait until an expert is there."""
-        for part in self._reading.pop(expert, ()):
-            part.result()
+        if started := self._reading.pop(expert, None):
+            self._source.wait(started)
 
     def _forget(self) -> None:
         """Begin without experts: what was read when a pass ended by an error or Ctrl-C is not known."""

@@ -103,8 +103,7 @@ def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
         return 0.0
     reader, scratch = WeightReader(), torch.empty(_STRETCH, dtype=torch.uint8)
     started_s = time.perf_counter()
-    for part in reader.read([(piece, scratch) for piece in pieces]):
-        part.result()
+    reader.wait(reader.read([(piece, scratch) for piece in pieces]))
     elapsed_s = time.perf_counter() - started_s
     reader.close()
     return len(pieces) * _STRETCH / elapsed_s
@@ -122,12 +121,14 @@ class WeightReader:
         self._lock = threading.Lock()
         self.num_bytes = 0
         """Read so far."""
+        self.stall_s = 0.0
+        """Seconds that passes have waited."""
 
     def read(self, pairs: Sequence[tuple[StoredTensor, Tensor]]) -> list[Future[None]]:
         """Begin to read; every stored tensor into one of the same shape, contiguous, and of any number type.
 
         Returns:
-            What is done when all of it is there, and raises :class:`GenerationError` if it can't be read.
+            What :meth:`wait` takes.
         """
         started = []
         for stored, tensor in pairs:
@@ -137,6 +138,17 @@ class WeightReader:
                 part = flat[first : first + step]
                 started.append(self._threads.submit(self._chunk, stored, first, part))
         return started
+
+    def wait(self, started: Sequence[Future[None]]) -> None:
+        """Return when all that was begun is there.
+
+        Raises:
+            GenerationError: it can't be read.
+        """
+        started_s = time.perf_counter()
+        for part in started:
+            part.result()
+        self.stall_s += time.perf_counter() - started_s
 
     def settle(self) -> None:
         """Return when nothing is written any more; what had not begun is not read."""

@@ -1,91 +1,129 @@
-"""Decoder layers whose weights are read while those before them are computed."""
+"""Decoder layers whose weights are fetched while those before them are computed."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import logging
 
 from speculant_verifier.offload.files import StoredTensor, WeightReader
+from speculant_verifier.offload.pinned import PinnedTensor, PinnedWeights
+from speculant_verifier.offload.room import new_room
 
-_Weights = list[tuple[nn.Module, str, StoredTensor]]
+_Weights = Sequence[tuple[nn.Module, str, StoredTensor | PinnedTensor]]
 
 
 class LayerStream:
-    """Reads layers in the order of the forward pass, round and round, into a few slabs of memory.
+    """Gives as many layers a slab of memory of their own as it may, and fetches the others in turn.
 
-    A slab is free as soon as its layer is computed, and the next layer that has none is read into it; that of the next
-    pass at the end of this one. Nothing is allocated for a pass.
+    Those are fetched in the order of the forward pass, round and round, into two slabs. A slab is free as soon as its
+    layer is computed, and the next layer that has none is fetched into it; that of the next pass at the end of this
+    one. Nothing is allocated for a pass.
     """
 
+    num_wanted = num_found = 0
+    """Experts."""
+    gives_back = True
+    """Whether memory is given back if there are fewer slots."""
+
     def __init__(
-        self, layers: Sequence[tuple[nn.Module, _Weights]], num_slabs: int, dtype: torch.dtype, reader: WeightReader
+        self,
+        layers: Sequence[tuple[nn.Module, _Weights]],
+        num_slots: int,
+        like: Tensor,
+        source: WeightReader | PinnedWeights,
     ) -> None:
-        """Take layers and their weights, and begin to read the first ones."""
-        self._reader = reader
-        self._layers = layers
-        self.stall_s = 0.0
-        """Seconds that passes have waited for weights."""
-        size = max(sum(_padded(stored) for _, _, stored in weights) for _, weights in layers)
-        slabs = torch.empty(num_slabs, size, dtype=dtype)
-        self._views = [[_views(slab, weights) for slab in slabs] for _, weights in layers]
-        self._reading: dict[int, list[Future[None]]] = {}
-        self._next = 0  # layer that is computed next, all rounds counted
+        """Take layers and their weights; they get slabs of the number type and the device of a tensor."""
+        self._source, self._layers = source, layers
+        self._size = max(sum(_padded(stored) for _, _, stored in weights) for _, weights in layers)
+        self._slabs = [new_room((self._size,), like)[0] for _ in range(2)]
+        self._own: dict[int, Tensor] = {}  # slabs of layers that stay
+        self._turn: list[int] = []  # layers that are fetched
+        self._fetching: dict[int, tuple[list[Tensor], list[Any]]] = {}
+        self._next = 0  # of them, the one that is computed next, all rounds counted
         self._is_torn = False  # a pass has ended within a layer, by an error or Ctrl-C
-        for number, (layer, weights) in enumerate(layers):
-            for (module, name, _), view in zip(weights, self._views[number][0], strict=True):
-                module._parameters[name] = nn.Parameter(view, requires_grad=False)
+        for number, (layer, _) in enumerate(layers):
             layer.register_forward_pre_hook(lambda *_, number=number: self._before(number))
-            layer.register_forward_hook(lambda *_: self._after())
-        self._begin(0)
+            layer.register_forward_hook(lambda *_, number=number: self._after(number))
+        self.resize(num_slots, partial(logging.tqdm, desc="Reading weights"))
 
-    def _begin(self, position: int) -> None:
-        """Read as many layers as there are slabs, from one on."""
+    def resize(self, num_slots: int, progress: Callable[[list[int]], Iterable[int]] = iter) -> None:
+        """Let another number of layers stay, between passes.
+
+        Args:
+            num_slots: room for those that are fetched in turn is counted, too.
+            progress: goes through numbers of layers that are read for it, and shows that.
+        """
+        self._source.settle()
+        self._fetching.clear()
+        total, count = len(self._layers), len(self._layers) - (num_slots - len(self._slabs))
+        self._turn = [each for each in range(total) if (each + 1) * count // total > each * count // total]
+        for number in self._turn:
+            self._bind(number, self._views(number, self._slabs[0]))
+            self._own.pop(number, None)
+        staying = set(range(total)).difference(self._turn, self._own)
+        for number in progress(sorted(staying)):
+            slab, _ = new_room((self._size,), self._slabs[0])
+            views = self._views(number, slab)
+            self._source.wait(self._begin(number, views))
+            self._bind(number, views)
+            self._own[number] = slab
+        self._start(0)
+
+    def _start(self, position: int) -> None:
+        """Fetch as many layers as there are slabs, from one on."""
         self._next = position
-        self._reading.clear()
-        for following in range(position, position + len(self._views[0])):
-            self._read(following)
+        self._fetching.clear()
+        for following in range(position, position + len(self._slabs)):
+            self._fetch(following)
 
-    def _read(self, position: int) -> None:
-        number = position % len(self._layers)
-        views = self._views[number][position % len(self._views[0])]
-        weights = self._layers[number][1]
-        self._reading[position] = self._reader.read(
-            [(each[2], view) for each, view in zip(weights, views, strict=True)]
-        )
+    def _fetch(self, position: int) -> None:
+        number = self._turn[position % len(self._turn)]
+        views = self._views(number, self._slabs[position % len(self._slabs)])
+        self._fetching[position] = views, self._begin(number, views)
+
+    def _begin(self, number: int, views: Sequence[Tensor]) -> list[Any]:
+        weights: Any = self._layers[number][1]
+        return self._source.read([(stored, view) for (_, _, stored), view in zip(weights, views, strict=True)])
+
+    def _views(self, number: int, slab: Tensor) -> list[Tensor]:
+        views, first = [], 0
+        for _, _, stored in self._layers[number][1]:
+            views.append(slab[first : first + torch.Size(stored.shape).numel()].view(stored.shape))
+            first += _padded(stored)
+        return views
+
+    def _bind(self, number: int, views: Sequence[Tensor]) -> None:
+        for (module, name, _), view in zip(self._layers[number][1], views, strict=True):
+            parameter = module._parameters[name]
+            if parameter is None or parameter.is_meta:
+                module._parameters[name] = nn.Parameter(view, requires_grad=False)
+            else:
+                parameter.data = view
 
     def _before(self, number: int) -> None:
-        if self._is_torn or self._next % len(self._layers) != number:
+        if number in self._own:
+            return
+        if self._is_torn or self._turn[self._next % len(self._turn)] != number:
             self._is_torn = True
-            self._reader.settle()
-            self._begin(number)
+            self._source.settle()
+            self._start(self._turn.index(number))
         self._is_torn = True
-        position = self._next
-        started_s = time.perf_counter()
-        for part in self._reading.pop(position):
-            part.result()
-        self.stall_s += time.perf_counter() - started_s
-        views = self._views[number][position % len(self._views[0])]
-        for (module, name, _), view in zip(self._layers[number][1], views, strict=True):
-            module._parameters[name].data = view  # type: ignore[union-attr]
+        views, started = self._fetching.pop(self._next)
+        self._source.wait(started)
+        self._bind(number, views)
 
-    def _after(self) -> None:
-        self._read(self._next + len(self._views[0]))
-        self._next += 1
-        self._is_torn = False
+    def _after(self, number: int) -> None:
+        if number not in self._own:
+            self._fetch(self._next + len(self._slabs))
+            self._next += 1
+            self._is_torn = False
 
 
-def _padded(stored: StoredTensor) -> int:
+def _padded(stored: StoredTensor | PinnedTensor) -> int:
     """Return the numbers that a tensor takes, the next one being aligned for vector instructions."""
     return -(-torch.Size(stored.shape).numel() // 64) * 64
-
-
-def _views(slab: Tensor, weights: _Weights) -> list[Tensor]:
-    views, first = [], 0
-    for _, _, stored in weights:
-        views.append(slab[first : first + torch.Size(stored.shape).numel()].view(stored.shape))
-        first += _padded(stored)
-    return views

@@ -1,17 +1,21 @@
-"""A loaded model whose weights are partly on the disk."""
+"""A loaded model whose weights are partly elsewhere."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from accelerate.hooks import remove_hook_from_submodules
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from speculant_verifier.offload.experts import ExpertPool
 from speculant_verifier.offload.files import WeightReader, stored_tensors
 from speculant_verifier.offload.layers import LayerStream
+from speculant_verifier.offload.pinned import PinnedWeights
 from speculant_verifier.offload.plan import Plan
 
 OFFLOAD = "_speculant_offload"
@@ -33,7 +37,9 @@ class OffloadStatistics:
 
 
 class Offload:
-    """Reads what a plan does not keep in memory, whenever the model is run."""
+    """Fetches what a plan does not keep in memory, whenever the model is run."""
+
+    reducible = "weights in memory"
 
     def __init__(self, model: PreTrainedModel, plan: Plan, folder: tempfile.TemporaryDirectory[str]) -> None:
         """Take over a model that was loaded with the plan's device map.
@@ -44,48 +50,76 @@ class Offload:
             folder: holds weights that had to be written in another form than the checkpoint's; removed at the end.
         """
         self.plan, self._folder = plan, folder
-        stored = stored_tensors(_index_of(model))
+        self.num_slots = plan.num_slots
+        """Units that there is room for now."""
+        stored: dict[str, Any] = dict(stored_tensors(_index_of(model)))
         remove_hook_from_submodules(model)
         for parameter in model.parameters():
             if not parameter.is_meta:  # else they are pages of the file, which the system takes away when it likes
                 parameter.data = parameter.data.clone()
-        self._reader = WeightReader()
+        like = next(each for each in model.parameters() if not each.is_meta).new_empty(0, dtype=model.dtype)
+        reader = WeightReader()
+        self._source: WeightReader | PinnedWeights = reader
         modules = [(name, model.get_submodule(name)) for name in plan.streamed]
+        if like.is_cuda:
+            self._source = pinned = PinnedWeights(like.device)
+            names = [f"{name}.{inner}" for name, module in modules for inner, _ in module.named_parameters()]
+            for name in logging.tqdm(names, desc="Reading weights"):
+                stored[name] = pinned.hold(stored[name], like.dtype, reader)
+            reader.close()
         self._stream: LayerStream | ExpertPool
         if plan.unit == "layer":
-            layers = [
-                (
-                    layer,
-                    [
-                        (
-                            layer.get_submodule(inner.rpartition(".")[0]),
-                            inner.rpartition(".")[2],
-                            stored[f"{name}.{inner}"],
-                        )
-                        for inner, _ in layer.named_parameters()
-                    ],
-                )
-                for name, layer in modules
-            ]
-            self._stream = LayerStream(layers, plan.num_slots, model.dtype, self._reader)
+            layers = [(layer, _weights_of(layer, name, stored)) for name, layer in modules]
+            self._stream = LayerStream(layers, plan.num_slots, like, self._source)
         else:
             experts = [
                 (module, {inner: stored[f"{name}.{inner}"] for inner, _ in module.named_parameters()})
                 for name, module in modules
             ]
-            self._stream = ExpertPool(experts, plan.num_slots, model.dtype, self._reader)
+            self._stream = ExpertPool(experts, plan.num_slots, like, self._source)
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that passes have waited for weights."""
+        return self._source.stall_s
 
     @property
     def statistics(self) -> OffloadStatistics:
         """What was read."""
-        stream = self._stream
-        counts = (stream.num_wanted, stream.num_found) if isinstance(stream, ExpertPool) else ()
-        return OffloadStatistics(stream.stall_s, self._reader.num_bytes, *counts)
+        source, stream = self._source, self._stream
+        return OffloadStatistics(source.stall_s, source.num_bytes, stream.num_wanted, stream.num_found)
+
+    def resize(self, num_slots: int) -> None:
+        """Keep fewer units in memory than planned, or more again; not while a pass runs."""
+        self._stream.resize(num_slots)
+        self.num_slots = num_slots
+
+    def reduce(self) -> int | None:
+        """Keep fewer by a quarter of what can be given up; bytes that were freed, or None if nothing is left to."""
+        before, least = self.num_slots, self.plan.least_slots
+        if before <= least or not self._stream.gives_back:
+            return None
+        self.resize(max(least, before - self._degree))
+        return (before - self.num_slots) * self.plan.unit_bytes
+
+    def restore(self) -> None:
+        """Keep a degree more."""
+        self.resize(min(self.plan.num_slots, self.num_slots + self._degree))
+
+    @property
+    def _degree(self) -> int:
+        return -(-(self.plan.num_slots - self.plan.least_slots) // 4)
 
     def close(self) -> None:
         """Stop reading; the model can't be run any more."""
-        self._reader.close()
+        self._source.close()
         self._folder.cleanup()
+
+
+def _weights_of(layer: nn.Module, name: str, stored: Mapping[str, Any]) -> list[tuple[nn.Module, str, Any]]:
+    """Return of every weight of a layer its module, its name there, and where it is stored."""
+    parts = [(*inner.rpartition("."), stored[f"{name}.{inner}"]) for inner, _ in layer.named_parameters()]
+    return [(layer.get_submodule(path), last, where) for path, _, last, where in parts]
 
 
 def _index_of(model: nn.Module) -> dict[str, dict[str, str]]:

@@ -1,8 +1,9 @@
 """What of a model stays in memory and what is read for every pass, by sizes alone: nothing is loaded for it.
 
-All that is not streamed stays. Of a dense model whole decoder layers are streamed, every n-th of them, so that the next
-one is read while those between are computed. Of a mixture of experts the experts are streamed, one by one, and all else
-stays. SpecExec (Svirschevski et al. 2024) puts whole layers on one side.
+Of a dense model as many decoder layers stay as fit, and every n-th is streamed, so that the next one is read while
+those between are computed. Of a mixture of experts the experts are streamed, one by one, and all else stays. SpecExec
+(Svirschevski et al. 2024) puts whole layers on one side. On a GPU what is streamed lies in this machine's memory, on a
+CPU on the disk.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _MOST_SLOTS = 4096
 """Experts of a pool: transformers counts their tokens by a histogram of float32, which is exact up to so many."""
 _NUM_SLABS = 2
 """Layers that have room beside those that stay: one is computed, and one is read."""
+_TOLERANCE = 1.1
+"""Of a budget: what passes compute with comes and goes."""
+_CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
 """Bytes that are free where that can't be found out."""
 SMALLER = "choose a smaller model (--verifier.model-name) or fewer bytes per weight (--verifier.dtype bfloat16)"
@@ -44,11 +48,9 @@ class Plan:
     unit: Literal["layer", "expert"]
     """What is read as a whole."""
     streamed: tuple[str, ...]
-    """Names of modules whose weights are on the disk, in the order of the forward pass."""
+    """Names of the modules whose weights share slots, in the order of the forward pass."""
     resident: tuple[str, ...]
     """Names of all other modules; of those inside of each other the outer one."""
-    num_layers: int
-    """Decoder layers, the others of which are in memory."""
     unit_bytes: int
     """Of the largest unit, in memory."""
     file_bytes: int
@@ -56,17 +58,21 @@ class Plan:
     num_units: int
     """Units that the streamed modules consist of."""
     num_slots: int
-    """Units that memory has room for."""
+    """Units that there is room for."""
+    least_slots: int
+    """The fewest that do: of layers one that is computed and one that is read, of experts all of a layer."""
     resident_bytes: int
-    """Weights that stay, beside the slots."""
+    """Weights beside the slots."""
     kv_tokens: int
     """Tokens of keys and values that there is room for."""
     most_nodes: int
     """Nodes of a tree, of as many as can pay, whose logits there is room for in a full batch."""
     budget: int
-    """Bytes of memory that all of the process may take."""
+    """Bytes that all of the process may take, of the GPU's memory if there is one."""
     process_bytes: int
     """Of them, what it took before."""
+    most_bytes: int | None
+    """Beyond them memory is short; None if nobody has bounded it."""
 
     @property
     def placement(self) -> tuple[object, ...]:
@@ -74,35 +80,45 @@ class Plan:
         return self.unit, self.streamed, self.num_slots
 
     @property
+    def num_kept(self) -> int:
+        """Units that a pass over many tokens finds in memory."""
+        return self.num_slots - self.least_slots if self.unit == "layer" else min(self.num_slots, self.num_units)
+
+    @property
     def pass_bytes(self) -> int:
         """Bytes that a pass over many tokens reads."""
-        if self.unit == "layer":
-            return self.num_units * self.file_bytes
-        return max(0, self.num_units - self.num_slots) * self.file_bytes
+        return (self.num_units - self.num_kept) * self.file_bytes
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the plan for people, as rows of a table."""
-        kept = f"{self.num_layers - len(self.streamed)} of {self.num_layers} layers"
-        room = f"{self.num_slots} {self.unit}s of {_gb(self.unit_bytes)}"
+    def rows(self, rate: float = 0.0) -> list[tuple[str, str]]:
+        """Return the plan for people, as rows of a table.
+
+        Args:
+            rate: bytes per second that weights are read with, if that is known.
+        """
+        kept = self.num_kept * self.unit_bytes
+        room = f"{_gb(kept)} for {self.num_kept} of {self.num_units} {self.unit}s"
+        if self.unit == "layer":
+            room += f", {_gb(self.least_slots * self.unit_bytes)} for {self.least_slots} that are read in turn"
+        seconds = f": {self.pass_bytes / rate:.2g} s at {rate / 1e9:.1f} GB/s" if rate else ""
         return [
-            ("in memory for good", f"{_gb(self.resident_bytes)}, with {kept}{_EXPERTS[self.unit]}"),
-            ("room for what is streamed", f"{room}: {_gb(self.num_slots * self.unit_bytes)}"),
-            ("read in a pass over many tokens", _gb(self.pass_bytes)),
+            ("always in memory", _gb(self.resident_bytes)),
+            ("room for the others", room),
+            ("read in a pass over many tokens", _gb(self.pass_bytes) + seconds),
             ("keys and values", f"{self.kv_tokens:,} tokens"),
             ("budget", f"{_gb(self.budget)}, of which the process had taken {_gb(self.process_bytes)}"),
         ]
 
 
-_EXPERTS = {"layer": "", "expert": " whole, and all but the experts of the others"}
-
-
-def plan_for(config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierConfig) -> Plan | None:
+def plan_for(
+    config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierConfig, device: torch.device = _CPU
+) -> Plan | None:
     """Decide what stays in memory; None if everything does.
 
     Args:
         config: the model's.
         dtype: of the weights in memory.
         verifier: bounds of memory.
+        device: where the model is computed.
 
     Raises:
         ConfigError: not even the least that must stay fits; or not everything, and nothing may be streamed.
@@ -110,15 +126,15 @@ def plan_for(config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierCon
     in_file = getattr(config.get_text_config(), "dtype", None) or dtype  # the next lines change it
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    process, total = anonymous_bytes(), _size(model)
-    free = available_bytes()
-    budget = int(verifier.ram_budget)
-    if not budget:
-        budget = process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
+    total, on_cpu = _size(model), device.type == "cpu"
+    process = anonymous_bytes() if on_cpu else torch.cuda.memory_allocated(device)
+    free = available_bytes() if on_cpu else torch.cuda.mem_get_info(device)[0]
+    bound = int(verifier.ram_budget if on_cpu else verifier.device_budget)
+    budget = bound or process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
     reserved = int(_RESERVED * budget)
     wanted = verifier.resident_layers
     # Without a budget nobody has said how much is for keys and values: they take what is left.
-    if wanted is None and total <= budget - process - (reserved if verifier.ram_budget else 0):
+    if wanted is None and total <= budget - process - (reserved if bound else 0):
         return None
     layers = decoder_layers(model)
     if wanted is not None and wanted >= len(layers):
@@ -141,29 +157,30 @@ def plan_for(config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierCon
         raise ConfigError(
             f"of model '{verifier.model_name}' {_gb(fixed)} must stay in memory, and with all else that takes "
             f"{_gb((fixed + least * unit + taken - reserved) / (1.0 - _RESERVED))} of {_gb(budget)}; raise "
-            "--verifier.ram-budget, or choose fewer bytes per weight (--verifier.dtype bfloat16)"
+            f"--verifier.{'ram' if on_cpu else 'device'}-budget, or choose fewer bytes per weight "
+            "(--verifier.dtype bfloat16)"
         )
-    if experts:
-        streamed = tuple(modules)
-    else:
-        num_kept = min(num_slots - least, len(modules) - 1)
-        streamed, num_slots = _spread(list(modules), len(modules) - num_kept), least
-        fixed += num_kept * unit
+    if not experts:
+        num_slots = min(num_slots, least + len(modules) - 1)
+    if not on_cpu:
+        _require_room(total - fixed, verifier)
+    streamed = tuple(modules)
     logit_bytes = int((1.0 - _KV_SHARE) * reserved) // verifier.max_batch_size
     return Plan(
         unit="expert" if experts else "layer",
         streamed=streamed,
         resident=tuple(_beside(model, streamed)),
-        num_layers=len(layers),
         unit_bytes=unit,
         file_bytes=unit * in_file.itemsize // dtype.itemsize,
         num_units=len(streamed) * divisor,
         num_slots=num_slots,
+        least_slots=least,
         resident_bytes=fixed,
         kv_tokens=kv_tokens,
         most_nodes=_most_nodes(model, logit_bytes, kv_tokens // verifier.max_batch_size),
         budget=budget,
         process_bytes=process,
+        most_bytes=int(_TOLERANCE * bound) if bound else None,
     )
 
 
@@ -201,6 +218,20 @@ def _require_streamable(
     raise ConfigError(
         f"model '{verifier.model_name}' needs {size}, more than the {_gb(budget)} that it may take; {why}"
     )
+
+
+def _require_room(num_bytes: int, verifier: VerifierConfig) -> None:
+    """Refuse weights that this machine's memory does not hold for its GPU.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    room = int(verifier.ram_budget) or available_bytes()
+    if room is not None and num_bytes + anonymous_bytes() > room:
+        raise ConfigError(
+            f"of model '{verifier.model_name}' {_gb(num_bytes)} must lie in this machine's memory, more than the "
+            f"{_gb(room)} that it may take; {SMALLER}"
+        )
 
 
 def _experts_of(model: PreTrainedModel, layer: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -244,12 +275,6 @@ def _beside(model: nn.Module, streamed: tuple[str, ...], prefix: str = "") -> It
             yield from _beside(module, streamed, f"{whole}.")
         elif whole not in streamed:
             yield whole
-
-
-def _spread(names: list[str], count: int) -> tuple[str, ...]:
-    """Return so many of the names, as evenly spread as they can be."""
-    total = len(names)
-    return tuple(name for index, name in enumerate(names) if (index + 1) * count // total > index * count // total)
 
 
 def _gb(number: float) -> str:

@@ -177,6 +177,14 @@ class _VerifierCollector(Collector):
         wanted = "Experts that passes wanted, of a model whose experts are streamed."
         yield _counter("offload_experts", wanted, statistics.num_wanted)
         yield _counter("offload_experts_found", "Those of them that were in memory.", statistics.num_found)
+        reductions = CounterMetricFamily(
+            _PREFIX + "memory_reductions", "What was reduced as memory was short, and how often.", labels=["what"]
+        )
+        for what, number in decoder.totals.num_reductions.items():
+            reductions.add_metric([what], number)
+        yield reductions
+        in_force = "Reductions that have not been taken back."
+        yield _gauge("memory_reductions_in_force", in_force, decoder.totals.num_reductions_in_force)
 
 
 def _counter(name: str, help_text: str, value: float) -> Metric:

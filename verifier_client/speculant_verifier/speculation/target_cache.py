@@ -111,6 +111,11 @@ class TargetCache:
         num_bytes = 0 if self._block is None else self._block.nbytes
         return TargetCacheStatistics(self._hits, self._stored, self._evicted, len(self._slots), num_bytes)
 
+    def clear(self, num_bytes: int) -> None:
+        """Drop all rows and give their memory back; other bytes bound those to come."""
+        self._slots.clear()
+        self._block, self._num_bytes = None, num_bytes
+
     def __len__(self) -> int:
         """Rows held."""
         return len(self._slots)
