@@ -15,7 +15,7 @@
 namespace speculant {
 
 /// Most nodes of a draft, and most children of a node.
-inline constexpr int kMaxNodes = 1024, kMaxBranches = 64;
+inline constexpr int kMaxNodes = 2048, kMaxBranches = 64;
 
 /// What was drafted, as it travels. A parent is 0 for the root, j + 1 for node j.
 struct Draft {

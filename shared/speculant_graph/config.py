@@ -112,7 +112,7 @@ class GraphConfig(Config):
 class DraftConfig(Config):
     """How much is drafted, how, and from what."""
 
-    k: Annotated[int, Field(ge=0, le=1_024)] = 8
+    k: Annotated[int, Field(ge=0, le=2_048)] = 8
     """Most tokens drafted per step; 0 turns speculation off."""
     strategy: StrategyName = "tree"
     """'greedy': the most frequent successor of the longest known context. 'sampling': drawn from its
@@ -362,7 +362,7 @@ class ServerConfig(EndpointConfig):
     """Most sequences in one message."""
     max_tokens: Annotated[int, Field(ge=1, le=1 << 28)] = 262_144
     """Most context tokens in one message."""
-    max_nodes: Annotated[int, Field(ge=1, le=1_024)] = 1_024
+    max_nodes: Annotated[int, Field(ge=1, le=2_048)] = 2_048
     """Most nodes drafted for one sequence in one step."""
     max_step_nodes: Annotated[int, Field(ge=1, le=1 << 20)] = 8_192
     """Most nodes drafted in one step, for all its sequences; others wait for it meanwhile."""

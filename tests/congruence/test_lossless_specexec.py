@@ -44,9 +44,9 @@ def test_trees_of_a_thousand_nodes(strategy, length, ring):
     graph = noisy_graph(prompt, output)
     config = LONG.model_copy(update={"max_tokens": 1_100, "ignore_end_tokens": False, "end_token_ids": (output[-1],)})
     expected = output[: output.index(output[-1]) + 1]
-    drafter = local_drafter(graph, strategy, 1_024, beam_width=64, max_branches=64)
+    drafter = local_drafter(graph, strategy, 2_048, beam_width=64, max_branches=64)
     job = Job(prompt, config)
-    outcome = decode(model, [job, job], drafter, 1_024, strategy=strategy, max_batch_size=1, target_cache=50_000_000)
+    outcome = decode(model, [job, job], drafter, 2_048, strategy=strategy, max_batch_size=1, target_cache=50_000_000)
     assert outcome.outputs == [expected, expected]
     first, second = outcome.sequences
     totals = outcome.engine.totals

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STRATEGIES = (*draft_strategies.STRATEGIES, PROMPT_LOOKUP)
 """What can be replayed."""
 
-_MOST_NODES = 1_024
+_MOST_NODES = 2_048
 _MOST_DIGITS = 9
 _PLOT_ENDINGS = (".png", ".svg")
 

@@ -30,7 +30,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import num_cores
 from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 
-MAX_NODES = 1_024
+MAX_NODES = 2_048
 """Most nodes of a draft."""
 _MOST_KEPT = 256
 _SEEDS = 1 << 64

@@ -296,7 +296,7 @@ def test_lists_of_strategies_and_budgets() -> None:
     for text, complaint in (
         ("8,x", "'x' is no whole number; write numbers such as 8,16,32"), ("", "'' is no whole number"),
         ("-3", "-3 is too small or large"), ("²", "no whole number"), ("1.5", "'1.5' is no whole number"),
-        ("0", "0 is too small or large; write numbers from 1 to 1,024"), ("5000", "5000 is too small or large"),
+        ("0", "0 is too small or large; write numbers from 1 to 2,048"), ("5000", "5000 is too small or large"),
         ("9" * 5_000, "too small or large"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=complaint):

@@ -375,7 +375,7 @@ def test_budgets_beyond_the_largest() -> None:
     text = np.random.default_rng(1).integers(0, 40, 3_000)
     drafter.open(1)
     drafter.accept(1, text)
-    assert len(draft_of(drafter, 1, 10**9)) == 1_024
+    assert len(draft_of(drafter, 1, 10**9)) == 2_048
     drafter.open(2, cost=CostCurve((1,), (1.0,)))
     drafter.accept(2, text)
-    assert len(draft_of(drafter, 2, 10**9)) == 1_024
+    assert len(draft_of(drafter, 2, 10**9)) == 2_048

@@ -106,6 +106,11 @@ def _print(figures: dict[str, Any], arguments: Sequence[str], *, as_json: bool) 
             (f"  {words}", _pass(figures, name))
             for name, words in (("pass", "one token"), ("wide_pass", "widest tree"))
         ),
+        *(
+            [("experts that a token chooses", f"{figures['pass_bytes'] / chosen:.2f} of their bytes are read for it")]
+            if (chosen := figures["chosen_bytes"])
+            else []
+        ),
         ("a pass by accelerate's disk offloading, one token", f"{figures['accelerate_pass_ms']:.0f} ms"),
         ("most nodes", "tokens a pass, tokens/s, speed, waiting"),
     ]

@@ -103,10 +103,16 @@ def streamed(wanted: dict[str, Any]) -> dict[str, Any]:
             ]
             passes[f"stream_{name}pass_ms"] = 1e3 * float(np.median([seconds for seconds, _, _ in times]))
             passes[f"read_{name}pass_ms"] = 1e3 * float(np.median([count / rate for _, count, rate in times]))
+            passes[f"{name}pass_bytes"] = float(np.median([count for _, count, _ in times]))
             bytes_per_s = float(np.median([rate for _, _, rate in times]))
     offload.close()
+    config = target.model.config.get_text_config()
+    num_experts = getattr(config, "num_local_experts", None)
     return passes | {
         "plan": dict(offload.plan.rows()),
+        "chosen_bytes": offload.plan.num_units * offload.plan.file_bytes * config.num_experts_per_tok / num_experts
+        if num_experts
+        else None,
         "peak_bytes": peak[0],
         "results": results,
         "plain_tokens_per_s": min(each["tokens_per_s"] for each in results if each["nodes"] == 0),
