@@ -9,27 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BeforeValidator, ByteSize, Field, SecretStr
 
-from speculant_graph.types import (
-    CouplingName,
-    MixingName,
-    RuleName,
-    SourceName,
-    SpecialTokensName,
-    StrategyName,
-    TokenId,
-)
+from speculant_graph.config_base import Config
+from speculant_graph.config_generation import GenerationConfig as GenerationConfig
+from speculant_graph.types import CouplingName, MixingName, SourceName, SpecialTokensName, StrategyName
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
@@ -38,39 +22,8 @@ MINIMUM_BUILD_MEMORY = 512_000_000
 """Bytes that Python, the tokenizer and the smallest useful partition take together."""
 
 
-def _not_tiny(temperature: float) -> float:
-    if 0.0 < temperature < 1e-3:
-        raise ValueError("temperature must be 0 (greedy) or at least 0.001")
-    return temperature
-
-
 def _split(names: object) -> object:
     return names.split(",") if isinstance(names, str) else names
-
-
-def _holds_truth(value: object) -> bool:
-    if isinstance(value, list | tuple | dict):
-        return any(map(_holds_truth, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, bool)
-
-
-def _names_truth(annotation: object) -> bool:
-    return annotation is bool or any(map(_names_truth, get_args(annotation)))
-
-
-class Config(BaseModel):
-    """Base of all configuration: frozen, strict about names, documented by its attribute docstrings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_a_number(cls, value: object, field: ValidationInfo) -> object:
-        """Refuse true and false, which Python takes for 1 and 0, where they are not asked for."""
-        assert field.field_name is not None
-        if _holds_truth(value) and not _names_truth(cls.model_fields[field.field_name].annotation):
-            raise ValueError("must not be true or false")
-        return value
 
 
 class GraphConfig(Config):
@@ -212,60 +165,6 @@ class VerifierConfig(Config):
     """Access token for gated models on the hub."""
 
 
-class GenerationConfig(Config):
-    """How tokens are chosen, and for how long; a setting of the request."""
-
-    max_tokens: Annotated[int, Field(ge=1)] = 256
-    """Most new tokens."""
-    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_not_tiny)] = 0.0
-    """0 is greedy, where 'top_k', 'top_p' and 'min_p' do nothing; otherwise at least 0.001, below which logits
-    overflow."""
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """Keep the k most probable tokens; 0 keeps all."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Keep the most probable tokens that hold this mass."""
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Drop tokens less probable than this share of the most probable one."""
-    repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """Above 1 tokens of the sequence so far become less probable."""
-    no_repeat_ngram_size: Annotated[int, Field(ge=0)] = 0
-    """No n-gram of this length twice; 0 allows all."""
-    logit_bias: dict[TokenId, float] = {}
-    """Added to the logits of tokens, by token id."""
-    bad_words: tuple[str, ...] = ()
-    """Never emit these texts."""
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    """Fewest new tokens before an end token may come."""
-    stop: tuple[str, ...] = ()
-    """End before any of these texts."""
-    end_token_ids: tuple[TokenId, ...] | None = None
-    """Tokens that end the text, if not the model's own."""
-    n: Annotated[int, Field(ge=1, le=1_024)] = 1
-    """Samples of the same prompt; sample i uses the seed + i."""
-    logprobs: Annotated[int, Field(ge=0, le=1_024)] | None = None
-    """Return the log-probability of every emitted token, and those of so many most probable ones; all of the model
-    itself, before temperature and the like."""
-    rule: RuleName = "follow"
-    """How drafts are verified. 'follow': the output is a function of prompt, settings and seed alone; so it is with
-    'nasd', which looks at the most probable proposal only, and 'gumbel', the name of 'follow' where drafts are coupled.
-    The others keep the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block
-    verification), 'tree-wor' and 'tree-iid' (trees whose siblings were drawn without replacement, or independently)."""
-    speculation: Literal["auto", "on", "off"] = "auto"
-    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, a
-    pass for every token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
-    same."""
-    node_budget: Annotated[int, Field(ge=0)] | None = None
-    """Most tokens drafted per step, if fewer than 'draft.k'; 0 uses no drafts."""
-    max_depth: Annotated[int, Field(ge=1, le=255)] | None = None
-    """Longest path drafted, instead of 'draft.max_depth'; chains end there, too."""
-    draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
-    """What drafts are drawn with, instead of 'draft.temperature'."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the request's random streams."""
-    ignore_end_tokens: bool = False
-    """Go on after the model's end token, up to 'max_tokens'."""
-
-
 class ClientConfig(Config):
     """How drafter sidecars are reached, and how long they are waited for."""
 
@@ -347,7 +246,7 @@ class ServerConfig(EndpointConfig):
     """Processes that serve. They share the graph's memory; sessions and what is learned belong to one of them."""
     graph: Path = Path("graph.pkl")
     """Graph file to serve by default. Its name is the file's, without the suffix."""
-    graphs: dict[str, Path] = {}
+    graphs: dict[str, Path] = Field(default={})
     """More graph files to serve, each under a name: docs=docs.pkl"""
     graph_folder: Path | None = None
     """Folder from which the admin service may load graphs; by default the one that 'graph' is in."""

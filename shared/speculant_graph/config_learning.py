@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
-from speculant_graph.config import Config
+from speculant_graph.config_base import Config
 
 
 class DraftModelConfig(Config):

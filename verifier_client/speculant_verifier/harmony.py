@@ -2,9 +2,9 @@
 
 Such a model writes messages of its own, each with a header:
 ``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. The text of
-channel ``final``, or of a message without one, is the answer's content; the text of all other channels is its
-reasoning; headers and control tokens are neither. Nothing is added, and nothing is lost where a model does not keep to
-the form: then what it wrote is content as it stands.
+channel ``final``, or of a message without one, is the answer's content; a message to one of the request's functions is
+a call; the text of all other channels is its reasoning; headers and control tokens are none of these. Nothing is added,
+and nothing is lost where a model does not keep to the form: then what it wrote is content as it stands.
 
 Control tokens are known by their ids: text that only spells one is text.
 """
@@ -21,13 +21,16 @@ from speculant_graph.errors import GenerationError
 from speculant_graph.types import TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.stream import TextStream
+from speculant_verifier.tool_calls.pieces import Piece, PieceKind, joined
 
 _NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
 _FIRST_WORD = re.compile(r"\s*([^\s<]+)")
 _LONGEST_HEADER = 64
 """In tokens; what goes on for longer without a message is none."""
 
-_Kind = Literal["control", "reasoning", "content"]
+_RECIPIENT = re.compile(r"\bto=functions\.([a-zA-Z0-9_.-]+)")
+
+_Kind = Literal["control"] | PieceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,17 @@ class HarmonyTokens:
 class ChannelSplitter:
     """Splits one answer as it comes. How it is cut into pieces makes no difference."""
 
-    def __init__(self, tokens: HarmonyTokens, decode: Callable[[Sequence[TokenId]], str]) -> None:
+    def __init__(
+        self, tokens: HarmonyTokens, decode: Callable[[Sequence[TokenId]], str], *, finds_calls: bool = False
+    ) -> None:
         """Start behind the prompt, which ends with the beginning of a header.
 
         Args:
             tokens: the control tokens.
             decode: turns token ids into text.
+            finds_calls: whether messages to functions are calls, and not reasoning.
         """
+        self._finds_calls = finds_calls
         self._names = tokens.names
         self._texts = TextStream(decode)
         self._header: list[str] | None = []  # None: within a message
@@ -75,8 +82,8 @@ class ChannelSplitter:
         self._pieces: deque[tuple[_Kind, str]] = deque()
         self._num_due = 0
 
-    def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> tuple[str, str]:
-        """Add what a step emitted; return the reasoning and the content that became certain.
+    def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> list[Piece]:
+        """Add what a step emitted; return what became certain.
 
         Args:
             token_ids: its tokens.
@@ -91,15 +98,19 @@ class ChannelSplitter:
             if self._header is not None:
                 self._end_header("control" if self._is_harmony and self._header_starts_well else "content")
         self._num_due += len(text)
-        taken: dict[_Kind, list[str]] = {"control": [], "reasoning": [], "content": []}
-        while self._pieces and self._num_due:
+        taken: list[Piece] = []
+        while self._pieces and (self._num_due or self._pieces[0][0] == "name"):
             kind, piece = self._pieces.popleft()
+            if kind == "name":
+                taken.append((kind, piece))
+                continue
             if len(piece) > self._num_due:
                 self._pieces.appendleft((kind, piece[self._num_due :]))
                 piece = piece[: self._num_due]
             self._num_due -= len(piece)
-            taken[kind].append(piece)
-        return "".join(taken["reasoning"]), "".join(taken["content"])
+            if kind != "control":
+                taken.append((kind, piece))
+        return joined(taken)
 
     def _add(self, token: TokenId) -> None:
         piece = self._texts.push([token])
@@ -113,10 +124,14 @@ class ChannelSplitter:
         elif name == "<|message|>" and self._header is not None:
             header = "" if self._channel_at is None else "".join(self._header[self._channel_at :])
             channel = _FIRST_WORD.match(header)
+            called = _RECIPIENT.search("".join(self._header)) if self._finds_calls else None
             self._channel = "content" if channel is None or channel[1] == "final" else "reasoning"
             self._is_harmony = True
             self._end_header("control")
             self._pieces.append(("control", name))
+            if called is not None:
+                self._channel = "arguments"
+                self._pieces.append(("name", called[1]))
         elif self._header is not None:
             self._header.append(name)
             if name == "<|channel|>":

@@ -13,6 +13,7 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sampling.stops import StopStrings
 from speculant_verifier.stream import TextStream
+from speculant_verifier.structured import form_of
 
 Prompt = str | Sequence[TokenId]
 """Text, or token ids that are used as they are."""
@@ -53,10 +54,14 @@ class Batch:
         """What the engine decodes."""
         for number, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
             refusal = ""
+            grammar = None
             try:
                 token_ids = self._token_ids(prompt)
+                if form := form_of(config):
+                    grammar = target.grammars.compiled(form, token_ids)
             except GenerationError as error:
                 token_ids, refusal = (), str(error)
+            hint = tuple(self._token_ids(config.prediction)) if config.prediction else ()
             for sample in range(config.n):
                 self._sources.append((number, sample))
                 ending = _Ending(target.decode, config.stop) if config.stop else None
@@ -65,7 +70,14 @@ class Batch:
                 settings = config.model_copy(update={"seed": (config.seed + sample) % (1 << 63), "n": 1})
                 self.requests.append(
                     Request(
-                        len(self.requests), token_ids, settings, stop_check=ending, refusal=refusal, session=session
+                        len(self.requests),
+                        token_ids,
+                        settings,
+                        stop_check=ending,
+                        grammar=grammar,
+                        hint=hint,
+                        refusal=refusal,
+                        session=session,
                     )
                 )
 

@@ -16,7 +16,6 @@ from pydantic_settings import EnvSettingsSource
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import (
     ClientConfig,
-    Config,
     DraftConfig,
     GenerationConfig,
     GraphConfig,
@@ -24,6 +23,7 @@ from speculant_graph.config import (
     ServiceConfig,
     VerifierConfig,
 )
+from speculant_graph.config_base import Config
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings

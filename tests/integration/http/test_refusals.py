@@ -20,6 +20,11 @@ from support.http_api import MODEL, Api, serving, tiny_decoder
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 COMPLETION = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
 OPTIONS = {"type": "function", "function": {"name": "f"}}
+NAMED = {"type": "function", "function": {"name": "g"}}
+
+
+def schema_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
 def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
@@ -39,9 +44,8 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [OPTIONS]), ("tools", []), ("tool_choice", "auto"), ("parallel_tool_calls", True),
         ("functions", [{"name": "f"}]), ("function_call", "auto"), ("audio", {"voice": "x"}),
-        ("modalities", ["text"]), ("prediction", {}), ("store", True), ("metadata", {}), ("service_tier", "auto"),
+        ("modalities", ["text"]), ("store", True), ("metadata", {}), ("service_tier", "auto"),
         ("web_search_options", {}), ("verbosity", "low"), ("guided_json", {}), ("chat_template", "x"),
         ("chat_template_kwargs", {}), ("use_beam_search", True), ("prompt_logprobs", 1), ("best_of", 2),
     ],
@@ -57,10 +61,23 @@ def test_fields_that_are_not_served_are_named(api: Api, name: str, value: object
 @pytest.mark.parametrize(
     ("path", "body", "param", "says"),
     [
-        ("chat/completions", {"presence_penalty": 0.5}, "presence_penalty", "other than 0"),
-        ("chat/completions", {"frequency_penalty": -1}, "frequency_penalty", "other than 0"),
-        ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "not"),
+        ("chat/completions", {"presence_penalty": 2.5}, "presence_penalty", "2"),
+        ("chat/completions", {"frequency_penalty": -3}, "frequency_penalty", "-2"),
+        ("chat/completions", {"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
+        ("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "lacks"),
+        ("chat/completions", schema_of({"type": "nonsense"}), "response_format", "can't be kept to"),
+        ("chat/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs", "can't be kept to"),
+        ("chat/completions", {"structured_outputs": {"json": "{"}}, "structured_outputs", "no JSON"),
+        ("completions", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
+        ("chat/completions", schema_of({}) | {"structured_outputs": {"regex": "a"}}, "structured_outputs", "one of"),
+        ("chat/completions", {"structured_outputs": {}}, "structured_outputs", "one of"),
+        ("completions", {"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "structured_outputs", "an end"),
+        ("chat/completions", {"prediction": {}}, "prediction.type", "missing"),
+        ("chat/completions", {"tools": [OPTIONS, OPTIONS]}, "tools", "one name"),
+        ("chat/completions", {"tool_choice": "required"}, "tool_choice", "no tools"),
+        ("chat/completions", {"tools": [OPTIONS], "tool_choice": NAMED}, "tool_choice", "'g', which is not among"),
+        ("chat/completions", {"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "missing"),
+        ("chat/completions", {"tools": [{"type": "web"}]}, "tools.0.type", "'function'"),
         ("completions", {"suffix": "x"}, "suffix", "not supported"),
         ("completions", {"echo": True}, "echo", "other than false"),
         ("completions", {"best_of": 3}, "best_of", "other than n"),
@@ -105,7 +122,14 @@ def test_fields_that_are_not_served_are_named(api: Api, name: str, value: object
         ("chat/completions", {"messages": "hi"}, "messages", "list"),
         ("chat/completions", {"messages": ["hi"]}, "messages.0", "give an object"),
         ("chat/completions", {"\n" * 99: 1}, "?" * 64, "unknown"),
-        ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'user'"),
+        ("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'user'"),
+        ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "missing"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x", "tool_call_id": "y"}]},
+            "messages.0.tool_call_id",
+            "leave it out",
+        ),
         ("chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content", "missing"),
         ("chat/completions", {"messages": [{"role": "user", "content": 1}]}, "messages.0.content", "give text"),
         (
@@ -118,7 +142,7 @@ def test_fields_that_are_not_served_are_named(api: Api, name: str, value: object
             "chat/completions",
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": []}]},
             "messages.0.tool_calls",
-            "not supported",
+            "at least 1",
         ),
     ],
 )  # fmt: skip

@@ -43,8 +43,11 @@ class Split:
         edges = [0, *sorted(cuts), len(token_ids)]
         for number, (start, end) in enumerate(pairwise(edges), 2):
             tokens, is_last = token_ids[start:end], number == len(edges)
-            found.append(splitter.push(tokens, stream.push(tokens, final=is_last), final=is_last))
-        return "".join(each[0] for each in found), "".join(each[1] for each in found)
+            found += splitter.push(tokens, stream.push(tokens, final=is_last), final=is_last)
+        assert {kind for kind, _ in found} <= {"reasoning", "content"}
+        return "".join(text for kind, text in found if kind == "reasoning"), "".join(
+            text for kind, text in found if kind == "content"
+        )
 
 
 @pytest.fixture(scope="module", params=["bytes", "gpt-oss"])

@@ -17,6 +17,7 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import WANTS_PROPOSALS
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
 from speculant_verifier.speculation.controller import Speculation
+from speculant_verifier.structured.drafts import with_forced
 
 _ROUNDING = 1e-6
 _FEWEST_NODES = 4
@@ -96,17 +97,15 @@ class Drafting:
         """Return drafts that could all be emitted; anything unusable becomes no draft."""
         started_s = time.perf_counter()
         limits = [self._limit(sequence) for sequence in sequences]
-        if not any(limits):
-            return [EMPTY_DRAFT] * len(sequences)
         histories = [_history(sequence) for sequence in sequences]
-        budgets = self._speculation.budgets(histories, limits)
-        if not any(budgets):
+        budgets = self._speculation.budgets(histories, limits) if any(limits) else limits
+        if not any(budgets) and not any(map(_is_formed, sequences)):
             return [EMPTY_DRAFT] * len(sequences)
         asked = [number for number, sequence in enumerate(sequences) if sequence.has_session and budgets[number]]
         steps = [
             SequenceStep(
                 each.session_id,
-                each.token_ids,
+                [*each.request.hint, *each.token_ids] if each.request.hint else each.token_ids,
                 budgets[number],
                 draft_seed(each.config, len(each.token_ids)),
                 each.feedback,
@@ -121,7 +120,7 @@ class Drafting:
         ]
         drafts = [EMPTY_DRAFT] * len(sequences)
         shallow: list[Sequence[int]] = [()] * len(sequences)
-        answer = self._ask(steps)
+        answer = self._ask(steps) if steps else []
         for number, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
             sequences[number].feedback = None
             looks_at_q = sequences[number].config.rule in WANTS_PROPOSALS
@@ -135,9 +134,12 @@ class Drafting:
             if sequence.offered is not None:
                 shallow[number] = nodes_within(sequence.offered.draft, self._most_depth(sequence))
                 drafts[number] = sequence.offered.draft.part(shallow[number])
+        for number, sequence in enumerate(sequences):
+            if _is_formed(sequence):
+                shallow[number], drafts[number] = self._formed(sequence, shallow[number], drafts[number])
         can_trim = [sequence.config.rule not in WANTS_PROPOSALS for sequence in sequences]
         for number, nodes in enumerate(self._speculation.keep(histories, drafts, can_trim)):
-            sequences[number].draft_nodes = [shallow[number][node] for node in nodes]
+            sequences[number].draft_nodes = [shallow[number][node] for node in nodes if node < len(shallow[number])]
             drafts[number] = drafts[number].part(nodes)
         elapsed_s = time.perf_counter() - started_s
         self._totals.draft_s += elapsed_s
@@ -146,6 +148,27 @@ class Drafting:
         for sequence in sequences:
             sequence.draft_s += elapsed_s
         return drafts
+
+    def _formed(self, sequence: ActiveSequence, nodes: Sequence[int], draft: Draft) -> tuple[Sequence[int], Draft]:
+        """Leave out what the output's form forbids, and add what it forces.
+
+        Args:
+            sequence: whose rule takes a draft as it is.
+            nodes: numbers of the draft's nodes in the drafter's message.
+            draft: what is left of that.
+
+        Returns:
+            The same of the draft that is to be verified, whose added nodes, which come last, have no numbers.
+        """
+        assert sequence.sampler is not None
+        assert sequence.sampler.constraint is not None
+        constraint = sequence.sampler.constraint
+        usable = constraint.usable(sequence.token_ids, draft)
+        most = min(self._most_nodes_of(sequence), self._most_depth(sequence))
+        draft = draft.part(usable)
+        return [nodes[node] for node in usable], with_forced(
+            constraint, sequence.token_ids, draft, max(len(draft), most)
+        )
 
     def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
         """Note what became of a draft; those that callers bring say nothing of the drafter's."""
@@ -223,6 +246,16 @@ class Drafting:
         if all(is_known):
             return nodes_within(draft, most_depth)
         return [node for node, depth in enumerate(depths_of(draft)) if is_known[node] and depth <= most_depth]
+
+
+def _is_formed(sequence: ActiveSequence) -> bool:
+    """Whether drafts must be fitted to the form of its output.
+
+    Rules that weigh p against q get drafts as they are: they would be biased by what is left out, and refuse it anyway.
+    """
+    config, sampler = sequence.config, sequence.sampler
+    has_form = sampler is not None and sampler.constraint is not None and not sequence.request.brings_drafts
+    return has_form and config.speculation != "off" and config.rule not in WANTS_PROPOSALS
 
 
 def depths_of(draft: Draft) -> list[int]:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from loguru import logger
-from transformers import LogitsProcessorList
 
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.config_learning import RecordConfig
@@ -168,7 +167,7 @@ class Engine:
                 raise GenerationRequestError(request.refusal)
             self._admission.check(request)
             sequence.end_token_ids = end_token_ids_of(request.config, self._target.end_token_ids)
-            sequence.sampler = Sampler(request.config, self._processors(sequence))
+            sequence.sampler = self._sampler(sequence)
         except SpeculantError as error:
             self._failed.append(_failure(sequence, error))
             return sequence
@@ -291,14 +290,14 @@ class Engine:
         if reason != "error" and self._records is not None:
             self._records.finish(sequence)
 
-    def _processors(self, sequence: ActiveSequence) -> LogitsProcessorList:
-        request, target = sequence.request, self._target
-        if request.processors is not None:
-            return request.processors
-        ends = sequence.end_token_ids
-        return processors_of(
-            request.config, len(request.prompt), ends, target.vocabulary_size, target.tokenizer, target.device
-        )
+    def _sampler(self, sequence: ActiveSequence) -> Sampler:
+        request, target, ends = sequence.request, self._target, sequence.end_token_ids
+        length, processors = len(request.prompt), request.processors
+        if processors is None:
+            size, tokenizer = target.vocabulary_size, target.tokenizer
+            processors = processors_of(request.config, length, ends, size, tokenizer, target.device)
+        constraint = None if request.grammar is None else request.grammar.constraint(length)
+        return Sampler(request.config, processors, constraint=constraint)
 
     def _admit(self) -> None:
         while self._waiting:

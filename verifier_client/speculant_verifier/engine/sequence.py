@@ -18,6 +18,7 @@ from speculant_verifier.results import NO_REQUESTS, FinishReason, PhaseTimes, Re
 from speculant_verifier.sampling import Sampler
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
 from speculant_verifier.speculation.target_cache import PrefixKey
+from speculant_verifier.structured import Grammar
 
 StopCheck = Callable[[Sequence[TokenId]], int | None]
 """Told of newly emitted tokens, it says how many of them stay if the text ends with them, or None. It keeps count of
@@ -38,6 +39,10 @@ class Request:
     """Logits processors of transformers instead of those that the settings ask for."""
     stop_check: StopCheck | None = None
     """Finds the end of the text by its characters."""
+    grammar: Grammar | None = None
+    """Form of the output."""
+    hint: tuple[TokenId, ...] = ()
+    """Tokens that drafts come from as if they stood before the prompt; the model does not see them."""
     forced: tuple[TokenId, ...] = ()
     """What the model is made to write, for benches: everything is computed, then this is chosen."""
     refusal: str = ""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Answer(BaseModel):
@@ -19,6 +19,15 @@ class Answer(BaseModel):
         return self.model_dump_json(exclude_unset=True)
 
 
+class CompletionDetails(Answer):
+    """What became of a prediction."""
+
+    accepted_prediction_tokens: int
+    """Drafted tokens that were emitted, at most as many as each choice's prediction has."""
+    rejected_prediction_tokens: int
+    """The other tokens of the prediction, for every choice."""
+
+
 class Usage(Answer):
     """Token counts of a request."""
 
@@ -28,6 +37,8 @@ class Usage(Answer):
     """Of all choices, end tokens included."""
     total_tokens: int
     """The sum."""
+    completion_tokens_details: CompletionDetails | None = None
+    """Of a request with a prediction."""
 
 
 class Seconds(Answer):
@@ -123,15 +134,39 @@ class CompletionLogprobs(Answer):
     """Where in the choice's text they begin, in characters."""
 
 
+class AnswerFunction(Answer):
+    """What is called."""
+
+    name: str | None = None
+    """The function's name; in a stream in its first piece."""
+    arguments: str
+    """JSON text, or a piece of it."""
+
+
+class AnswerCall(Answer):
+    """A call of a tool."""
+
+    index: int | None = None
+    """In a stream, which of the answer's calls it is."""
+    id: str | None = None
+    """Of this call; in a stream in its first piece."""
+    type: Literal["function"] | None = None
+    """'function'; in a stream in its first piece."""
+    function: AnswerFunction
+    """The call."""
+
+
 class AnswerMessage(Answer):
     """The model's message."""
 
     role: Literal["assistant"]
     """'assistant'."""
-    content: str
-    """The text; of a model with harmony channels the final channel."""
+    content: str | None
+    """The text; of a model with harmony channels the final channel. null if there are calls and no text."""
     reasoning_content: str | None = None
     """Of a model with harmony channels, the others."""
+    tool_calls: list[AnswerCall] | None = None
+    """Calls of the request's tools, if there are any."""
     refusal: None = None
     """Always null."""
 
@@ -146,7 +181,7 @@ class ChatChoice(Answer):
     logprobs: ChatLogprobs | None
     """If they were asked for."""
     finish_reason: FinishReason
-    """'stop' (end token or stop text) or 'length'."""
+    """'stop' (end token or stop text), 'tool_calls' (the same after a call) or 'length'."""
 
 
 class ChatCompletion(Answer):
@@ -177,6 +212,8 @@ class Delta(Answer):
     """More text."""
     reasoning_content: str | None = None
     """More of the other channels."""
+    tool_calls: list[AnswerCall] | None = None
+    """More of the calls."""
 
 
 class ChunkChoice(Answer):

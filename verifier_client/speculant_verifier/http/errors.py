@@ -24,9 +24,9 @@ _RETRY_AFTER_S = "1"
 _KNOWN_ELSEWHERE = frozenset({
     "audio", "chat_template", "chat_template_kwargs", "documents", "function_call", "functions", "guided_choice",
     "guided_grammar", "guided_json", "guided_regex", "length_penalty", "metadata", "modalities", "moderation",
-    "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention", "prompt_logprobs",
-    "safety_identifier", "service_tier", "store", "structured_outputs", "suffix", "tool_choice", "tool_calls",
-    "tool_call_id", "tools", "truncate_prompt_tokens", "use_beam_search", "verbosity", "web_search_options",
+    "prompt_cache_key", "prompt_cache_retention", "prompt_logprobs",
+    "safety_identifier", "service_tier", "store", "suffix",
+    "truncate_prompt_tokens", "use_beam_search", "verbosity", "web_search_options",
 })  # fmt: skip
 """What clients of other servers send and this one does not do."""
 
@@ -40,9 +40,6 @@ _EXPECTED = {
 
 _ONLY = {
     "echo": "false",
-    "frequency_penalty": "0",
-    "presence_penalty": "0",
-    "response_format": '{"type": "text"}',
 }
 """Fields of which one value is served."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError, UndefinedError
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
-from speculant_graph.errors import AccessError, GenerationError
+from speculant_graph.errors import AccessError, GenerationError, GenerationRequestError
 from speculant_graph.serving.access import Principal
 from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
@@ -18,7 +18,10 @@ from speculant_verifier.http.errors import ApiError, no_such_model
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
 from speculant_verifier.http.settings import generation_config
 from speculant_verifier.http.shapes import Job
+from speculant_verifier.http.tools import check_messages, demanded_form, usable_tools
+from speculant_verifier.structured import form_of
 from speculant_verifier.tenants import session_options
+from speculant_verifier.tool_calls import CallStyle, style_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Preparation:
         tokenizer = decoder.target.tokenizer
         template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
         self._template_takes_effort = "reasoning_effort" in template
+        self._style = style_of(template)
 
     async def chat(self, request: ChatRequest, principal: Principal) -> Prepared:
         """Prepare a conversation.
@@ -71,13 +75,23 @@ class Preparation:
                     code="unsupported_parameter",
                 )
             options["reasoning_effort"] = request.reasoning_effort
+        check_messages(request.messages)
+        tools = usable_tools(request, self._style)
+        if tools:
+            options["tools"] = tools
+        if form := demanded_form(request, self._style):
+            config = config.model_copy(update={"grammar": form})
         messages = [message.for_template() for message in request.messages]
         self._require_room_for(1, config)
         try:
             prompt = await asyncio.to_thread(self._decoder.chat_prompt, messages, **options)
         except GenerationError as error:
             raise ApiError(400, _template_refusal(error), param="messages") from error
-        return self._prepared([prompt], config, session, request, "messages")
+        if isinstance(config.prediction, str) and config.prediction:
+            [predicted] = await asyncio.to_thread(self._encode, [config.prediction], "prediction")
+            config = config.model_copy(update={"prediction": tuple(predicted)})
+        await self._compile(config, [prompt], request)
+        return self._prepared([prompt], config, session, request, "messages", self._style if tools else None)
 
     async def completion(self, request: CompletionRequest, principal: Principal) -> Prepared:
         """Prepare texts to continue.
@@ -91,16 +105,32 @@ class Preparation:
         given = request.prompts()
         self._require_room_for(len(given), config)
         prompts = await asyncio.to_thread(self._encode, given)
+        await self._compile(config, prompts, request)
         return self._prepared(prompts, config, session, request, "prompt")
 
-    def _encode(self, prompts: Sequence[str | list[TokenId]]) -> list[list[TokenId]]:
+    async def _compile(
+        self, config: GenerationConfig, prompts: list[list[TokenId]], request: ChatRequest | CompletionRequest
+    ) -> None:
+        """Compile the form of the answers in a thread, so that it is known when they are decoded."""
+        try:
+            if form := form_of(config):
+                await asyncio.to_thread(
+                    lambda: [self._decoder.target.grammars.compiled(form, each) for each in prompts]
+                )
+        except GenerationRequestError as error:
+            param = "structured_outputs" if request.structured_outputs is not None else "response_format"
+            if isinstance(request, ChatRequest) and request.tools and request.tool_choice not in (None, "auto", "none"):
+                param = "tools"
+            raise ApiError(400, f"{param}: {error}", param=param) from error
+
+    def _encode(self, prompts: Sequence[str | list[TokenId]], param: str = "prompt") -> list[list[TokenId]]:
         target = self._decoder.target
         for prompt in prompts:
             try:
                 if isinstance(prompt, str):
                     prompt.encode()
             except UnicodeEncodeError as error:
-                raise ApiError(400, "prompt is not valid Unicode; give UTF-8", param="prompt") from error
+                raise ApiError(400, f"{param} is not valid Unicode; give UTF-8", param=param) from error
         return [target.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _prepared(
@@ -110,6 +140,7 @@ class Preparation:
         session: SessionOptions | None,
         request: ChatRequest | CompletionRequest,
         param: str,
+        calls: CallStyle | None = None,
     ) -> Prepared:
         target = self._decoder.target
         for prompt in prompts:
@@ -138,6 +169,8 @@ class Preparation:
             with_logprobs=config.logprobs is not None,
             with_usage=options is not None and options.include_usage,
             model=self._model_id,
+            num_predicted=len(config.prediction),
+            calls=calls,
         )
         return Prepared(job, config, session)
 

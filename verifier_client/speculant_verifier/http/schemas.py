@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -10,6 +11,7 @@ from speculant_graph.types import RuleName
 
 _MOST_PROMPTS = 1024
 _MOST_BIASES = 1024
+_MOST_TOOLS = 128
 _MOST_COMPLAINTS = 8
 """Lists end at the first wrong item, and of unknown names a few are looked at: a body that is wrong all over must not
 hold up others."""
@@ -43,7 +45,7 @@ def _as_list(value: object) -> object:
 
 
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
-_Zero = Annotated[float, Field(ge=0, le=0)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Word = Annotated[str, Field(min_length=1, max_length=256)]
 _StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 _StopTexts = Annotated[list[_StopText], Field(max_length=16, fail_fast=True)]
@@ -85,11 +87,39 @@ class StreamOptions(Schema):
     """End with a chunk that has no choices and the token counts of all of them."""
 
 
-class TextFormat(Schema):
-    """The only response format."""
+class JsonSchema(Schema):
+    """A named JSON schema."""
 
-    type: Literal["text"]
-    """'text'."""
+    name: _Word | None = None
+    """For people."""
+    description: str | None = None
+    """For people."""
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")] = True
+    """The schema; any JSON without one."""
+    strict: bool = False
+    """Spaces are where Python's json puts them, so that more is known before. A schema is always kept to."""
+
+
+class ResponseFormat(Schema):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    """Any text, a JSON object, or JSON of a schema."""
+    json_schema: JsonSchema | None = None
+    """Which, for 'json_schema'."""
+
+
+class StructuredOutputs(Schema):
+    """The form of an answer, as vLLM names it; one of these."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    """JSON of a schema, given as an object or as JSON text."""
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    """A regular expression that all of it matches."""
+    choice: Annotated[list[_Word], Field(min_length=1, max_length=_MOST_BIASES, fail_fast=True)] | None = None
+    """One of these texts."""
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+    """A grammar, in llguidance's variant of Lark."""
 
 
 class GenerationRequest(Schema):
@@ -117,10 +147,10 @@ class GenerationRequest(Schema):
     """Added to the logits of tokens, by token id."""
     user: str | None = None
     """Ignored."""
-    presence_penalty: _Zero | None = None
-    """0 only."""
-    frequency_penalty: _Zero | None = None
-    """0 only."""
+    presence_penalty: _Penalty | None = None
+    """Taken from the logits of tokens that were emitted."""
+    frequency_penalty: _Penalty | None = None
+    """Taken from the logits of tokens as many times as they were emitted."""
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     """Keep the k most probable tokens; 0 and -1 keep all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -135,6 +165,8 @@ class GenerationRequest(Schema):
     """Tokens that end the text, besides the model's own."""
     bad_words: Annotated[list[_Word], Field(max_length=128, fail_fast=True)] | None = None
     """Never emit these texts."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form of the answer."""
     speculant: SpeculantOptions | None = None
     """How this request is speculated for."""
 
@@ -148,22 +180,113 @@ class TextPart(Schema):
     """The text."""
 
 
+class CalledFunction(Schema):
+    """What was called, and with what."""
+
+    name: _Name
+    """The function's name."""
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+class ToolCall(Schema):
+    """A call in an earlier answer."""
+
+    id: _Name
+    """As it was in the answer; the tool's message names it."""
+    type: Literal["function"] = "function"
+    """'function'."""
+    function: CalledFunction
+    """The call."""
+
+    def for_template(self) -> dict[str, Any]:
+        """Return what the chat template gets, whose arguments are no text."""
+        try:
+            arguments = json.loads(self.function.arguments)
+        except (ValueError, RecursionError):  # the model's own nonsense
+            arguments = self.function.arguments
+        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+
+
 class ChatMessage(Schema):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     """Who speaks."""
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
-    """What is said; the texts of parts are joined by line feeds."""
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
+    """What is said; the texts of parts are joined by line feeds. May be missing beside tool_calls."""
     name: str | None = None
     """For chat templates that know names."""
     reasoning_content: str | None = None
     """What the model thought before an answer, for chat templates that want it."""
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    """What an assistant's message called."""
+    tool_call_id: _Name | None = None
+    """Of a tool's message: which call it answers."""
+    refusal: str | None = None
+    """Ignored."""
 
-    def for_template(self) -> dict[str, str]:
+    def for_template(self) -> dict[str, Any]:
         """Return what the chat template gets."""
-        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return {**self.model_dump(exclude_none=True, include={"role", "name", "reasoning_content"}), "content": content}
+        content = self.content or ""
+        content = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        known = {"role", "name", "reasoning_content", "tool_call_id"}
+        message = {**self.model_dump(exclude_none=True, include=known), "content": content}
+        if self.tool_calls is not None:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return message
+
+
+class Function(Schema):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    """Letters, digits, '_', '-' and '.'."""
+    description: str | None = None
+    """For the model."""
+    parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments, an object."""
+    strict: bool | None = None
+    """Ignored: where a call is required, its arguments always keep to the schema."""
+
+
+class Tool(Schema):
+    """Something that the model may call."""
+
+    type: Literal["function"]
+    """'function'."""
+    function: Function
+    """Which."""
+
+
+class NamedFunction(Schema):
+    """A function by its name."""
+
+    name: _Name
+    """As among the tools."""
+
+
+class NamedTool(Schema):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    """'function'."""
+    function: NamedFunction
+    """Which."""
+
+
+class Prediction(Schema):
+    """Text that the answer may resemble."""
+
+    type: Literal["content"]
+    """'content'."""
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    """The text; parts are joined as they are."""
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatRequest(GenerationRequest):
@@ -177,8 +300,16 @@ class ChatRequest(GenerationRequest):
     """Return the log-probability of every token."""
     top_logprobs: _NumTop | None = None
     """And those of so many most probable ones."""
-    response_format: TextFormat | None = None
-    """Text only."""
+    response_format: ResponseFormat | None = None
+    """The form of the answer."""
+    prediction: Prediction | None = None
+    """Text that the answer may resemble, such as the file that is to be edited: drafts come from it, too."""
+    tools: Annotated[list[Tool], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    """What the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """Whether it may, may if it wants to, or must, or which one it must call."""
+    parallel_tool_calls: bool = True
+    """Whether an answer that must call may call several."""
     reasoning_effort: Literal["low", "medium", "high"] | None = None
     """How long to think, for models whose chat template takes it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import Any
 
@@ -11,11 +12,14 @@ from speculant_graph.config import GenerationConfig
 from speculant_verifier.http.errors import ApiError, of_validation
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from speculant_verifier.model import TargetModel
+from speculant_verifier.tool_calls.styles import STRICT
 
 _MOST_DRAWN_SEED = 1 << 53
 """Seeds are given to clients whose only numbers are doubles."""
 
-_SAME_NAMES = ("temperature", "top_p", "min_p", "repetition_penalty", "min_tokens")
+_SAME_NAMES = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
+)  # fmt: skip
 
 
 def generation_config(
@@ -48,6 +52,9 @@ def generation_config(
     if request.logit_bias is not None:
         changes["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
         _require_known("logit_bias", changes["logit_bias"], target)
+    if isinstance(request, ChatRequest) and request.prediction is not None:
+        changes["prediction"] = request.prediction.text
+    changes |= _form(request)
     if request.stop_token_ids is not None or request.ignore_eos:
         changes |= _ends(request, defaults, target)
     if request.speculant is not None:
@@ -64,6 +71,36 @@ def generation_config(
             param="min_tokens",
         )
     return config
+
+
+def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
+    """Return the settings of the answer's form."""
+    given = request.response_format if isinstance(request, ChatRequest) else None
+    form: dict[str, Any] = {}
+    if given is not None and given.type == "json_object":
+        form["json_schema"] = '{"type": "object"}'
+    elif given is not None and given.type == "json_schema":
+        if given.json_schema is None:
+            raise ApiError(400, "response_format lacks json_schema; give it", param="response_format.json_schema")
+        schema = given.json_schema.schema_
+        if given.json_schema.strict and isinstance(schema, dict):
+            schema = {**schema, "x-guidance": STRICT}
+        form["json_schema"] = json.dumps(schema)
+    if (other := request.structured_outputs) is None:
+        return form
+    fields = {"json_schema": other.json_, "regex": other.regex, "choices": other.choice, "grammar": other.grammar}
+    form |= {name: value for name, value in fields.items() if value is not None}
+    if len(form) != 1:
+        raise ApiError(
+            400,
+            "structured_outputs takes one of json, regex, choice and grammar, and no response_format beside it",
+            param="structured_outputs",
+        )
+    if "choices" in form:
+        form["choices"] = tuple(form["choices"])
+    if isinstance(form.get("json_schema"), dict):
+        form["json_schema"] = json.dumps(form["json_schema"])
+    return form
 
 
 def _max_tokens(request: ChatRequest | CompletionRequest) -> int | None:

@@ -13,6 +13,8 @@ from speculant_graph.types import TokenId
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
 from speculant_verifier.http.answers import (
     Answer,
+    AnswerCall,
+    AnswerFunction,
     AnswerMessage,
     ChatChoice,
     ChatChunk,
@@ -28,6 +30,8 @@ from speculant_verifier.http.logprobs import Offsets, TokenTexts
 from speculant_verifier.http.statistics import speculation_of, usage_of
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprobs
+from speculant_verifier.tool_calls import CallStyle, JsonCalls
+from speculant_verifier.tool_calls.pieces import Piece, PieceKind, Splitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,10 @@ class Job:
     """Whether a stream ends with token counts."""
     model: str
     """How clients call the model."""
+    num_predicted: int = 0
+    """Tokens of the prediction."""
+    calls: CallStyle | None = None
+    """How calls of tools are written; None if there are no tools."""
 
     @property
     def num_choices(self) -> int:
@@ -54,14 +62,24 @@ class Job:
 
 
 @dataclass(slots=True)
+class _CallParts:
+    """A call, as far as it has come."""
+
+    name: str
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Choice:
     """What is known of one choice so far."""
 
     offsets: Offsets
-    splitter: ChannelSplitter | None = None
+    splitter: Splitter | None = None
     has_begun: bool = False
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    calls: list[_CallParts] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     result: GenerationResult | None = None
 
@@ -81,16 +99,20 @@ class Shape(ABC):
         self._job, self._texts = job, texts
         self._created = int(time.time())
         self._number = secrets.token_hex(16)
-        self._choices = [
-            _Choice(Offsets(target), ChannelSplitter(harmony, target.decode) if harmony else None)
-            for _ in range(job.num_choices)
-        ]
+        self._choices = [_Choice(Offsets(target), _splitter(job, target, harmony)) for _ in range(job.num_choices)]
 
     def add(self, event: StepEvent) -> None:
         """Take an event for the whole answer."""
-        _, choice, reasoning, text = self._read(event)
-        choice.texts.append(text)
-        choice.reasoning.append(reasoning)
+        _, choice, pieces = self._read(event)
+        for kind, text in pieces:
+            if kind == "content":
+                choice.texts.append(text)
+            elif kind == "reasoning":
+                choice.reasoning.append(text)
+            elif kind == "arguments":
+                choice.calls[-1].arguments.append(text)
+            else:
+                choice.calls.append(_CallParts(text))
         choice.logprobs += event.logprobs
 
     def chunks(self, event: StepEvent) -> Iterator[Answer]:
@@ -109,14 +131,14 @@ class Shape(ABC):
     @abstractmethod
     def _last(self) -> Answer: ...
 
-    def _read(self, event: StepEvent) -> tuple[int, _Choice, str, str]:
-        """Note an event; return its choice, and what it adds to the choice's reasoning and text."""
+    def _read(self, event: StepEvent) -> tuple[int, _Choice, list[Piece]]:
+        """Note an event; return its choice, and what it adds to that."""
         index = event.prompt_index * self._job.num_samples + event.sample
         choice = self._choices[index]
         choice.result = event.result
         if choice.splitter is None:
-            return index, choice, "", event.text
-        return index, choice, *choice.splitter.push(event.token_ids, event.text, final=event.result is not None)
+            return index, choice, [("content", event.text)] if event.text else []
+        return index, choice, choice.splitter.push(event.token_ids, event.text, final=event.result is not None)
 
     @property
     def _results(self) -> list[GenerationResult]:
@@ -126,7 +148,9 @@ class Shape(ABC):
         """Return the fields that say something of all choices."""
         totals: dict[str, object] = {"speculant": speculation_of(self._job.seed, self._results)}
         if with_usage:
-            totals["usage"] = usage_of([len(prompt) for prompt in self._job.prompts], self._results)
+            totals["usage"] = usage_of(
+                [len(prompt) for prompt in self._job.prompts], self._results, self._job.num_predicted
+            )
         return totals
 
     def _totals_of_piece(self, *, is_end: bool) -> dict[str, object]:
@@ -144,30 +168,43 @@ class ChatShape(Shape):
         """Return the answer."""
         choices = []
         for index, choice in enumerate(self._choices):
-            reasoning = {"reasoning_content": "".join(choice.reasoning)} if choice.splitter is not None else {}
-            message = AnswerMessage(role="assistant", content="".join(choice.texts), refusal=None, **reasoning)
+            fields: dict[str, object] = {}
+            if isinstance(choice.splitter, ChannelSplitter):
+                fields["reasoning_content"] = "".join(choice.reasoning)
+            if choice.calls:
+                fields["tool_calls"] = [
+                    AnswerCall(
+                        id=call.id,
+                        type="function",
+                        function=AnswerFunction(name=call.name, arguments="".join(call.arguments)),
+                    )
+                    for call in choice.calls
+                ]
+            content = "".join(choice.texts) or (None if choice.calls else "")
+            message = AnswerMessage(role="assistant", content=content, refusal=None, **fields)
             choices.append(
                 ChatChoice(
                     index=index,
                     message=message,
                     logprobs=self._logprobs(choice.logprobs),
-                    finish_reason=_reason(choice.result),
+                    finish_reason=_reason(choice),
                 )
             )
         return ChatCompletion(object="chat.completion", choices=choices, **self._head(), **self._totals())
 
     def _pieces(self, event: StepEvent) -> Iterator[Answer]:
-        index, choice, reasoning, text = self._read(event)
+        index, choice, pieces = self._read(event)
         if not choice.has_begun:
             choice.has_begun = True
             yield self._chunk(index, Delta(role="assistant", content=""), ())
-        if text or reasoning or (event.logprobs and self._job.with_logprobs):
-            fields = {"reasoning_content": reasoning} if reasoning else {}
-            if text or not reasoning:
-                fields["content"] = text
-            yield self._chunk(index, Delta(**fields), event.logprobs)
+        logprobs = event.logprobs if self._job.with_logprobs else ()
+        if logprobs and not pieces:
+            pieces = [("content", "")]
+        for piece in pieces:
+            yield self._chunk(index, _delta(choice, *piece), logprobs)
+            logprobs = ()
         if event.result is not None:
-            yield self._chunk(index, Delta(), (), _reason(event.result))
+            yield self._chunk(index, Delta(), (), _reason(choice))
 
     def _last(self) -> Answer:
         return ChatChunk(object="chat.completion.chunk", choices=[], **self._head(), **self._totals())
@@ -194,16 +231,17 @@ class CompletionShape(Shape):
     def whole(self) -> Completion:
         """Return the answer."""
         choices = [
-            self._choice(index, choice, "".join(choice.texts), choice.logprobs, _reason(choice.result))
+            self._choice(index, choice, "".join(choice.texts), choice.logprobs, _reason(choice))
             for index, choice in enumerate(self._choices)
         ]
         return self._completion(choices, self._totals())
 
     def _pieces(self, event: StepEvent) -> Iterator[Answer]:
-        index, choice, _, text = self._read(event)
+        index, choice, pieces = self._read(event)
+        text = "".join(text for _, text in pieces)
         has_logprobs = bool(event.logprobs) and self._job.with_logprobs
         if text or has_logprobs or event.result is not None:
-            reason = None if event.result is None else _reason(event.result)
+            reason = None if event.result is None else _reason(choice)
             piece = self._choice(index, choice, text, event.logprobs, reason)
             yield self._completion([piece], self._totals_of_piece(is_end=reason is not None))
 
@@ -233,6 +271,31 @@ class CompletionShape(Shape):
         )
 
 
-def _reason(result: GenerationResult | None) -> FinishReason:
-    assert result is not None
-    return cast(FinishReason, result.finish_reason)  # errors became an answer of their own
+def _splitter(job: Job, target: TargetModel, harmony: HarmonyTokens | None) -> Splitter | None:
+    """Return what splits an answer; None where all of it is text."""
+    if harmony is not None:
+        return ChannelSplitter(harmony, target.decode, finds_calls=job.calls is not None)
+    return None if job.calls is None else JsonCalls(job.calls.mark, job.calls.end)
+
+
+def _delta(choice: _Choice, kind: PieceKind, text: str) -> Delta:
+    """Return what a piece adds to a streamed message, and note the calls among them."""
+    if kind == "content":
+        return Delta(content=text)
+    if kind == "reasoning":
+        return Delta(reasoning_content=text)
+    if kind == "arguments":
+        piece = AnswerCall(index=len(choice.calls) - 1, function=AnswerFunction(arguments=text))
+    else:
+        call = _CallParts(text)
+        choice.calls.append(call)
+        function = AnswerFunction(name=text, arguments="")
+        piece = AnswerCall(index=len(choice.calls) - 1, id=call.id, type="function", function=function)
+    return Delta(tool_calls=[piece])
+
+
+def _reason(choice: _Choice) -> FinishReason:
+    assert choice.result is not None
+    if choice.calls and choice.result.finish_reason == "stop":
+        return "tool_calls"
+    return cast(FinishReason, choice.result.finish_reason)  # errors became an answer of their own

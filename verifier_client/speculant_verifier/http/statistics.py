@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from speculant_verifier.http.answers import Seconds, Speculation, Usage
+from speculant_verifier.http.answers import CompletionDetails, Seconds, Speculation, Usage
 from speculant_verifier.results import GenerationResult
 
 
-def usage_of(prompt_lengths: Sequence[int], results: Sequence[GenerationResult]) -> Usage:
+def usage_of(prompt_lengths: Sequence[int], results: Sequence[GenerationResult], num_predicted: int = 0) -> Usage:
     """Count tokens.
 
     Args:
         prompt_lengths: of each prompt once.
         results: of all samples.
+        num_predicted: tokens of the request's prediction.
     """
     prompt, completion = sum(prompt_lengths), sum(len(result.token_ids) for result in results)
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    details = {}
+    if num_predicted:
+        accepted = sum(min(num_predicted, result.num_accepted) for result in results)
+        details["completion_tokens_details"] = CompletionDetails(
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=num_predicted * len(results) - accepted,
+        )
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion, **details)
 
 
 def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Speculation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from speculant_verifier.cache.plan import sizes_of
 from speculant_verifier.model.architecture import check_architecture, choose_experts, sliding_layers
 from speculant_verifier.model.loading import load_model, load_tokenizer
 from speculant_verifier.offload import OFFLOAD, Offload
+from speculant_verifier.structured import Grammars
 
 _UNTOUCHED = 256e6
 """Bytes that should stay free, for whatever else takes memory for a moment."""
@@ -123,6 +125,15 @@ class TargetModel:
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.name, self.tokenizer.backend_tokenizer)
         return self._fingerprint
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles forms of output for its vocabulary.
+
+        Raises:
+            ConfigError: it was made without a tokenizer.
+        """
+        return Grammars(self.tokenizer, self.vocabulary_size, self.end_token_ids)
 
     @property
     def device(self) -> torch.device:

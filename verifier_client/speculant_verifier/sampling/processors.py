@@ -24,6 +24,7 @@ from transformers import (
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import TokenId
+from speculant_verifier.sampling.penalties import CountPenalties
 
 
 def processors_of(
@@ -35,6 +36,8 @@ def processors_of(
     device: torch.device,
 ) -> LogitsProcessorList:
     """Return the processors that ``model.generate`` would make for the same settings, in the same order.
+
+    OpenAI's penalties, which it does not know, come after its own.
 
     Args:
         config: the request's settings.
@@ -53,6 +56,8 @@ def processors_of(
         processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in config.logit_bias.items()]))
     if config.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
+    if config.presence_penalty or config.frequency_penalty:
+        processors.append(CountPenalties(prompt_length, config.presence_penalty, config.frequency_penalty))
     if config.no_repeat_ngram_size > 0:
         processors.append(NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
     ends = torch.tensor(sorted(end_token_ids), device=device) if end_token_ids else None

@@ -41,7 +41,9 @@ class RowContext:
 class RowTarget:
     """One row's :class:`~speculant_verifier.rules.target.DraftTarget`; every node is worked out once at most."""
 
-    __slots__ = ("_array", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_token_ids")
+    __slots__ = (
+        "_array", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_settled", "_token_ids",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -64,7 +66,8 @@ class RowTarget:
         """
         self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft
         self._array = array
-        self._chosen = dict(enumerate(chosen))
+        self._chosen = dict(enumerate(chosen))  # whatever the output's form
+        self._settled: dict[int, tuple[TokenId, float]] = {}
         self._scores: dict[int, Tensor] = {}
         self._distributions: dict[int, Distribution] = {}
 
@@ -74,9 +77,9 @@ class RowTarget:
         Raises:
             GenerationError: the logits are not numbers, or the request's settings leave no token.
         """
-        if node not in self._chosen:
-            self._chosen[node] = self._choice_after(node)
-        token, evidence = self._chosen[node]
+        if node not in self._settled:
+            self._settled[node] = self._choice_after(node)
+        token, evidence = self._settled[node]
         if not np.isfinite(evidence):
             raise self._void(node)
         return token
@@ -108,12 +111,30 @@ class RowTarget:
         return TokenLogprobs(token_id, logprob, *(self.top_after(node, k) if k else ((), ())))
 
     def _choice_after(self, node: int) -> tuple[TokenId, float]:
+        sampler, constraint = self._sampler, self._sampler.constraint
+        if constraint is None:
+            return self._chosen[node] if node in self._chosen else self._choice_of(node, self._logits[node])
+        if sampler.can_choose_first:  # nearly always what the form allows, and a mask takes longer than to ask
+            token, evidence = self._chosen.get(node) or self._choice_of(node, self._logits[node])
+            if np.isfinite(evidence) and constraint.allows(self._token_ids, self._path_to(node), token):
+                return token, evidence
+        return self._choice_of(node, self._allowed(node))
+
+    def _allowed(self, node: int) -> Tensor:
+        """Return the logits of what the output's form allows."""
+        constraint = self._sampler.constraint
+        if constraint is None:
+            return self._logits[node]
+        return constraint.masked(self._logits[node], self._token_ids, self._path_to(node))
+
+    def _choice_of(self, node: int, logits: Tensor) -> tuple[TokenId, float]:
         sampler = self._sampler
+        if sampler.is_plain_greedy:
+            has_array = self._array is not None and sampler.constraint is None
+            return _largest_of_array(self._array[node]) if has_array else _largest(logits)  # type: ignore[index]
+        scores = self._scores_of(node, logits)
         if sampler.is_greedy:
-            if not sampler.is_plain_greedy:
-                return _largest(self._scores_after(node))
-            return _largest(self._logits[node]) if self._array is None else _largest_of_array(self._array[node])
-        scores = self._scores_after(node)
+            return _largest(scores)
         if scores.device.type != "cpu":
             return largest_sums(scores[None], sampler.seed, [self._position_after(node)])[0]
         return largest_sum(scores.numpy(), sampler.seed, self._position_after(node))
@@ -126,18 +147,23 @@ class RowTarget:
     def _new_distribution(self, node: int) -> Distribution:
         if self._sampler.is_greedy:
             return Distribution.of_token(self.choice_after(node))
-        scores = self._scores_after(node).cpu()
+        scores = self._scores_of(node, self._allowed(node)).cpu()
         _, largest = _largest(scores)
         if not np.isfinite(largest):
             raise self._void(node)
         return Distribution.of_scores(scores)
 
-    def _scores_after(self, node: int) -> Tensor:
+    def _scores_of(self, node: int, logits: Tensor) -> Tensor:
+        if self._sampler.constraint is not None:
+            return self._scored(node, logits)
         if node not in self._scores:  # stateful processors see every node once
-            sampler = self._sampler
-            prefix = sampler.prefix(self._token_ids, self._path_to(node)) if sampler.needs_prefix else ()
-            self._scores[node] = sampler.scores(self._logits[node], prefix)
+            self._scores[node] = self._scored(node, logits)
         return self._scores[node]
+
+    def _scored(self, node: int, logits: Tensor) -> Tensor:
+        sampler = self._sampler
+        prefix = sampler.prefix(self._token_ids, self._path_to(node)) if sampler.needs_prefix else ()
+        return sampler.scores(logits, prefix)
 
     def _path_to(self, node: int) -> list[TokenId]:
         path: list[TokenId] = []

@@ -31,6 +31,8 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.random_stream import RULE_STREAM, uniform
 from speculant_graph.types import TokenId
 from speculant_verifier.sampling.nucleus import nucleus
+from speculant_verifier.sampling.penalties import CountPenalties
+from speculant_verifier.structured.constraint import Constraint
 
 _CONTEXT_FREE = frozenset(
     (
@@ -53,14 +55,34 @@ _KEEPS_ITS_INPUT = _CONTEXT_FREE | {
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    CountPenalties,
 }
 """Processors that never write into the scores they are given."""
+
+_TOKENWISE = frozenset(
+    (
+        CountPenalties,
+        MinNewTokensLengthLogitsProcessor,
+        NoBadWordsLogitsProcessor,
+        NoRepeatNGramLogitsProcessor,
+        RepetitionPenaltyLogitsProcessor,
+        SequenceBiasLogitsProcessor,
+        TemperatureLogitsWarper,
+    )
+)
+"""Processors that look at no other token's score."""
 
 
 class Sampler:
     """Turns the logits of one request into scores, and names the random number of every choice."""
 
-    def __init__(self, config: GenerationConfig, processors: LogitsProcessorList, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        config: GenerationConfig,
+        processors: LogitsProcessorList,
+        seed: int | None = None,
+        constraint: Constraint | None = None,
+    ) -> None:
         """Make a request's sampler.
 
         Args:
@@ -68,8 +90,12 @@ class Sampler:
             processors: applied to the logits in this order
                 (:func:`~speculant_verifier.sampling.processors.processors_of`, or a caller's own).
             seed: if it is not that of the settings, as for the second and later samples of a prompt.
+            constraint: form of the output, which comes before all processors; None for any.
         """
         self.config = config
+        self.constraint = constraint
+        self.can_choose_first = all(type(each) in _TOKENWISE for each in processors)
+        """Whether the choice without the constraint, if that allows it, is the choice with it."""
         self.processors = processors
         self.seed = config.seed if seed is None else seed
         self.is_greedy = config.temperature == 0.0

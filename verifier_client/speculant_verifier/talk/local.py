@@ -15,6 +15,8 @@ from speculant_verifier.results import StepEvent
 from speculant_verifier.run_statistics import RunMeter, RunStatistics
 from speculant_verifier.talk.partner import Messages, Piece
 
+_KINDS = ("reasoning", "content")
+
 
 class LocalPartner:
     """Answers by a decoder, which is closed with it."""
@@ -54,7 +56,9 @@ class LocalPartner:
                 if splitter is None:
                     yield Piece("", event.text)
                 else:
-                    yield Piece(*splitter.push(event.token_ids, event.text, final=is_last))
+                    pieces = splitter.push(event.token_ids, event.text, final=is_last)
+                    reasoning, content = ("".join(text for kind, text in pieces if kind == each) for each in _KINDS)
+                    yield Piece(reasoning, content)
                 if event.result is not None:
                     self._finish_reason = event.result.finish_reason
 

@@ -1,0 +1,213 @@
+"""Tools: a real engine that is made to write a given answer, or that must call and is free in all else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.engine import Request
+from support.harmony import harmony_tokenizer
+from support.http_api import Api, serving, tiny_decoder
+from support.tiny_models import tiny_gpt_oss
+
+HARMONY = (
+    "{% if tools %}<|start|>developer<|message|>tools {{ tools | tojson }}<|end|>{% endif %}"
+    "{% for message in messages %}<|start|>{{ message['role'] }}<|message|>{{ message['content'] }}"
+    "{% for call in message.tool_calls %}{{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
+    "<|end|>{% endfor %}<|start|>assistant{# <|channel|> #}"
+)
+HERMES = (
+    "{% if tools %}{{ tools | tojson }} answer with <tool_call>\n{% endif %}"
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
+    "{% for call in message.tool_calls %}{{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}assistant:"
+)
+JSON = HERMES.replace("<tool_call>", '"parameters"')
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "minimum": 0, "maximum": 9}},
+            "required": ["unit", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+STOP = {"type": "function", "function": {"name": "stop-it", "parameters": {"type": "object", "maxProperties": 0}}}
+TOOLS = [WEATHER, STOP]
+ARGUMENTS = '{"unit": "C", "days": 3}'
+CONTEXT = 2_048
+MESSAGES: Any = [{"role": "user", "content": "Rain?"}]
+ANSWERS = {
+    "harmony": (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
+        f"<|constrain|>json<|message|>{ARGUMENTS}<|call|>"
+    ),
+    "hermes": f'See.<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "json": f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}',
+}
+
+
+def longer(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+    """Let a decoder whose tokens are bytes read tools; the model's positions have no bound of their own."""
+    decoder.target.max_length = CONTEXT
+    return decoder
+
+
+@pytest.fixture(scope="module", params=["harmony", "harmony-bytes", "hermes", "json"])
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, Api]]:
+    name = request.param.partition("-")[0]
+    if name != "harmony":
+        with (
+            longer(tiny_decoder("llama", template=HERMES if name == "hermes" else JSON)) as decoder,
+            serving(decoder, model_id="m") as running,
+        ):
+            yield name, running
+        return
+    tokenizer = harmony_tokenizer("bytes" if request.param != name else "gpt-oss")
+    if request.param != name:
+        tokenizer.chat_template = HARMONY
+    target = tiny_gpt_oss(vocabulary_size=max(320, len(tokenizer)))
+    target.max_length = CONTEXT
+    target._tokenizer = tokenizer
+    target.end_token_ids = frozenset(tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"]))
+    verifier = VerifierConfig(measure_costs=False, num_threads=1)
+    with (
+        SpeculativeDecoder(target=target, verifier_config=verifier, draft_config=DraftConfig(k=8)) as decoder,
+        serving(decoder, model_id="m") as running,
+    ):
+        yield name, running
+
+
+@pytest.fixture
+def made_to_write(served: tuple[str, Api], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """Make the model write an answer; return the fields of a request for it."""
+
+    def make(answer: str) -> dict[str, Any]:
+        _, api = served
+        tokens = api.decoder.target.tokenizer.encode(answer, add_special_tokens=False)
+        tokens += [] if answer.endswith("<|call|>") else [min(api.decoder.target.end_token_ids)]
+        monkeypatch.setattr("speculant_verifier.text.Request", partial(Request, forced=tuple(tokens)))
+        return {"model": "m", "messages": MESSAGES, "max_tokens": len(tokens), "tools": TOOLS}
+
+    return make
+
+
+def streamed(api: Api, fields: dict[str, Any]) -> tuple[str, list[list[str]], str]:
+    """Return content, calls (id, name, arguments) and the reason of a stream."""
+    content, calls, reason = "", [], ""
+    for chunk in api.client().chat.completions.create(**fields, stream=True):
+        [choice] = chunk.choices
+        content += choice.delta.content or ""
+        for call in choice.delta.tool_calls or ():
+            if call.id:
+                assert call.index == len(calls)
+                assert call.type == "function"
+                calls.append([call.id, call.function.name, ""])
+            calls[call.index][2] += call.function.arguments or ""
+        reason = choice.finish_reason or reason
+    return content, calls, reason
+
+
+def test_calls_whole_and_streamed(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
+    name, api = served
+    fields = made_to_write(ANSWERS[name])
+    [choice] = api.client().chat.completions.create(**fields).choices
+    assert choice.finish_reason == "tool_calls"
+    [call] = choice.message.tool_calls
+    assert call.id.startswith("call_")
+    assert (call.type, call.function.name, call.function.arguments) == ("function", "get_weather", ARGUMENTS)
+    assert choice.message.content == ("See." if name == "hermes" else None)
+    content, calls, reason = streamed(api, fields)
+    assert content == (choice.message.content or "")
+    assert [each[1:] for each in calls] == [["get_weather", ARGUMENTS]]
+    assert reason == "tool_calls"
+    without = api.client().chat.completions.create(**fields | {"tool_choice": "none"}).choices[0]
+    assert without.finish_reason == "stop"
+    assert not without.message.tool_calls
+
+
+def test_a_call_that_is_cut_off(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
+    name, api = served
+    fields = made_to_write(ANSWERS[name])
+    [choice] = api.client().chat.completions.create(**fields | {"max_tokens": fields["max_tokens"] - 4}).choices
+    assert choice.finish_reason == "length"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 4}])
+def test_calls_that_are_demanded(served: tuple[str, Api], choice: Any, settings: dict[str, Any]) -> None:
+    """The model is random: nothing but the demanded form makes it call."""
+    name, api = served
+    fields = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 600, **settings}
+    if name == "harmony":  # it may think as long as it likes
+        ids = api.decoder.target.tokenizer.convert_tokens_to_ids(["<|end|>"])
+        fields["logit_bias"] = {str(ids[0]): 100}
+    fields["parallel_tool_calls"] = False
+    answer = api.client().chat.completions.create(**fields)
+    [found] = answer.choices
+    assert found.finish_reason == "tool_calls", found
+    [call] = found.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "get_weather":
+        assert arguments["unit"] in ("C", "F")
+        assert 0 <= arguments["days"] <= 9
+    else:
+        assert (choice, call.function.name, arguments) == ("required", "stop-it", {})
+    plain = api.client().chat.completions.create(
+        **fields | {"seed": answer.speculant["seed"]}, extra_body={"speculant": {"speculation": "off"}}
+    )
+    assert plain.choices[0].message.tool_calls[0].function == call.function
+    assert answer.speculant["steps"] < plain.speculant["steps"], "what the form forces is drafted"
+    assert streamed(api, fields | {"seed": answer.speculant["seed"]})[1][0][1:] == [
+        call.function.name,
+        call.function.arguments,
+    ]
+
+
+def test_answers_of_tools_go_to_the_template(
+    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]
+) -> None:
+    name, api = served
+    fields = made_to_write(ANSWERS[name])
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Sunny."},
+    ]
+    prompts = []
+    for each in (MESSAGES, messages):
+        prompts.append(api.client().chat.completions.create(**fields | {"messages": each}).usage.prompt_tokens)
+    assert prompts[1] > prompts[0] + 10 if name != "harmony" else prompts[1] > prompts[0]
+    bad = [*MESSAGES, {"role": "user", "content": "x", "tool_calls": [call]}]
+    error = api.post("chat/completions", fields | {"messages": bad}).json()["error"]
+    assert error["param"] == "messages.1.tool_calls"
+
+
+def test_a_demanded_call_takes_no_other_form(served: tuple[str, Api]) -> None:
+    _, api = served
+    body = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}
+    for form in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}):
+        answer = api.post("chat/completions", body | form)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "tool_choice"
+    bomb = {**WEATHER, "function": {"name": "f", "parameters": {"type": "nonsense"}}}
+    answer = api.post("chat/completions", body | {"tools": [bomb]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+
+
+def test_templates_without_tools(api: Api) -> None:
+    body = {"model": "tiny-gpt-oss", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 2}
+    error = api.post("chat/completions", body).json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+    assert api.post("chat/completions", body | {"tool_choice": "none"}).status_code == 200

@@ -1,0 +1,151 @@
+"""Output that must have a form: the same with and without drafts, always of the form, and what it forces is drafted."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+import torch
+
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.errors import GenerationRequestError
+from speculant_graph.types import Draft
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.structured.drafts import path_to, with_forced
+from speculant_verifier.structured.grammar import Grammars, form_of
+
+SCHEMA = {
+    "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["residential", "commercial"]},
+        "rooms": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["name", "kind", "rooms"],
+    "additionalProperties": False,
+}
+FORMS = {
+    "schema": {"json_schema": json.dumps(SCHEMA)},
+    "regex": {"regex": r"[a-f]{3,9}/\d{2}-(yes|no)"},
+    "choices": {"choices": ("residential lease", "residential sale", 'a "quoted" one\n')},
+    "grammar": {"grammar": 'start: item ("," item)* "."\nitem: /[a-z]{1,5}/ | "(" item ")"'},
+}
+
+
+def fits(form: str, text: str) -> bool:
+    if form == "schema":
+        value = json.loads(text)
+        return list(value) == ["name", "kind", "rooms"] and value["kind"] in ("residential", "commercial")
+    if form == "regex":
+        return re.fullmatch(FORMS[form]["regex"], text) is not None
+    if form == "choices":
+        return text in FORMS[form]["choices"]
+    return re.fullmatch(r"[a-z(),]+\.", text) is not None and text.count("(") == text.count(")")
+
+
+@pytest.fixture(scope="module", params=["tree", "nasd", "greedy"])
+def decoder(request, llama):
+    config = VerifierConfig(max_batch_size=4, measure_costs=False)
+    with SpeculativeDecoder(None, config, DraftConfig(k=8, strategy=request.param), target=llama) as made:
+        yield made
+
+
+SETTINGS = (
+    GenerationConfig(),
+    GenerationConfig(temperature=1.0, seed=3),
+    GenerationConfig(temperature=1.3, top_p=0.9, top_k=40, seed=5),
+    GenerationConfig(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=-0.3),
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_as_without_drafts_and_of_the_form(decoder, form):
+    configs = [each.model_copy(update={"max_tokens": 250, **FORMS[form]}) for each in SETTINGS]
+    drafted = decoder.generate(["The contract", "x", "abcabc", "{"], configs)
+    plain = [each.model_copy(update={"speculation": "off"}) for each in configs]
+    for prompt, result, config in zip(["The contract", "x", "abcabc", "{"], drafted, plain, strict=True):
+        alone = decoder.generate(prompt, config)
+        assert result.token_ids == alone.token_ids
+        assert alone.finish_reason == "stop", alone.text
+        assert fits(form, alone.text), alone.text
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "gumbel"])
+def test_every_rule_keeps_to_the_form(llama, rule):
+    config = VerifierConfig(max_batch_size=4, measure_costs=False)
+    strategy = "sampling" if rule != "tree-wor" else "tree"
+    with SpeculativeDecoder(None, config, DraftConfig(k=6, strategy=strategy), target=llama) as decoder:
+        for seed in range(4):
+            settings = GenerationConfig(max_tokens=250, temperature=1.0, seed=seed, rule=rule, **FORMS["schema"])
+            assert fits("schema", decoder.generate("abc", settings).text)
+
+
+def test_what_a_form_forces_costs_no_passes(llama):
+    config = VerifierConfig(max_batch_size=1, measure_costs=False)
+    with SpeculativeDecoder(None, config, DraftConfig(k=32, max_depth=32), target=llama) as decoder:
+        settings = GenerationConfig(max_tokens=250, **FORMS["schema"])
+        result = decoder.generate("abc", settings)
+        assert len(result.token_ids) / result.num_steps > 3.0, "a token is a byte here"
+        plain = decoder.generate("abc", settings.model_copy(update={"speculation": "off"}))
+        assert plain.num_steps == len(plain.token_ids)
+
+
+def test_masks_at_nodes_are_those_of_their_paths(llama):
+    """Asked in any order, against a matcher that has read nothing else."""
+    grammars = llama.grammars
+    form = form_of(GenerationConfig(**FORMS["schema"]))
+    text = llama.encode('{"name": "ab", "kind": "commercial", "rooms": [1, 22]}')
+    prompt = [1, 2, 3]
+    one = grammars.compiled(form, prompt).constraint(3)
+    generator = random.Random(0)
+    logits = torch.randn(llama.vocabulary_size, generator=torch.Generator().manual_seed(0))
+    for _ in range(60):
+        known, path = sorted(generator.randrange(len(text) + 1) for _ in range(2))
+        fresh = grammars.compiled(form, prompt).constraint(3)
+        sequence = [*prompt, *text[:known]]
+        masked = one.masked(logits, sequence, text[known:path])
+        assert torch.equal(masked, fresh.masked(logits, [*prompt, *text[:path]], []))
+        for token in (*map(int, generator.sample(range(llama.vocabulary_size), 5)), *text[path : path + 1]):
+            assert one.allows(sequence, text[known:path], token) == bool(masked[token].isfinite())
+
+
+def test_drafts_are_fitted(llama):
+    form = form_of(GenerationConfig(choices=("residential lease", "residential sale")))
+    constraint = llama.grammars.compiled(form, [1]).constraint(1)
+    encode = llama.encode
+    r, e, x = (encode(letter)[0] for letter in "rex")
+    draft = Draft((x, r, e, x, r), (0, 0, 2, 3, 1), (0.5, 0.4, 0.3, 0.2, 0.1))
+    assert constraint.usable([1], draft) == [1, 2]
+    fitted = with_forced(constraint, [1], draft.part([1, 2]), 40)
+    assert fitted.token_ids[:2] == (r, e)
+    assert llama.decode(path_to(fitted, len(fitted))) == "residential "
+    assert len(fitted) == 12
+    assert fitted.path_probabilities == (0.4, 0.3, *[0.3] * 10)
+    assert len(with_forced(constraint, [1], Draft(), 5)) == 5
+    beyond = with_forced(constraint, [1], Draft(tuple(encode("residential s")), tuple(range(13))), 40)
+    assert llama.decode(path_to(beyond, len(beyond))) == "residential sale"
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"json_schema": "{", "regex": ""}, "json_schema is no JSON"),
+        ({"json_schema": "{}", "regex": "a"}, "json_schema and regex exclude each other"),
+        ({"regex": "("}, "the output's form can't be kept to"),
+        ({"grammar": "start: nothing"}, "the output's form can't be kept to"),
+        ({"json_schema": '{"type": "nonsense"}'}, "the output's form can't be kept to"),
+        ({"json_schema": '{"allOf": [{"type": "string"}, {"type": "number"}]}'}, "the output's form can't be kept to"),
+        ({"regex": "a", "ignore_end_tokens": True}, "regex needs an end; leave out ignore_end_tokens"),
+    ],
+)
+def test_forms_that_are_refused(llama, settings, complaint):
+    with pytest.raises(GenerationRequestError, match=complaint):
+        llama.grammars.compiled(form_of(GenerationConfig(**settings)), [1])
+
+
+def test_a_model_without_an_end(llama):
+    with pytest.raises(GenerationRequestError, match="declares no end token"):
+        Grammars(llama.tokenizer, llama.vocabulary_size, ()).compiled('{"json_schema": {}}', [1])

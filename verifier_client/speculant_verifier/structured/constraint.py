@@ -1,0 +1,95 @@
+"""What one sequence's output must keep to, at any node of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+from llguidance import LLMatcher
+from torch import Tensor
+
+from speculant_graph.errors import GenerationError
+from speculant_graph.types import Draft, TokenId
+
+
+class Constraint:
+    """A matcher that goes to where it is asked about: back by tokens, and on by others. For one thread."""
+
+    def __init__(
+        self, matcher: LLMatcher, prompt_length: int, vocabulary_size: int, end_token_ids: Collection[TokenId]
+    ) -> None:
+        """Take a matcher that has seen nothing yet.
+
+        Args:
+            matcher: of the form.
+            prompt_length: tokens that come before the output.
+            vocabulary_size: of the model's logits.
+            end_token_ids: what may come when the form is complete; nothing comes behind one of them.
+        """
+        self._ends = end_token_ids
+        self._matcher, self._prompt_length, self._vocabulary_size = matcher, prompt_length, vocabulary_size
+        self._seen: list[TokenId] = []
+        self._bits = np.zeros(-(-vocabulary_size // 32), np.int32)
+
+    def allows(self, token_ids: Sequence[TokenId], path: Sequence[TokenId], token: TokenId) -> bool:
+        """Tell whether a token may follow a sequence and a path below it."""
+        self._go_to([*token_ids[self._prompt_length :], *path])
+        return self._may_come(token)
+
+    def masked(self, logits: Tensor, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> Tensor:
+        """Return the logits ``[V]`` after a sequence and a path below it, minus infinity where the form forbids.
+
+        Raises:
+            GenerationError: the form has become too complex to be kept to.
+        """
+        self._go_to([*token_ids[self._prompt_length :], *path])
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if self._matcher.is_error():
+            raise GenerationError(f"the output's form is too complex here: {self._matcher.get_error()}; simplify it")
+        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocabulary_size]
+        return torch.where(torch.from_numpy(allowed.view(np.bool_)).to(logits.device), logits, -torch.inf)
+
+    def usable(self, token_ids: Sequence[TokenId], draft: Draft) -> list[int]:
+        """Return the nodes of a draft that the form allows, all their ancestors among them."""
+        output = list(token_ids[self._prompt_length :])
+        self._go_to(output)
+        paths: list[list[TokenId] | None] = [output]
+        kept = []
+        for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+            above = paths[parent]
+            if above is None:
+                paths.append(None)
+                continue
+            self._go_to(above)
+            may_come = self._may_come(token)
+            if may_come:
+                kept.append(node)
+            paths.append([*above, token] if may_come and token not in self._ends else None)
+        return kept
+
+    def forced(self, token_ids: Sequence[TokenId], path: Sequence[TokenId] = ()) -> list[TokenId]:
+        """Return tokens that spell what the form says must come next; none if it leaves a choice."""
+        self._go_to([*token_ids[self._prompt_length :], *path])
+        return list(self._matcher.compute_ff_tokens())
+
+    def _may_come(self, token: TokenId) -> bool:
+        if token in self._ends:
+            return bool(self._matcher.is_accepting())
+        return bool(self._matcher.validate_tokens([token]))
+
+    def _go_to(self, output: list[TokenId]) -> None:
+        seen = self._seen
+        if seen == output:
+            return
+        common = len(seen)
+        if seen != output[:common]:
+            common = next(index for index, token in enumerate(seen) if index >= len(output) or token != output[index])
+        if common < len(seen):
+            self._matcher.rollback(len(seen) - common)
+            del seen[common:]
+        for token in output[common:]:
+            # Tokens that were emitted under the form are never refused; ends stop the matcher.
+            if not self._matcher.consume_token(token):
+                raise GenerationError(f"the output left its form: {self._matcher.get_error()}; report this")
+            seen.append(token)

@@ -1,0 +1,132 @@
+"""Forms as grammars that masks are made from."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.hf import from_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import GenerationRequestError
+from speculant_graph.types import TokenId
+from speculant_verifier.structured.constraint import Constraint
+
+_LOOSE = {"whitespace_pattern": r"[ \t\n]{0,40}"}
+"""Between the parts of JSON; without a bound a weak model may never stop."""
+_HARMONY = """start: thought{0,4} <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @form
+thought: <|channel|> ("analysis" | "commentary") <|message|> /(.|\\n)*/ <|end|> <|start|> "assistant"
+"""
+"""Around the form of an answer whose prompt ends with harmony's beginning of one: it is that of the final message."""
+_HARMONY_NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
+_MOST_KEPT = 64
+_LIMITS = LLParserLimits(
+    max_grammar_size=200_000, initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=100_000
+)
+"""So that no schema takes longer than a second to prepare, or a step of all requests with it."""
+
+
+def form_of(config: GenerationConfig) -> str:
+    """Return the form that settings ask for, as a grammar; empty if they ask for none.
+
+    Raises:
+        GenerationRequestError: they ask for several, or what they ask for can't be read.
+    """
+    wanted = [name for name in ("json_schema", "regex", "choices", "grammar") if getattr(config, name)]
+    if len(wanted) > 1:
+        raise GenerationRequestError(f"{' and '.join(wanted)} exclude each other; give one of them")
+    if wanted and (config.ignore_end_tokens or config.end_token_ids == ()):
+        raise GenerationRequestError(f"{wanted[0]} needs an end; leave out ignore_end_tokens")
+    if config.json_schema:
+        try:
+            schema = json.loads(config.json_schema)
+            return json.dumps({"json_schema": {"x-guidance": _LOOSE, **schema} if isinstance(schema, dict) else schema})
+        except (ValueError, RecursionError) as error:
+            raise GenerationRequestError(f"json_schema is no JSON ({error}); give a schema as JSON text") from error
+    if config.regex:
+        grammar = json.loads(LLMatcher.grammar_from_regex(config.regex))["grammars"][0]
+        return json.dumps({"lark_grammar": grammar["lark_grammar"]})
+    if config.choices:
+        return json.dumps({"lark_grammar": "start: " + " | ".join(map(json.dumps, config.choices))})
+    if config.grammar.startswith("{"):
+        return config.grammar
+    return json.dumps({"lark_grammar": config.grammar}) if config.grammar else ""
+
+
+class Grammar:
+    """A compiled grammar; every sequence gets a constraint of its own."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary_size: int, end_token_ids: Collection[TokenId]) -> None:
+        """Take a matcher that has seen nothing, and the tokens that end an output."""
+        self._matcher, self._vocabulary_size, self._ends = matcher, vocabulary_size, frozenset(end_token_ids)
+
+    def constraint(self, prompt_length: int) -> Constraint:
+        """Return what a sequence's output must keep to.
+
+        Args:
+            prompt_length: tokens of its prompt, which the form is not about.
+        """
+        return Constraint(self._matcher.deep_copy(), prompt_length, self._vocabulary_size, self._ends)
+
+
+class Grammars:
+    """Compiles grammars for one model, and keeps the latest. For any thread."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, vocabulary_size: int, end_token_ids: Collection[TokenId]
+    ) -> None:
+        """Take the model's; a tokenizer is looked at when the first grammar comes, which takes a second."""
+        self._source, self._vocabulary_size = tokenizer, vocabulary_size
+        self._ends = sorted(end_token_ids)
+        self._opening = _opening(tokenizer)
+        self._tokenizer: LLTokenizer | None = None
+        self._known: OrderedDict[str, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compiled(self, form: str, prompt: Sequence[TokenId]) -> Grammar:
+        """Return the grammar of what follows a prompt.
+
+        Args:
+            form: as :func:`form_of` returns it.
+            prompt: behind harmony's beginning of an answer, the form is that of its final message.
+
+        Raises:
+            GenerationRequestError: it is none, is too large, or the model has no end tokens.
+        """
+        grammars = json.loads(form)
+        grammars = grammars.get("grammars", [grammars])
+        if len(grammars) == 1 and self._opening and list(prompt[-len(self._opening) :]) == self._opening:
+            grammars = [{"lark_grammar": _HARMONY}, {"name": "form", **grammars[0]}]
+        text = json.dumps({"grammars": grammars})
+        with self._lock:
+            if text in self._known:
+                self._known.move_to_end(text)
+                return self._known[text]
+            if not self._ends:
+                raise GenerationRequestError(
+                    "the model declares no end token, which output of a given form needs; give end_token_ids"
+                )
+            if self._tokenizer is None:
+                self._tokenizer = from_tokenizer(self._source, n_vocab=self._vocabulary_size, eos_token=self._ends)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            reason = (matcher.get_error().strip() or "it is too large").splitlines()[0]
+            raise GenerationRequestError(f"the output's form can't be kept to: {reason}; give a simpler one")
+        grammar = Grammar(matcher, self._vocabulary_size, self._ends)
+        with self._lock:
+            self._known[text] = grammar
+            if len(self._known) > _MOST_KEPT:
+                self._known.popitem(last=False)
+        return grammar
+
+
+def _opening(tokenizer: PreTrainedTokenizerFast) -> list[TokenId]:
+    """Return the tokens that prompts of harmony end with; none for other tokenizers."""
+    added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if not added.keys() >= set(_HARMONY_NAMES):
+        return []
+    return [added["<|start|>"], *tokenizer.encode("assistant", add_special_tokens=False)]

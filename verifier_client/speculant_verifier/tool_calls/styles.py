@@ -1,0 +1,102 @@
+"""How families of models write calls: where they are found, and the grammar of an answer that must be one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Schema = Mapping[str, Any] | bool
+
+STRICT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON is written whose spaces are given: as by Python's json."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """One way."""
+
+    name: str
+    """Of the style, for settings."""
+    sign: str
+    """What chat templates of models that write so contain."""
+    mark: str = ""
+    """What comes before a call."""
+    end: str = ""
+    """What comes after it."""
+    call: str = ""
+    """A call as a grammar: %NAME% stands for the tool's name in JSON, @arguments for their grammar."""
+    separator: str = ""
+    """Between calls."""
+
+    def form(self, tools: Sequence[tuple[str, Schema]], *, parallel: bool) -> str:
+        """Return the form of an answer that calls one of some tools, or several if they may be parallel.
+
+        Args:
+            tools: names, and schemas of their arguments.
+            parallel: whether there may be several calls.
+        """
+        calls, grammars = [], []
+        for number, (name, schema) in enumerate(tools):
+            call = self.call.replace("%NAME%", json.dumps(name)[1:-1])
+            before, after = call.split("@arguments")
+            calls.append(f"call_{number}: {_text(before)} @arguments_{number} {_text(after)}")
+            grammars.append(_grammar(number, schema))
+        one_of = " | ".join(f"call_{number}" for number in range(len(tools)))
+        many = f" ({_text(self.separator)} call)*" if parallel and self.separator else ""
+        lines = [f"start: call{many}", f"call: {one_of}", *calls]
+        return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *grammars]})
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyStyle(CallStyle):
+    """gpt-oss's way: a message to the tool. It calls one at a time."""
+
+    def form(self, tools: Sequence[tuple[str, Schema]], *, parallel: bool) -> str:
+        """Return the form of an answer that thinks, and then calls one of some tools."""
+        del parallel
+        lines = [
+            "start: thought{0,4} (" + " | ".join(f"call_{number}" for number in range(len(tools))) + ")",
+            r'thought: <|channel|> ("analysis" | "commentary") <|message|> /(.|\n)*/ <|end|> <|start|> "assistant"',
+        ]
+        grammars = []
+        for number, (name, schema) in enumerate(tools):
+            header = _text(f"commentary to=functions.{name} ")
+            lines.append(f'call_{number}: <|channel|> {header} <|constrain|> "json" <|message|> @arguments_{number}')
+            grammars.append(_grammar(number, schema))
+        return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *grammars]})
+
+
+STYLES: tuple[CallStyle, ...] = (
+    HarmonyStyle("harmony", "<|channel|>"),
+    CallStyle(
+        "hermes",
+        "<tool_call>",
+        "<tool_call>",
+        "</tool_call>",
+        '<tool_call>\n{"name": "%NAME%", "arguments": @arguments}\n</tool_call>',
+        "\n",
+    ),
+    CallStyle(
+        "mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", call='[TOOL_CALLS][{"name": "%NAME%", "arguments": @arguments}]'
+    ),
+    CallStyle("json", '"parameters"', call='{"name": "%NAME%", "parameters": @arguments}', separator="; "),
+)
+"""The first whose sign a chat template contains is taken."""
+
+
+def style_of(template: str) -> CallStyle | None:
+    """Return how a model with a chat template writes calls; None if nobody knows."""
+    if "tools" not in template:
+        return None
+    return next((style for style in STYLES if style.sign in template), None)
+
+
+def _grammar(number: int, schema: Schema) -> dict[str, Any]:
+    schema = {**schema, "x-guidance": STRICT} if isinstance(schema, Mapping) else schema
+    return {"name": f"arguments_{number}", "json_schema": schema}
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
