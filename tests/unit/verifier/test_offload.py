@@ -136,7 +136,7 @@ def test_a_plan_keeps_within_the_budget():
         assert kept + plan.process_bytes <= 0.81 * plan.budget
         stays = plan.resident_bytes + plan.num_kept * plan.unit_bytes
         assert plan.pass_bytes == pytest.approx(total - stays, rel=0.01)
-        assert plan.most_bytes == int(1.1 * plan.budget)
+        assert plan.most_bytes == int(1.05 * plan.budget)
     wordy = LlamaConfig(num_hidden_layers=80, hidden_size=1024, vocab_size=200_000)
     plan = plan_for(wordy, torch.float32, VerifierConfig(ram_budget=10**10, max_batch_size=8))
     assert 16 < plan.most_nodes < 256

@@ -106,7 +106,7 @@ class Engine:
         self._verification = Verification(target, cache, config, draft, self.totals, self._records)
         weights = () if target.offload is None else (target.offload,)
         parts = (self._verification.recall, self._drafting, *weights, self._admission)
-        self._pressure = MemoryPressure(parts, self._drafting.spare_bytes, self.totals)
+        self._pressure = MemoryPressure(parts, self._drafting.spare_bytes, self.totals, target.free_memory)
 
     @property
     def has_work(self) -> bool:

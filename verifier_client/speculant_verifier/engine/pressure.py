@@ -34,14 +34,22 @@ class Reducible(Protocol):
 class MemoryPressure:
     """Reduces parts of an engine one after the other, and restores the last one first."""
 
-    def __init__(self, parts: Sequence[Reducible], spare: Callable[[], int | None], totals: EngineTotals) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Reducible],
+        spare: Callable[[], int | None],
+        totals: EngineTotals,
+        free_up: Callable[[], None] = lambda: None,
+    ) -> None:
         """Begin with all of them whole.
 
         Args:
             parts: in the order in which they are reduced.
             spare: bytes that are free beyond what should be; negative where memory is short, None if nobody knows.
             totals: what was reduced is counted there.
+            free_up: gives back what is kept for later, before anything is reduced.
         """
+        self._free_up = free_up
         self._parts, self._spare, self._totals = parts, spare, totals
         totals.num_reductions.update((part.reducible, 0) for part in parts)
         self._reduced: list[tuple[Reducible, int]] = []
@@ -54,6 +62,9 @@ class MemoryPressure:
             return
         self._due_s = now_s + _PAUSE_S
         spare = self._spare()
+        if spare is not None and spare < 0:
+            self._free_up()
+            spare = self._spare()
         if spare is not None and spare < 0:
             self.relieve()
         elif self._reduced and now_s >= self._calm_s:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -173,6 +176,9 @@ class TargetModel:
         """Give back what the device's allocator keeps for later."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        elif sys.platform == "linux":
+            with suppress(OSError, AttributeError):  # another C library than GNU's
+                ctypes.CDLL(None).malloc_trim(0)
 
     def new_cache(
         self, num_rows: int, capacity: int = 0, *, widest_pass: int = 1, max_slots: int | None = None

@@ -32,7 +32,7 @@ _MOST_SLOTS = 4096
 """Experts of a pool: transformers counts their tokens by a histogram of float32, which is exact up to so many."""
 _NUM_SLABS = 2
 """Layers that have room beside those that stay: one is computed, and one is read."""
-_TOLERANCE = 1.1
+_TOLERANCE = 1.05
 """Of a budget: what passes compute with comes and goes."""
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
