@@ -20,9 +20,9 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
 
-_RESERVED = 0.22
+_RESERVED = 0.25
 """Share of the budget for keys and values, and for what passes compute with."""
-_KV_SHARE = 0.45
+_KV_SHARE = 0.4
 """Of what is reserved."""
 _FREE_SHARE = 0.9
 """Of the memory that is free, without a budget."""
