@@ -22,6 +22,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine import pressure
 from speculant_verifier.load import Load
 from speculant_verifier.model import TargetModel
+from speculant_verifier.offload import experts
 from speculant_verifier.offload.files import StoredTensor, WeightReader, stored_tensors
 from speculant_verifier.offload.plan import plan_for
 from speculant_verifier.service.metrics import render_metrics
@@ -84,13 +85,34 @@ def test_a_narrow_pass_reads_the_experts_that_were_chosen(tmp_path):
     target = load(tmp_path, 1)
     before = target.offload.statistics.num_bytes
     logits(target, 1)  # two rows of one token
-    experts = target.offload.plan
+    plan = target.offload.plan
     read = target.offload.statistics.num_bytes - before
-    assert read <= 4 * 4 * experts.unit_bytes, "two of four experts of each of four layers, at most"
+    assert read <= 4 * 4 * plan.unit_bytes, "two of four experts of each of four layers, at most"
     wide = target.offload.statistics
     logits(target, 60)
-    assert target.offload.statistics.num_bytes - before - read >= 0.5 * experts.num_units * experts.unit_bytes
+    assert target.offload.statistics.num_bytes - before - read >= 0.5 * plan.num_units * plan.unit_bytes
     assert wide.num_found < 0.5 * wide.num_wanted
+    target.offload.close()
+
+
+def test_experts_of_the_next_layer_are_guessed(checkpoint, monkeypatch):
+    """Passes over one token, so that wrong guesses are given up at any time; no slot is lost by it."""
+    whole, target = load(checkpoint), load(checkpoint, 1)
+    pool = target.offload._stream
+    if target.offload.plan.unit == "layer":
+        target.offload.close()
+        pytest.skip("nothing is chosen")
+    monkeypatch.setattr(experts, "_MOST", 0.9)  # a token chooses half of the experts here
+    guessed = []
+    guess = pool._guess
+    pool._guess = lambda *args: (guess(*args), guessed.append(list(pool._guessed)))
+    for number in range(60):
+        length = 40 if number % 20 == 19 else 1
+        assert torch.equal(logits(target, length, number), logits(whole, length, number))
+        slots = [*pool._free, *pool._held.values(), *(slot for slot, _ in pool._leaving)]
+        assert sorted(slots) == list(range(target.offload.num_slots))
+    assert any(guessed)
+    assert all(router is not None for router in pool._routers)
     target.offload.close()
 
 
@@ -146,8 +168,8 @@ def test_a_plan_keeps_within_the_budget():
         stored = LlamaConfig(num_hidden_layers=4, hidden_size=64, vocab_size=100, dtype=dtype)
         plan = plan_for(stored, torch.float32, VerifierConfig(resident_layers=1))
         assert plan.file_bytes * share == plan.unit_bytes, "what is read has the number type of the file"
-    experts = Qwen3MoeConfig(num_hidden_layers=48, num_experts=128, hidden_size=64, moe_intermediate_size=64)
-    plan = plan_for(experts, torch.float32, VerifierConfig(resident_layers=40, max_kv_tokens=16))
+    mixture = Qwen3MoeConfig(num_hidden_layers=48, num_experts=128, hidden_size=64, moe_intermediate_size=64)
+    plan = plan_for(mixture, torch.float32, VerifierConfig(resident_layers=40, max_kv_tokens=16))
     assert plan.num_slots <= 4096, "transformers counts tokens of experts in float32"
     generous = VerifierConfig(ram_budget=budget_with(4 * total) * 2)
     assert plan_for(config, torch.float32, generous) is None

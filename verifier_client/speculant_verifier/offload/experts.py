@@ -1,7 +1,9 @@
 """Experts of a mixture, read one by one when the router chooses them, and kept as long as there is room.
 
-All layers share one pool. A narrow pass reads the experts that the router chose and the pool does not hold. A pass that
-wants most experts of a layer will want those of the next one, too, and they are read while this one is computed.
+All layers share one pool. A narrow pass reads the experts that the router chose and the pool does not hold, and, while
+a layer is computed, what the next one's router would choose of its input: hidden states change little from layer to
+layer. What was guessed wrong and has not begun to be read is given up. A pass that wants most experts of a layer will
+want those of the next one, too, and they are read while this one is computed.
 Whose place is taken is drawn: passes go through the layers in order, so that the longest unused expert would be the
 very next one that is needed.
 """
@@ -36,10 +38,16 @@ class ExpertPool:
         num_slots: int,
         like: Tensor,
         source: WeightReader | PinnedWeights,
+        routers: Sequence[tuple[Tensor, Tensor | None] | None],
     ) -> None:
-        """Take the modules of all layers, in order, each with its weights, whose rows are experts.
+        """Take all layers, in order.
 
-        The pool has the number type and the device of a tensor.
+        Args:
+            modules: with their weights, whose rows are experts.
+            num_slots: experts that there is room for.
+            like: the pool has its number type and device.
+            source: where weights come from.
+            routers: weight and bias of what chooses the experts; None where that is not known.
         """
         self._source: Any = source
         self._modules = modules
@@ -62,6 +70,9 @@ class ExpertPool:
         self._free = list(range(num_slots))
         self._is_torn = False  # a pass has ended while experts were fetched
         self._reading: dict[_Expert, list[Any]] = {}
+        self._routers = routers
+        self._guessed: list[_Expert] = []
+        self._leaving: list[tuple[int, list[Any]]] = []  # slots that are still written to, and by what
         self._random = random.Random(0)
         shared = {name: nn.Parameter(pool, requires_grad=False) for name, pool in self._pool.items()}
         for number, (module, _) in enumerate(modules):
@@ -73,6 +84,10 @@ class ExpertPool:
 
     def resize(self, num_slots: int) -> None:
         """Use fewer of the first slots, or more again, between passes; memory of the others is given back."""
+        self._give_up(())
+        for _, parts in self._leaving:
+            self._source.wait(parts)
+        self._leaving = []
         for expert, slot in list(self._held.items()):
             if slot >= num_slots:
                 self._wait(expert)
@@ -99,11 +114,34 @@ class ExpertPool:
             self._source.settle()
             self._forget()
         self._is_torn = True
+        self._give_up(wanted)
         self.num_wanted += len(wanted)
         self.num_found += sum(expert in self._held for expert in wanted)
         self._fetch(layer, wanted)
+        if layer + 1 < len(self._modules) and len(wanted) < _MOST * self._num_experts:
+            self._guess(layer + 1, hidden, wanted)
         self._is_torn = False
         return (hidden, self._slots[layer][chosen], *rest), kwargs
+
+    def _guess(self, layer: int, hidden: Tensor, kept: Sequence[_Expert]) -> None:
+        """Begin to read as many experts of the next layer as this one wanted, the surest first."""
+        router = self._routers[layer]
+        if router is None or not self.gives_back:  # copies to a GPU can't be given up
+            return
+        scores = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), *router).amax(0)
+        order = scores.topk(min(len(kept), self._num_slots - len(kept))).indices.tolist()
+        self._guessed = [(layer, number) for number in order]
+        self._take(self._guessed, [*kept, *self._guessed])
+
+    def _give_up(self, wanted: Sequence[_Expert]) -> None:
+        """Read no more of what was guessed wrong than is being read."""
+        for expert in self._guessed:
+            parts = self._reading.get(expert, ()) if expert not in wanted else ()
+            running = [part for part in parts if not part.cancel()]
+            if len(running) < len(parts):
+                del self._reading[expert]
+                self._leaving.append((self._held.pop(expert), running))
+        self._guessed = []
 
     def _fetch(self, layer: int, wanted: Sequence[_Expert]) -> None:
         """Return when experts of a layer are there."""
@@ -117,6 +155,9 @@ class ExpertPool:
 
     def _take(self, wanted: Iterable[_Expert], kept: Iterable[_Expert]) -> None:
         """Begin to read those that are not there, as far as there is room beside those that are kept."""
+        done = [each for each in self._leaving if all(part.done() for part in each[1])]
+        self._leaving = [each for each in self._leaving if each not in done]
+        self._free += [slot for slot, _ in done]
         staying = set(kept)
         missing = [expert for expert in wanted if expert not in self._held]
         leaving: list[_Expert] = []
@@ -125,11 +166,16 @@ class ExpertPool:
             leaving = self._random.sample(leaving, min(lacking, len(leaving)))
         for expert in missing:
             if not self._free:
-                if not leaving:
+                if leaving:
+                    gone = leaving.pop()
+                    self._wait(gone)
+                    self._free.append(self._held.pop(gone))
+                elif self._leaving:
+                    slot, parts = self._leaving.pop()
+                    self._source.wait(parts)
+                    self._free.append(slot)
+                else:
                     return
-                gone = leaving.pop()
-                self._wait(gone)
-                self._free.append(self._held.pop(gone))
             slot = self._held[expert] = self._free.pop()
             layer, number = expert
             self._slots[layer, number] = slot
@@ -149,4 +195,5 @@ class ExpertPool:
         """Begin without experts: what was read when a pass ended by an error or Ctrl-C is not known."""
         self._held.clear()
         self._reading.clear()
+        self._guessed, self._leaving = [], []
         self._free = list(range(self._num_slots))

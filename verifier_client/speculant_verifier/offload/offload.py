@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate.hooks import remove_hook_from_submodules
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -76,7 +76,8 @@ class Offload:
                 (module, {inner: stored[f"{name}.{inner}"] for inner, _ in module.named_parameters()})
                 for name, module in modules
             ]
-            self._stream = ExpertPool(experts, plan.num_slots, like, self._source)
+            routers = [_router_of(model.get_submodule(name.rpartition(".")[0]), module) for name, module in modules]
+            self._stream = ExpertPool(experts, plan.num_slots, like, self._source, routers)
 
     @property
     def stall_s(self) -> float:
@@ -114,6 +115,15 @@ class Offload:
         """Stop reading; the model can't be run any more."""
         self._source.close()
         self._folder.cleanup()
+
+
+def _router_of(block: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor | None] | None:
+    """Return weight and bias of what chooses a block's experts, which has a row for each; None if nothing looks so."""
+    for each in block.children():
+        weight = getattr(each, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 2 and len(weight) == experts.num_experts:
+            return weight, getattr(each, "bias", None)
+    return None
 
 
 def _weights_of(layer: nn.Module, name: str, stored: Mapping[str, Any]) -> list[tuple[nn.Module, str, Any]]:
