@@ -13,7 +13,6 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sampling.stops import StopStrings
 from speculant_verifier.stream import TextStream
-from speculant_verifier.structured import form_of
 
 Prompt = str | Sequence[TokenId]
 """Text, or token ids that are used as they are."""
@@ -57,8 +56,7 @@ class Batch:
             grammar = None
             try:
                 token_ids = self._token_ids(prompt)
-                if form := form_of(config):
-                    grammar = target.grammars.compiled(form, token_ids)
+                grammar = target.grammar(config, token_ids)
             except GenerationError as error:
                 token_ids, refusal = (), str(error)
             hint = tuple(self._token_ids(config.prediction)) if config.prediction else ()

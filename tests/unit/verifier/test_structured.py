@@ -14,7 +14,7 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Draft
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.structured.drafts import path_to, with_forced
-from speculant_verifier.structured.grammar import Grammars, form_of
+from speculant_verifier.structured.grammar import Grammars
 
 SCHEMA = {
     "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
@@ -95,16 +95,15 @@ def test_what_a_form_forces_costs_no_passes(llama):
 
 def test_masks_at_nodes_are_those_of_their_paths(llama):
     """Asked in any order, against a matcher that has read nothing else."""
-    grammars = llama.grammars
-    form = form_of(GenerationConfig(**FORMS["schema"]))
+    wanted = GenerationConfig(**FORMS["schema"])
     text = llama.encode('{"name": "ab", "kind": "commercial", "rooms": [1, 22]}')
     prompt = [1, 2, 3]
-    one = grammars.compiled(form, prompt).constraint(3)
+    one = llama.grammar(wanted, prompt).constraint(3)
     generator = random.Random(0)
     logits = torch.randn(llama.vocabulary_size, generator=torch.Generator().manual_seed(0))
     for _ in range(60):
         known, path = sorted(generator.randrange(len(text) + 1) for _ in range(2))
-        fresh = grammars.compiled(form, prompt).constraint(3)
+        fresh = llama.grammar(wanted, prompt).constraint(3)
         sequence = [*prompt, *text[:known]]
         masked = one.masked(logits, sequence, text[known:path])
         assert torch.equal(masked, fresh.masked(logits, [*prompt, *text[:path]], []))
@@ -113,8 +112,8 @@ def test_masks_at_nodes_are_those_of_their_paths(llama):
 
 
 def test_drafts_are_fitted(llama):
-    form = form_of(GenerationConfig(choices=("residential lease", "residential sale")))
-    constraint = llama.grammars.compiled(form, [1]).constraint(1)
+    wanted = GenerationConfig(choices=("residential lease", "residential sale"))
+    constraint = llama.grammar(wanted, [1]).constraint(1)
     encode = llama.encode
     r, e, x = (encode(letter)[0] for letter in "rex")
     draft = Draft((x, r, e, x, r), (0, 0, 2, 3, 1), (0.5, 0.4, 0.3, 0.2, 0.1))
@@ -143,7 +142,7 @@ def test_drafts_are_fitted(llama):
 )
 def test_forms_that_are_refused(llama, settings, complaint):
     with pytest.raises(GenerationRequestError, match=complaint):
-        llama.grammars.compiled(form_of(GenerationConfig(**settings)), [1])
+        llama.grammar(GenerationConfig(**settings), [1])
 
 
 def test_a_model_without_an_end(llama):

@@ -19,7 +19,6 @@ from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, Spec
 from speculant_verifier.http.settings import generation_config
 from speculant_verifier.http.shapes import Job
 from speculant_verifier.http.tools import check_messages, demanded_form, usable_tools
-from speculant_verifier.structured import form_of
 from speculant_verifier.tenants import session_options
 from speculant_verifier.tool_calls import CallStyle, style_of
 
@@ -113,10 +112,8 @@ class Preparation:
     ) -> None:
         """Compile the form of the answers in a thread, so that it is known when they are decoded."""
         try:
-            if form := form_of(config):
-                await asyncio.to_thread(
-                    lambda: [self._decoder.target.grammars.compiled(form, each) for each in prompts]
-                )
+            for each in prompts:
+                await asyncio.to_thread(self._decoder.target.grammar, config, each)
         except GenerationRequestError as error:
             param = "structured_outputs" if request.structured_outputs is not None else "response_format"
             if isinstance(request, ChatRequest) and request.tools and request.tool_choice not in (None, "auto", "none"):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from speculant_graph.config import VerifierConfig
+from speculant_graph.config import GenerationConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import encode_prompt, fingerprint_of
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.errors import ConfigError
@@ -27,7 +27,7 @@ from speculant_verifier.cache.plan import sizes_of
 from speculant_verifier.model.architecture import check_architecture, choose_experts, sliding_layers
 from speculant_verifier.model.loading import load_model, load_tokenizer
 from speculant_verifier.offload import OFFLOAD, Offload
-from speculant_verifier.structured import Grammars
+from speculant_verifier.structured import Grammar, Grammars, form_of
 
 _UNTOUCHED = 256e6
 """Bytes that should stay free, for whatever else takes memory for a moment."""
@@ -130,13 +130,20 @@ class TargetModel:
         return self._fingerprint
 
     @cached_property
-    def grammars(self) -> Grammars:
-        """Compiles forms of output for its vocabulary.
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.vocabulary_size, self.end_token_ids)
+
+    def grammar(self, config: GenerationConfig, prompt: Sequence[TokenId]) -> Grammar | None:
+        """Return the form that the output after a prompt must have, compiled; None for any. For any thread.
+
+        The first takes seconds, others milliseconds, and the same again nothing.
 
         Raises:
-            ConfigError: it was made without a tokenizer.
+            GenerationRequestError: there is no such form.
+            ConfigError: the model was made without a tokenizer.
         """
-        return Grammars(self.tokenizer, self.vocabulary_size, self.end_token_ids)
+        form = form_of(config)
+        return self._grammars.compiled(form, prompt) if form else None
 
     @property
     def device(self) -> torch.device:

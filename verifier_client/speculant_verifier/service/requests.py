@@ -29,11 +29,14 @@ RULE_OF_NUMBER: dict[int, RuleName] = {
 """Names of rules by their numbers on the wire."""
 
 _SEED_BITS = 63
-_MOST_ENTRIES = {"logit_biases": 1024, "bad_words": 128, "stop_strings": 16, "stop_token_ids": 1024}
+_MOST_ENTRIES = {"logit_biases": 1024, "bad_words": 128, "choices": 1024, "stop_strings": 16, "stop_token_ids": 1024}
 _MOST_CHARACTERS = 1024
 _GIVEN_IF_PRESENT = ("max_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "seed")
 _OF_DRAFTS = ("node_budget", "max_depth", "draft_temperature")
-_GIVEN_IF_NOT_ZERO = ("min_tokens", "top_k", "no_repeat_ngram_size")
+_GIVEN_IF_NOT_ZERO = (
+    "min_tokens", "top_k", "no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "json_schema", "regex",
+    "grammar", "prediction",
+)  # fmt: skip
 
 
 def generation_config(
@@ -66,6 +69,8 @@ def generation_config(
         wanted["logit_bias"] = {each.token_id: each.bias for each in sampling.logit_biases}
     if sampling.bad_words:
         wanted["bad_words"] = tuple(sampling.bad_words)
+    if sampling.choices:
+        wanted["choices"] = tuple(sampling.choices)
     if sampling.stop_strings:
         wanted["stop"] = tuple(sampling.stop_strings)
     if sampling.stop_token_ids:

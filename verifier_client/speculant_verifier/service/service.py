@@ -82,6 +82,7 @@ class VerifierService:
         options = session_options(call.principal, speculation.tenant, speculation.graph, learn)
         with self._load.admitted(config.n) as give_back:
             prompt = await asyncio.to_thread(_token_ids, request, decoder)
+            await asyncio.to_thread(decoder.target.grammar, config, prompt)  # so that it is known when it is decoded
             stream = decoder.astream([prompt], config, session=options)
             async with aclosing(read_ahead(cast(AsyncGenerator[StepEvent, None], stream), give_back)) as events:
                 async for event in events:
@@ -106,6 +107,7 @@ class VerifierService:
         config = generation_config(request.sampling, speculation, self._defaults, decoder.target.end_token_ids)
         self._load.require_length(config.max_tokens)
         with self._load.admitted(1):
+            await asyncio.to_thread(decoder.target.grammar, config, request.prompt_tokens)
             session = decoder.draft_session(list(request.prompt_tokens), config)
             try:
                 last_step = -1

@@ -25,59 +25,59 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%speculant_graph/rpc/v1/verifier.proto\x12\x16speculant_graph.rpc.v1\x1a\x1egoogle/protobuf/duration.proto\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x8a\x04\n\x0fSamplingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x12\n\x05top_p\x18\x05 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x04\x88\x01\x01\x12\x1c\n\x14no_repeat_ngram_size\x18\x08 \x01(\r\x12\x37\n\x0clogit_biases\x18\t \x03(\x0b\x32!.speculant_graph.rpc.v1.TokenBias\x12\x11\n\tbad_words\x18\n \x03(\t\x12\x14\n\x0cstop_strings\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x19\n\x11ignore_end_tokens\x18\r \x01(\x08\x12\x11\n\x04seed\x18\x0e \x01(\x06H\x05\x88\x01\x01\x12\x13\n\x0bnum_samples\x18\x0f \x01(\r\x12\x18\n\x10num_top_logprobs\x18\x10 \x01(\r\x12\x10\n\x08logprobs\x18\x11 \x01(\x08\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\x8f\x02\n\x12SpeculationOptions\x12\x36\n\x04rule\x18\x01 \x01(\x0e\x32(.speculant_graph.rpc.v1.VerificationRule\x12\x18\n\x0bnode_budget\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05graph\x18\x03 \x01(\t\x12\x12\n\x05learn\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x16\n\tmax_depth\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11\x64raft_temperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x42\x0e\n\x0c_node_budgetB\x08\n\x06_learnB\x0c\n\n_max_depthB\x14\n\x12_draft_temperature\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"=\n\x04\x43hat\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.speculant_graph.rpc.v1.ChatMessage\"\xaa\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12>\n\rprompt_tokens\x18\x03 \x01(\x0b\x32%.speculant_graph.rpc.v1.TokenSequenceH\x00\x12,\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1c.speculant_graph.rpc.v1.ChatH\x00\x12\x39\n\x08sampling\x18\x05 \x01(\x0b\x32\'.speculant_graph.rpc.v1.SamplingOptions\x12?\n\x0bspeculation\x18\x06 \x01(\x0b\x32*.speculant_graph.rpc.v1.SpeculationOptionsB\x07\n\x05input\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x91\x02\n\x10GenerateResponse\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32%.speculant_graph.rpc.v1.TokenLogprobs\x12;\n\rfinish_reason\x18\x06 \x01(\x0e\x32$.speculant_graph.rpc.v1.FinishReason\x12@\n\nstatistics\x18\x07 \x01(\x0b\x32,.speculant_graph.rpc.v1.GenerationStatistics\"\x94\x03\n\x14GenerationStatistics\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12!\n\x19num_steps_without_drafter\x18\x04 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x05 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x18\n\x10\x64rafted_by_depth\x18\x07 \x03(\r\x12\x19\n\x11\x61\x63\x63\x65pted_by_depth\x18\x08 \x03(\r\x12\x36\n\x13time_to_first_token\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04seed\x18\x0b \x01(\x06\x12\x0f\n\x07warning\x18\x0c \x01(\t\x12\x12\n\nnum_drafts\x18\r \x01(\r\x12\x1d\n\x15num_from_target_cache\x18\x0e \x01(\r\"\xde\x02\n\rVerifyRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x06\x12\x15\n\rprompt_tokens\x18\x02 \x03(\x07\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x03(\x07\x12\x15\n\rdraft_parents\x18\x04 \x03(\x07\x12\x18\n\x10\x63\x61ndidate_counts\x18\x05 \x03(\x07\x12\x18\n\x10\x63\x61ndidate_tokens\x18\x06 \x03(\x07\x12\x1f\n\x17\x63\x61ndidate_probabilities\x18\x07 \x03(\x02\x12\x39\n\x08sampling\x18\x08 \x01(\x0b\x32\'.speculant_graph.rpc.v1.SamplingOptions\x12\x36\n\x04rule\x18\t \x01(\x0e\x32(.speculant_graph.rpc.v1.VerificationRule\x12\x18\n\x10tokenizer_sha256\x18\n \x01(\x0c\x12\x16\n\x0e\x66\x65\x65\x64\x62\x61\x63k_width\x18\x0b \x01(\r\"\xd3\x01\n\x0eVerifyResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x06\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x02 \x03(\x07\x12\x11\n\ttoken_ids\x18\x03 \x03(\x07\x12;\n\rfinish_reason\x18\x04 \x01(\x0e\x32$.speculant_graph.rpc.v1.FinishReason\x12\x17\n\x0f\x66\x65\x65\x64\x62\x61\x63k_tokens\x18\x05 \x03(\x07\x12/\n\x0c\x66orward_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\'\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"\xdb\x02\n\x0f\x44raftModelState\x12\r\n\x05names\x18\x01 \x03(\t\x12\x30\n\x07present\x18\x02 \x01(\x0b\x32\x1f.speculant_graph.rpc.v1.Adapter\x12\x31\n\x08previous\x18\x03 \x01(\x0b\x32\x1f.speculant_graph.rpc.v1.Adapter\x12\x17\n\nacceptance\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rjudged_tokens\x18\x05 \x01(\r\x12 \n\x13previous_acceptance\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x13\x61utomatic_rollbacks\x18\x07 \x01(\x04\x12\x0e\n\x06passes\x18\x08 \x01(\x04\x12.\n\x0bpasses_time\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_acceptanceB\x16\n\x14_previous_acceptance\"\x15\n\x13ListAdaptersRequest\"N\n\x14ListAdaptersResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState\"\"\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"M\n\x13LoadAdapterResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState\"\x18\n\x16RollbackAdapterRequest\"Q\n\x17RollbackAdapterResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState*\x9f\x02\n\x10VerificationRule\x12!\n\x1dVERIFICATION_RULE_UNSPECIFIED\x10\x00\x12\x1c\n\x18VERIFICATION_RULE_FOLLOW\x10\x01\x12\x1b\n\x17VERIFICATION_RULE_TOKEN\x10\x02\x12\x1b\n\x17VERIFICATION_RULE_BLOCK\x10\x03\x12\x1a\n\x16VERIFICATION_RULE_NASD\x10\x04\x12.\n*VERIFICATION_RULE_TREE_WITHOUT_REPLACEMENT\x10\x05\x12&\n\"VERIFICATION_RULE_TREE_INDEPENDENT\x10\x06\x12\x1c\n\x18VERIFICATION_RULE_GUMBEL\x10\x07*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x03\x32\xcf\x01\n\x0fVerifierService\x12_\n\x08Generate\x12\'.speculant_graph.rpc.v1.GenerateRequest\x1a(.speculant_graph.rpc.v1.GenerateResponse0\x01\x12[\n\x06Verify\x12%.speculant_graph.rpc.v1.VerifyRequest\x1a&.speculant_graph.rpc.v1.VerifyResponse(\x01\x30\x01\x32\xdd\x02\n\x14VerifierAdminService\x12i\n\x0cListAdapters\x12+.speculant_graph.rpc.v1.ListAdaptersRequest\x1a,.speculant_graph.rpc.v1.ListAdaptersResponse\x12\x66\n\x0bLoadAdapter\x12*.speculant_graph.rpc.v1.LoadAdapterRequest\x1a+.speculant_graph.rpc.v1.LoadAdapterResponse\x12r\n\x0fRollbackAdapter\x12..speculant_graph.rpc.v1.RollbackAdapterRequest\x1a/.speculant_graph.rpc.v1.RollbackAdapterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%speculant_graph/rpc/v1/verifier.proto\x12\x16speculant_graph.rpc.v1\x1a\x1egoogle/protobuf/duration.proto\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x99\x05\n\x0fSamplingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x12\n\x05top_p\x18\x05 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x04\x88\x01\x01\x12\x1c\n\x14no_repeat_ngram_size\x18\x08 \x01(\r\x12\x37\n\x0clogit_biases\x18\t \x03(\x0b\x32!.speculant_graph.rpc.v1.TokenBias\x12\x11\n\tbad_words\x18\n \x03(\t\x12\x14\n\x0cstop_strings\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x19\n\x11ignore_end_tokens\x18\r \x01(\x08\x12\x11\n\x04seed\x18\x0e \x01(\x06H\x05\x88\x01\x01\x12\x13\n\x0bnum_samples\x18\x0f \x01(\r\x12\x18\n\x10num_top_logprobs\x18\x10 \x01(\r\x12\x10\n\x08logprobs\x18\x11 \x01(\x08\x12\x18\n\x10presence_penalty\x18\x12 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x13 \x01(\x02\x12\x13\n\x0bjson_schema\x18\x14 \x01(\t\x12\r\n\x05regex\x18\x15 \x01(\t\x12\x0f\n\x07\x63hoices\x18\x16 \x03(\t\x12\x0f\n\x07grammar\x18\x17 \x01(\t\x12\x12\n\nprediction\x18\x18 \x01(\tB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\x8f\x02\n\x12SpeculationOptions\x12\x36\n\x04rule\x18\x01 \x01(\x0e\x32(.speculant_graph.rpc.v1.VerificationRule\x12\x18\n\x0bnode_budget\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05graph\x18\x03 \x01(\t\x12\x12\n\x05learn\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x16\n\tmax_depth\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11\x64raft_temperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x42\x0e\n\x0c_node_budgetB\x08\n\x06_learnB\x0c\n\n_max_depthB\x14\n\x12_draft_temperature\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"=\n\x04\x43hat\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.speculant_graph.rpc.v1.ChatMessage\"\xaa\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12>\n\rprompt_tokens\x18\x03 \x01(\x0b\x32%.speculant_graph.rpc.v1.TokenSequenceH\x00\x12,\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1c.speculant_graph.rpc.v1.ChatH\x00\x12\x39\n\x08sampling\x18\x05 \x01(\x0b\x32\'.speculant_graph.rpc.v1.SamplingOptions\x12?\n\x0bspeculation\x18\x06 \x01(\x0b\x32*.speculant_graph.rpc.v1.SpeculationOptionsB\x07\n\x05input\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x91\x02\n\x10GenerateResponse\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32%.speculant_graph.rpc.v1.TokenLogprobs\x12;\n\rfinish_reason\x18\x06 \x01(\x0e\x32$.speculant_graph.rpc.v1.FinishReason\x12@\n\nstatistics\x18\x07 \x01(\x0b\x32,.speculant_graph.rpc.v1.GenerationStatistics\"\x94\x03\n\x14GenerationStatistics\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12!\n\x19num_steps_without_drafter\x18\x04 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x05 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x18\n\x10\x64rafted_by_depth\x18\x07 \x03(\r\x12\x19\n\x11\x61\x63\x63\x65pted_by_depth\x18\x08 \x03(\r\x12\x36\n\x13time_to_first_token\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04seed\x18\x0b \x01(\x06\x12\x0f\n\x07warning\x18\x0c \x01(\t\x12\x12\n\nnum_drafts\x18\r \x01(\r\x12\x1d\n\x15num_from_target_cache\x18\x0e \x01(\r\"\xde\x02\n\rVerifyRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x06\x12\x15\n\rprompt_tokens\x18\x02 \x03(\x07\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x03(\x07\x12\x15\n\rdraft_parents\x18\x04 \x03(\x07\x12\x18\n\x10\x63\x61ndidate_counts\x18\x05 \x03(\x07\x12\x18\n\x10\x63\x61ndidate_tokens\x18\x06 \x03(\x07\x12\x1f\n\x17\x63\x61ndidate_probabilities\x18\x07 \x03(\x02\x12\x39\n\x08sampling\x18\x08 \x01(\x0b\x32\'.speculant_graph.rpc.v1.SamplingOptions\x12\x36\n\x04rule\x18\t \x01(\x0e\x32(.speculant_graph.rpc.v1.VerificationRule\x12\x18\n\x10tokenizer_sha256\x18\n \x01(\x0c\x12\x16\n\x0e\x66\x65\x65\x64\x62\x61\x63k_width\x18\x0b \x01(\r\"\xd3\x01\n\x0eVerifyResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x06\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x02 \x03(\x07\x12\x11\n\ttoken_ids\x18\x03 \x03(\x07\x12;\n\rfinish_reason\x18\x04 \x01(\x0e\x32$.speculant_graph.rpc.v1.FinishReason\x12\x17\n\x0f\x66\x65\x65\x64\x62\x61\x63k_tokens\x18\x05 \x03(\x07\x12/\n\x0c\x66orward_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\'\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"\xdb\x02\n\x0f\x44raftModelState\x12\r\n\x05names\x18\x01 \x03(\t\x12\x30\n\x07present\x18\x02 \x01(\x0b\x32\x1f.speculant_graph.rpc.v1.Adapter\x12\x31\n\x08previous\x18\x03 \x01(\x0b\x32\x1f.speculant_graph.rpc.v1.Adapter\x12\x17\n\nacceptance\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rjudged_tokens\x18\x05 \x01(\r\x12 \n\x13previous_acceptance\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x13\x61utomatic_rollbacks\x18\x07 \x01(\x04\x12\x0e\n\x06passes\x18\x08 \x01(\x04\x12.\n\x0bpasses_time\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_acceptanceB\x16\n\x14_previous_acceptance\"\x15\n\x13ListAdaptersRequest\"N\n\x14ListAdaptersResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState\"\"\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"M\n\x13LoadAdapterResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState\"\x18\n\x16RollbackAdapterRequest\"Q\n\x17RollbackAdapterResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState*\x9f\x02\n\x10VerificationRule\x12!\n\x1dVERIFICATION_RULE_UNSPECIFIED\x10\x00\x12\x1c\n\x18VERIFICATION_RULE_FOLLOW\x10\x01\x12\x1b\n\x17VERIFICATION_RULE_TOKEN\x10\x02\x12\x1b\n\x17VERIFICATION_RULE_BLOCK\x10\x03\x12\x1a\n\x16VERIFICATION_RULE_NASD\x10\x04\x12.\n*VERIFICATION_RULE_TREE_WITHOUT_REPLACEMENT\x10\x05\x12&\n\"VERIFICATION_RULE_TREE_INDEPENDENT\x10\x06\x12\x1c\n\x18VERIFICATION_RULE_GUMBEL\x10\x07*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x03\x32\xcf\x01\n\x0fVerifierService\x12_\n\x08Generate\x12\'.speculant_graph.rpc.v1.GenerateRequest\x1a(.speculant_graph.rpc.v1.GenerateResponse0\x01\x12[\n\x06Verify\x12%.speculant_graph.rpc.v1.VerifyRequest\x1a&.speculant_graph.rpc.v1.VerifyResponse(\x01\x30\x01\x32\xdd\x02\n\x14VerifierAdminService\x12i\n\x0cListAdapters\x12+.speculant_graph.rpc.v1.ListAdaptersRequest\x1a,.speculant_graph.rpc.v1.ListAdaptersResponse\x12\x66\n\x0bLoadAdapter\x12*.speculant_graph.rpc.v1.LoadAdapterRequest\x1a+.speculant_graph.rpc.v1.LoadAdapterResponse\x12r\n\x0fRollbackAdapter\x12..speculant_graph.rpc.v1.RollbackAdapterRequest\x1a/.speculant_graph.rpc.v1.RollbackAdapterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'speculant_graph.rpc.v1.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFICATIONRULE']._serialized_start=3435
-  _globals['_VERIFICATIONRULE']._serialized_end=3722
-  _globals['_FINISHREASON']._serialized_start=3724
-  _globals['_FINISHREASON']._serialized_end=3844
+  _globals['_VERIFICATIONRULE']._serialized_start=3578
+  _globals['_VERIFICATIONRULE']._serialized_end=3865
+  _globals['_FINISHREASON']._serialized_start=3867
+  _globals['_FINISHREASON']._serialized_end=3987
   _globals['_TOKENBIAS']._serialized_start=97
   _globals['_TOKENBIAS']._serialized_end=140
   _globals['_TOKENSEQUENCE']._serialized_start=142
   _globals['_TOKENSEQUENCE']._serialized_end=176
   _globals['_SAMPLINGOPTIONS']._serialized_start=179
-  _globals['_SAMPLINGOPTIONS']._serialized_end=701
-  _globals['_SPECULATIONOPTIONS']._serialized_start=704
-  _globals['_SPECULATIONOPTIONS']._serialized_end=975
-  _globals['_CHATMESSAGE']._serialized_start=977
-  _globals['_CHATMESSAGE']._serialized_end=1021
-  _globals['_CHAT']._serialized_start=1023
-  _globals['_CHAT']._serialized_end=1084
-  _globals['_GENERATEREQUEST']._serialized_start=1087
-  _globals['_GENERATEREQUEST']._serialized_end=1385
-  _globals['_TOKENLOGPROBS']._serialized_start=1387
-  _globals['_TOKENLOGPROBS']._serialized_end=1464
-  _globals['_GENERATERESPONSE']._serialized_start=1467
-  _globals['_GENERATERESPONSE']._serialized_end=1740
-  _globals['_GENERATIONSTATISTICS']._serialized_start=1743
-  _globals['_GENERATIONSTATISTICS']._serialized_end=2147
-  _globals['_VERIFYREQUEST']._serialized_start=2150
-  _globals['_VERIFYREQUEST']._serialized_end=2500
-  _globals['_VERIFYRESPONSE']._serialized_start=2503
-  _globals['_VERIFYRESPONSE']._serialized_end=2714
-  _globals['_ADAPTER']._serialized_start=2716
-  _globals['_ADAPTER']._serialized_end=2755
-  _globals['_DRAFTMODELSTATE']._serialized_start=2758
-  _globals['_DRAFTMODELSTATE']._serialized_end=3105
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=3107
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=3128
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=3130
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=3208
-  _globals['_LOADADAPTERREQUEST']._serialized_start=3210
-  _globals['_LOADADAPTERREQUEST']._serialized_end=3244
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=3246
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=3323
-  _globals['_ROLLBACKADAPTERREQUEST']._serialized_start=3325
-  _globals['_ROLLBACKADAPTERREQUEST']._serialized_end=3349
-  _globals['_ROLLBACKADAPTERRESPONSE']._serialized_start=3351
-  _globals['_ROLLBACKADAPTERRESPONSE']._serialized_end=3432
-  _globals['_VERIFIERSERVICE']._serialized_start=3847
-  _globals['_VERIFIERSERVICE']._serialized_end=4054
-  _globals['_VERIFIERADMINSERVICE']._serialized_start=4057
-  _globals['_VERIFIERADMINSERVICE']._serialized_end=4406
+  _globals['_SAMPLINGOPTIONS']._serialized_end=844
+  _globals['_SPECULATIONOPTIONS']._serialized_start=847
+  _globals['_SPECULATIONOPTIONS']._serialized_end=1118
+  _globals['_CHATMESSAGE']._serialized_start=1120
+  _globals['_CHATMESSAGE']._serialized_end=1164
+  _globals['_CHAT']._serialized_start=1166
+  _globals['_CHAT']._serialized_end=1227
+  _globals['_GENERATEREQUEST']._serialized_start=1230
+  _globals['_GENERATEREQUEST']._serialized_end=1528
+  _globals['_TOKENLOGPROBS']._serialized_start=1530
+  _globals['_TOKENLOGPROBS']._serialized_end=1607
+  _globals['_GENERATERESPONSE']._serialized_start=1610
+  _globals['_GENERATERESPONSE']._serialized_end=1883
+  _globals['_GENERATIONSTATISTICS']._serialized_start=1886
+  _globals['_GENERATIONSTATISTICS']._serialized_end=2290
+  _globals['_VERIFYREQUEST']._serialized_start=2293
+  _globals['_VERIFYREQUEST']._serialized_end=2643
+  _globals['_VERIFYRESPONSE']._serialized_start=2646
+  _globals['_VERIFYRESPONSE']._serialized_end=2857
+  _globals['_ADAPTER']._serialized_start=2859
+  _globals['_ADAPTER']._serialized_end=2898
+  _globals['_DRAFTMODELSTATE']._serialized_start=2901
+  _globals['_DRAFTMODELSTATE']._serialized_end=3248
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=3250
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=3271
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=3273
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=3351
+  _globals['_LOADADAPTERREQUEST']._serialized_start=3353
+  _globals['_LOADADAPTERREQUEST']._serialized_end=3387
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=3389
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=3466
+  _globals['_ROLLBACKADAPTERREQUEST']._serialized_start=3468
+  _globals['_ROLLBACKADAPTERREQUEST']._serialized_end=3492
+  _globals['_ROLLBACKADAPTERRESPONSE']._serialized_start=3494
+  _globals['_ROLLBACKADAPTERRESPONSE']._serialized_end=3575
+  _globals['_VERIFIERSERVICE']._serialized_start=3990
+  _globals['_VERIFIERSERVICE']._serialized_end=4197
+  _globals['_VERIFIERADMINSERVICE']._serialized_start=4200
+  _globals['_VERIFIERADMINSERVICE']._serialized_end=4549
 # @@protoc_insertion_point(module_scope)

@@ -55,7 +55,7 @@ class TokenSequence(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SamplingOptions(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size", "logit_biases", "bad_words", "stop_strings", "stop_token_ids", "ignore_end_tokens", "seed", "num_samples", "num_top_logprobs", "logprobs")
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size", "logit_biases", "bad_words", "stop_strings", "stop_token_ids", "ignore_end_tokens", "seed", "num_samples", "num_top_logprobs", "logprobs", "presence_penalty", "frequency_penalty", "json_schema", "regex", "choices", "grammar", "prediction")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,13 @@ class SamplingOptions(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     temperature: float
@@ -90,7 +97,14 @@ class SamplingOptions(_message.Message):
     num_samples: int
     num_top_logprobs: int
     logprobs: bool
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_biases: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., bad_words: _Optional[_Iterable[str]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_end_tokens: bool = ..., seed: _Optional[int] = ..., num_samples: _Optional[int] = ..., num_top_logprobs: _Optional[int] = ..., logprobs: bool = ...) -> None: ...
+    presence_penalty: float
+    frequency_penalty: float
+    json_schema: str
+    regex: str
+    choices: _containers.RepeatedScalarFieldContainer[str]
+    grammar: str
+    prediction: str
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_biases: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., bad_words: _Optional[_Iterable[str]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_end_tokens: bool = ..., seed: _Optional[int] = ..., num_samples: _Optional[int] = ..., num_top_logprobs: _Optional[int] = ..., logprobs: bool = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choices: _Optional[_Iterable[str]] = ..., grammar: _Optional[str] = ..., prediction: _Optional[str] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
     __slots__ = ("rule", "node_budget", "graph", "learn", "tenant", "max_depth", "draft_temperature")
