@@ -194,6 +194,41 @@ def test_answers_of_tools_go_to_the_template(
     assert error["param"] == "messages.1.tool_calls"
 
 
+def test_a_first_call_is_drafted_from_what_the_tools_say(
+    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the prompt says nothing of how calls are written."""
+    name, api = served
+    fields = made_to_write(ANSWERS[name]) | {"extra_body": {"speculant": {"speculation": "on"}}}
+    steps = {}
+    for words in ("examples", "none"):
+        if words == "none":
+            monkeypatch.setattr("speculant_verifier.http.preparing.examples", lambda *_: "")
+        steps[words] = api.client().chat.completions.create(**fields).speculant["steps"]
+    assert steps["examples"] <= steps["none"]
+    assert name != "hermes" or steps["examples"] < steps["none"], "others write little that is not in the prompt"
+
+
+def test_predictions_are_drafted_and_counted(
+    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]
+) -> None:
+    name, api = served
+    text = "Nobody has said so in this conversation before."
+    written = f"<|channel|>final<|message|>{text}<|return|>" if name == "harmony" else text
+    fields = made_to_write(written) | {"tools": [], "extra_body": {"speculant": {"speculation": "on"}}}
+    plain = api.client().chat.completions.create(**fields)
+    assert not hasattr(plain.usage, "completion_tokens_details") or plain.usage.completion_tokens_details is None
+    for content in (text, [{"type": "text", "text": text}]):
+        prediction = {"type": "content", "content": content}
+        answer = api.client().chat.completions.create(**fields, prediction=prediction)
+        assert answer.choices[0].message.content == plain.choices[0].message.content == text
+        assert answer.speculant["steps"] < plain.speculant["steps"]
+        details = answer.usage.completion_tokens_details
+        num_predicted = len(api.decoder.target.encode(text))
+        assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == num_predicted
+        assert details.accepted_prediction_tokens > 0.5 * num_predicted
+
+
 def test_a_demanded_call_takes_no_other_form(served: tuple[str, Api]) -> None:
     _, api = served
     body = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}

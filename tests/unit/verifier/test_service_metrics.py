@@ -151,6 +151,7 @@ def test_no_label_is_a_clients(decoder):
         "source",
         "adapter",
         "sha256",
+        "what",
     }
     text = render_metrics(decoder, LOAD, {("http", "other", "404"): 1}).decode()
     for family in text_string_to_metric_families(text):

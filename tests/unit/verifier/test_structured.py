@@ -100,11 +100,19 @@ def test_masks_at_nodes_are_those_of_their_paths(llama):
     prompt = [1, 2, 3]
     one = llama.grammar(wanted, prompt).constraint(3)
     generator = random.Random(0)
+    end = min(llama.end_token_ids)
     logits = torch.randn(llama.vocabulary_size, generator=torch.Generator().manual_seed(0))
     for _ in range(60):
         known, path = sorted(generator.randrange(len(text) + 1) for _ in range(2))
         fresh = llama.grammar(wanted, prompt).constraint(3)
         sequence = [*prompt, *text[:known]]
+        if path == len(text) and generator.random() < 0.5:  # behind an end nothing is asked, and nothing is spoilt
+            assert one.allows(sequence, [*text[known:], end], 5)
+            assert one.forced(sequence, [*text[known:], end]) == []
+            assert torch.equal(one.masked(logits, sequence, [*text[known:], end]), logits)
+            assert one.usable(sequence, Draft((*text[known:], end, 5), tuple(range(len(text) - known + 2)))) == list(
+                range(len(text) - known + 1)
+            )
         masked = one.masked(logits, sequence, text[known:path])
         assert torch.equal(masked, fresh.masked(logits, [*prompt, *text[:path]], []))
         for token in (*map(int, generator.sample(range(llama.vocabulary_size), 5)), *text[path : path + 1]):

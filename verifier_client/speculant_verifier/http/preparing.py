@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2.exceptions import TemplateError, UndefinedError
@@ -18,9 +18,9 @@ from speculant_verifier.http.errors import ApiError, no_such_model
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
 from speculant_verifier.http.settings import generation_config
 from speculant_verifier.http.shapes import Job
-from speculant_verifier.http.tools import check_messages, demanded_form, usable_tools
+from speculant_verifier.http.tools import check_messages, demanded_form, examples, usable_tools
 from speculant_verifier.tenants import session_options
-from speculant_verifier.tool_calls import CallStyle, style_of
+from speculant_verifier.tool_calls import style_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,14 @@ class Preparation:
             prompt = await asyncio.to_thread(self._decoder.chat_prompt, messages, **options)
         except GenerationError as error:
             raise ApiError(400, _template_refusal(error), param="messages") from error
-        if isinstance(config.prediction, str) and config.prediction:
-            [predicted] = await asyncio.to_thread(self._encode, [config.prediction], "prediction")
-            config = config.model_copy(update={"prediction": tuple(predicted)})
+        prediction = config.prediction if isinstance(config.prediction, str) else list(config.prediction)
+        predicted = await self._hint(prediction)
+        exemplary = await self._hint(examples(request, config, self._style))
+        config = config.model_copy(update={"prediction": (*predicted, *exemplary)})
         await self._compile(config, [prompt], request)
-        return self._prepared([prompt], config, session, request, "messages", self._style if tools else None)
+        prepared = self._prepared([prompt], config, session, request, "messages")
+        job = replace(prepared.job, num_predicted=len(predicted), calls=self._style if tools else None)
+        return replace(prepared, job=job)
 
     async def completion(self, request: CompletionRequest, principal: Principal) -> Prepared:
         """Prepare texts to continue.
@@ -106,6 +109,10 @@ class Preparation:
         prompts = await asyncio.to_thread(self._encode, given)
         await self._compile(config, prompts, request)
         return self._prepared(prompts, config, session, request, "prompt")
+
+    async def _hint(self, text: str | list[TokenId]) -> list[TokenId]:
+        """Return the tokens of what the answer may resemble."""
+        return (await asyncio.to_thread(self._encode, [text], "prediction"))[0] if text else []
 
     async def _compile(
         self, config: GenerationConfig, prompts: list[list[TokenId]], request: ChatRequest | CompletionRequest
@@ -137,7 +144,6 @@ class Preparation:
         session: SessionOptions | None,
         request: ChatRequest | CompletionRequest,
         param: str,
-        calls: CallStyle | None = None,
     ) -> Prepared:
         target = self._decoder.target
         for prompt in prompts:
@@ -166,8 +172,6 @@ class Preparation:
             with_logprobs=config.logprobs is not None,
             with_usage=options is not None and options.include_usage,
             model=self._model_id,
-            num_predicted=len(config.prediction),
-            calls=calls,
         )
         return Prepared(job, config, session)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from speculant_graph.config import GenerationConfig
 from speculant_verifier.http.errors import ApiError
 from speculant_verifier.http.schemas import ChatMessage, ChatRequest, NamedTool
+from speculant_verifier.structured.examples import example_of
 from speculant_verifier.tool_calls import CallStyle
 
 _ANYTHING = {"type": "object"}
@@ -62,7 +66,10 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[dict[str
             param="tools",
             code="unsupported_parameter",
         )
-    return [] if choice == "none" else [tool.model_dump(exclude_none=True) for tool in tools]
+    if choice == "none":
+        return []
+    functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
+    return [{"type": "function", "function": {"description": "", **each}} for each in functions]  # templates want one
 
 
 def demanded_form(request: ChatRequest, style: CallStyle | None) -> str:
@@ -78,6 +85,21 @@ def demanded_form(request: ChatRequest, style: CallStyle | None) -> str:
     if has_other or request.structured_outputs is not None:
         raise ApiError(400, "an answer that must call a tool takes no other form; leave one out", param="tool_choice")
     wanted = [choice.function.name] if isinstance(choice, NamedTool) else None
-    functions = [tool.function for tool in request.tools or [] if wanted is None or tool.function.name in wanted]
-    pairs = [(each.name, _ANYTHING if each.parameters is None else each.parameters) for each in functions]
+    pairs = [(name, schema) for name, schema in _functions(request) if wanted is None or name in wanted]
     return style.form(pairs, parallel=request.parallel_tool_calls)
+
+
+def examples(request: ChatRequest, config: GenerationConfig, style: CallStyle | None) -> str:
+    """Return text that the answer may resemble: calls of the tools, and JSON of the answer's schema."""
+    parts = []
+    if style is not None and request.tools and request.tool_choice != "none":
+        parts.append(style.examples(_functions(request)))
+    if config.json_schema:
+        with suppress(ValueError):  # it is refused elsewhere
+            parts.append(example_of(json.loads(config.json_schema)))
+    return "\n".join(parts)
+
+
+def _functions(request: ChatRequest) -> list[tuple[str, dict[str, Any]]]:
+    functions = [tool.function for tool in request.tools or []]
+    return [(each.name, _ANYTHING if each.parameters is None else each.parameters) for each in functions]

@@ -34,7 +34,10 @@ class Constraint:
 
     def allows(self, token_ids: Sequence[TokenId], path: Sequence[TokenId], token: TokenId) -> bool:
         """Tell whether a token may follow a sequence and a path below it."""
-        self._go_to([*token_ids[self._prompt_length :], *path])
+        output = [*token_ids[self._prompt_length :], *path]
+        if self._is_over(output):
+            return True
+        self._go_to(output)
         return self._may_come(token)
 
     def masked(self, logits: Tensor, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> Tensor:
@@ -43,7 +46,10 @@ class Constraint:
         Raises:
             GenerationError: the form has become too complex to be kept to.
         """
-        self._go_to([*token_ids[self._prompt_length :], *path])
+        output = [*token_ids[self._prompt_length :], *path]
+        if self._is_over(output):
+            return logits
+        self._go_to(output)
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
             raise GenerationError(f"the output's form is too complex here: {self._matcher.get_error()}; simplify it")
@@ -70,8 +76,15 @@ class Constraint:
 
     def forced(self, token_ids: Sequence[TokenId], path: Sequence[TokenId] = ()) -> list[TokenId]:
         """Return tokens that spell what the form says must come next; none if it leaves a choice."""
-        self._go_to([*token_ids[self._prompt_length :], *path])
+        output = [*token_ids[self._prompt_length :], *path]
+        if self._is_over(output):
+            return []
+        self._go_to(output)
         return list(self._matcher.compute_ff_tokens())
+
+    def _is_over(self, output: list[TokenId]) -> bool:
+        """Whether nothing that comes now is emitted. A matcher that has read an end can't go back behind it."""
+        return bool(output) and output[-1] in self._ends
 
     def _may_come(self, token: TokenId) -> bool:
         if token in self._ends:
@@ -89,7 +102,7 @@ class Constraint:
             self._matcher.rollback(len(seen) - common)
             del seen[common:]
         for token in output[common:]:
-            # Tokens that were emitted under the form are never refused; ends stop the matcher.
+            # Tokens that were emitted under the form are never refused.
             if not self._matcher.consume_token(token):
                 raise GenerationError(f"the output left its form: {self._matcher.get_error()}; report this")
             seen.append(token)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from speculant_verifier.structured.examples import example_of
+
 Schema = Mapping[str, Any] | bool
 
 STRICT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -26,9 +28,16 @@ class CallStyle:
     end: str = ""
     """What comes after it."""
     call: str = ""
-    """A call as a grammar: %NAME% stands for the tool's name in JSON, @arguments for their grammar."""
+    """A call: %NAME% stands for the tool's name in JSON, @arguments for the arguments."""
     separator: str = ""
     """Between calls."""
+
+    def examples(self, tools: Sequence[tuple[str, Schema]]) -> str:
+        """Return what calls of some tools look like; see :meth:`form`."""
+        return "\n".join(
+            self.call.replace("%NAME%", json.dumps(name)[1:-1]).replace("@arguments", example_of(schema))
+            for name, schema in tools
+        )
 
     def form(self, tools: Sequence[tuple[str, Schema]], *, parallel: bool) -> str:
         """Return the form of an answer that calls one of some tools, or several if they may be parallel.
@@ -69,7 +78,11 @@ class HarmonyStyle(CallStyle):
 
 
 STYLES: tuple[CallStyle, ...] = (
-    HarmonyStyle("harmony", "<|channel|>"),
+    HarmonyStyle(
+        "harmony",
+        "<|channel|>",
+        call="<|channel|>commentary to=functions.%NAME% <|constrain|>json<|message|>@arguments<|call|>",
+    ),
     CallStyle(
         "hermes",
         "<tool_call>",
