@@ -140,9 +140,9 @@ def test_fields_that_are_not_served_are_named(api: Api, name: str, value: object
         ),
         (
             "chat/completions",
-            {"messages": [{"role": "assistant", "content": "x", "tool_calls": []}]},
-            "messages.0.tool_calls",
-            "at least 1",
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "a"}]}]},
+            "messages.0.tool_calls.0.function",
+            "missing",
         ),
     ],
 )  # fmt: skip

@@ -16,6 +16,11 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.structured.drafts import path_to, with_forced
 from speculant_verifier.structured.grammar import Grammars
 
+
+def many_properties(count: int) -> str:
+    return json.dumps({"type": "object", "properties": {f"p{number}": {} for number in range(count)}})
+
+
 SCHEMA = {
     "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "type": "object",
@@ -143,6 +148,9 @@ def test_drafts_are_fitted(llama):
         ({"json_schema": "{}", "regex": "a"}, "json_schema and regex exclude each other"),
         ({"regex": "("}, "the output's form can't be kept to"),
         ({"grammar": "start: nothing"}, "the output's form can't be kept to"),
+        ({"grammar": "start: start"}, "the output's form can't be kept to"),
+        ({"grammar": "{"}, "no JSON with a list of 'grammars'"),
+        ({"json_schema": '{"$ref": "#"}'}, "the output's form can't be kept to"),
         ({"json_schema": '{"type": "nonsense"}'}, "the output's form can't be kept to"),
         ({"json_schema": '{"allOf": [{"type": "string"}, {"type": "number"}]}'}, "the output's form can't be kept to"),
         ({"regex": "a", "ignore_end_tokens": True}, "regex needs an end; leave out ignore_end_tokens"),
@@ -151,6 +159,32 @@ def test_drafts_are_fitted(llama):
 def test_forms_that_are_refused(llama, settings, complaint):
     with pytest.raises(GenerationRequestError, match=complaint):
         llama.grammar(GenerationConfig(**settings), [1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_kept_to"),
+    [
+        ({"choices": ("<|endoftext|>",)}, None),
+        ({"json_schema": many_properties(2_000)}, None),
+        ({"choices": ("a<|endoftext|>b", "<|start|>")}, True),
+        ({"regex": "(?:a?){5000}a{5000}"}, False),
+        ({"grammar": "start: r0\n" + "".join(f"r{n}: r{n + 1} r{n + 1}\n" for n in range(60)) + 'r60: "a"'}, None),
+    ],
+)
+def test_a_form_that_is_too_much_ends_its_own_request_alone(decoder, settings, is_kept_to):
+    expected = decoder.generate("The contract", GenerationConfig(max_tokens=60)).token_ids
+    odd, other = decoder.generate(
+        ["The", "The contract"], [GenerationConfig(max_tokens=40, **settings), GenerationConfig(max_tokens=60)]
+    )
+    assert other.token_ids == expected
+    if odd.error:
+        assert is_kept_to is not True
+        assert odd.is_refused
+        assert re.search("form is too complex|form can't be kept to", odd.error)
+        assert len(odd.error) < 400
+    else:
+        assert is_kept_to is not False or odd.finish_reason == "length"
+        assert is_kept_to is None or "choices" not in settings or odd.text in settings["choices"]
 
 
 def test_a_model_without_an_end(llama):

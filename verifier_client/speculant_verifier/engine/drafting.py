@@ -163,12 +163,14 @@ class Drafting:
         assert sequence.sampler is not None
         assert sequence.sampler.constraint is not None
         constraint = sequence.sampler.constraint
-        usable = constraint.usable(sequence.token_ids, draft)
         most = min(self._most_nodes_of(sequence), self._most_depth(sequence))
-        draft = draft.part(usable)
-        return [nodes[node] for node in usable], with_forced(
-            constraint, sequence.token_ids, draft, max(len(draft), most)
-        )
+        try:
+            usable = constraint.usable(sequence.token_ids, draft)
+            fitted = draft.part(usable)
+            fitted = with_forced(constraint, sequence.token_ids, fitted, max(len(fitted), most))
+        except GenerationRequestError:  # which the request will be told of when its tokens are chosen
+            return (), EMPTY_DRAFT
+        return [nodes[node] for node in usable], fitted
 
     def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
         """Note what became of a draft; those that callers bring say nothing of the drafter's."""

@@ -82,7 +82,11 @@ class MemoryPressure:
         for part in self._parts:
             if (num_bytes := part.reduce()) is not None:
                 if all(other is not part for other, _ in self._reduced):
-                    logger.warning("memory is short: fewer {} until there is more", part.reducible)
+                    logger.warning(
+                        "memory is short, of the machine, its container or verifier.ram_budget: fewer {} until there "
+                        "is more; see docs/offloading.md",
+                        part.reducible,
+                    )
                 self._reduced.append((part, num_bytes))
                 self._totals.num_reductions[part.reducible] += 1
                 self._calm_s = time.monotonic() + _CALM_S

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.draft.strategies import target_row_width
-from speculant_graph.errors import GenerationError
+from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
 from speculant_verifier.cache import SlotCache
 from speculant_verifier.engine.drafting import Drafting, depths_of
@@ -153,7 +153,7 @@ class Verification:
                 sequence.trace.add(draft, path, len(token_ids))
             self.recall.keep(sequence, draft, path, logits[: len(draft) + 1])
         except Exception as error:  # processors and stop checks are anybody's code
-            sequence.error = _message(error)
+            sequence.error, sequence.is_refused = _message(error), isinstance(error, GenerationRequestError)
             return _Outcome(None, Emission(sequence, (), 0, "error"))
         sequence.token_ids += token_ids
         if reason is None and len(sequence.token_ids) >= self._target.max_length:

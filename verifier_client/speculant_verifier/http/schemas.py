@@ -219,7 +219,7 @@ class ChatMessage(Schema):
     """For chat templates that know names."""
     reasoning_content: str | None = None
     """What the model thought before an answer, for chat templates that want it."""
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
     """What an assistant's message called."""
     tool_call_id: _Name | None = None
     """Of a tool's message: which call it answers."""
@@ -232,7 +232,7 @@ class ChatMessage(Schema):
         content = content if isinstance(content, str) else "\n".join(part.text for part in content)
         known = {"role", "name", "reasoning_content", "tool_call_id"}
         message = {**self.model_dump(exclude_none=True, include=known), "content": content}
-        if self.tool_calls is not None:
+        if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -285,6 +286,7 @@ def _delta(choice: _Choice, kind: PieceKind, text: str) -> Delta:
     if kind == "reasoning":
         return Delta(reasoning_content=text)
     if kind == "arguments":
+        choice.calls[-1].arguments.append(text)
         piece = AnswerCall(index=len(choice.calls) - 1, function=AnswerFunction(arguments=text))
     else:
         call = _CallParts(text)
@@ -294,8 +296,17 @@ def _delta(choice: _Choice, kind: PieceKind, text: str) -> Delta:
     return Delta(tool_calls=[piece])
 
 
+def _is_json(text: str) -> bool:
+    """Whether arguments are whole: a stop text may cut them off."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _reason(choice: _Choice) -> FinishReason:
     assert choice.result is not None
-    if choice.calls and choice.result.finish_reason == "stop":
+    if choice.calls and choice.result.finish_reason == "stop" and _is_json("".join(choice.calls[-1].arguments)):
         return "tool_calls"
     return cast(FinishReason, choice.result.finish_reason)  # errors became an answer of their own

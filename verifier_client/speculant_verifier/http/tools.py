@@ -25,9 +25,9 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     """
     for number, message in enumerate(messages):
         problem = None
-        if message.content is None and message.tool_calls is None:
+        if message.content is None and not message.tool_calls:
             problem = "content", "is missing"
-        elif message.tool_calls is not None and message.role != "assistant":
+        elif message.tool_calls and message.role != "assistant":
             problem = "tool_calls", "belongs to messages of the assistant; leave it out"
         elif message.role == "tool" and message.tool_call_id is None:
             problem = "tool_call_id", "is missing: say which call the message answers"
@@ -58,6 +58,10 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[dict[str
         raise ApiError(
             400, f"tool_choice names '{choice.function.name}', which is not among the tools", param="tool_choice"
         )
+    for number, tool in enumerate(tools):
+        if (tool.function.parameters or {}).get("type", "object") != "object":
+            param = f"tools.{number}.function.parameters"
+            raise ApiError(400, f"{param} is the schema of an object, which has the arguments; mend it", param=param)
     if tools and style is None and choice != "none":
         raise ApiError(
             400,

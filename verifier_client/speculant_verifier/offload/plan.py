@@ -76,8 +76,8 @@ class Plan:
 
     @property
     def placement(self) -> tuple[object, ...]:
-        """What passes cost depends on."""
-        return self.unit, self.streamed, self.num_slots
+        """What passes cost depends on, roughly: budgets leave a little more or less room at every start."""
+        return self.unit, self.streamed, round(20 * self.num_kept / self.num_units)
 
     @property
     def num_kept(self) -> int:
@@ -153,12 +153,19 @@ def plan_for(
     num_slots = min((budget - taken - fixed) // unit, _MOST_SLOTS)
     if wanted is not None:
         num_slots = min(max(least, divisor * wanted), _MOST_SLOTS) if experts else least + wanted
+    if bound and wanted is not None and taken + fixed + num_slots * unit > budget:
+        raise ConfigError(
+            f"resident_layers = {wanted} takes {_gb(taken + fixed + num_slots * unit)}, more than the budget of "
+            f"{_gb(budget)}; leave it out (--verifier.resident-layers), or raise --verifier."
+            f"{'ram' if on_cpu else 'device'}-budget"
+        )
     if num_slots < least:
         raise ConfigError(
             f"of model '{verifier.model_name}' {_gb(fixed)} must stay in memory, and with all else that takes "
             f"{_gb((fixed + least * unit + taken - reserved) / (1.0 - _RESERVED))} of {_gb(budget)}; raise "
-            f"--verifier.{'ram' if on_cpu else 'device'}-budget, or choose fewer bytes per weight "
-            "(--verifier.dtype bfloat16)"
+            f"--verifier.{'ram' if on_cpu else 'device'}-budget"
+            + (", lower --verifier.max-kv-tokens" if verifier.max_kv_tokens else "")
+            + (", or choose fewer bytes per weight (--verifier.dtype bfloat16)" if dtype.itemsize > 2 else "")
         )
     if not experts:
         num_slots = min(num_slots, least + len(modules) - 1)
@@ -208,7 +215,7 @@ def _require_streamable(
     """
     quantization = getattr(model.config, "quantization_config", None)
     if not verifier.offload:
-        why = SMALLER
+        why = f"streaming is switched off: set --verifier.offload, or {SMALLER}"
     elif quantization is not None:
         why = "quantised weights can't be streamed: give a checkpoint in bfloat16 (--verifier.model-name)"
     elif any(len(layer.state_dict()) > len(list(layer.parameters())) for layer in layers.values()):

@@ -9,7 +9,7 @@ import torch
 from llguidance import LLMatcher
 from torch import Tensor
 
-from speculant_graph.errors import GenerationError
+from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 
 
@@ -44,7 +44,7 @@ class Constraint:
         """Return the logits ``[V]`` after a sequence and a path below it, minus infinity where the form forbids.
 
         Raises:
-            GenerationError: the form has become too complex to be kept to.
+            GenerationRequestError: the form has become too complex to be kept to.
         """
         output = [*token_ids[self._prompt_length :], *path]
         if self._is_over(output):
@@ -52,7 +52,7 @@ class Constraint:
         self._go_to(output)
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
-            raise GenerationError(f"the output's form is too complex here: {self._matcher.get_error()}; simplify it")
+            raise GenerationRequestError(f"the output's form is too complex ({reason_of(self._matcher)}); simplify it")
         allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocabulary_size]
         return torch.where(torch.from_numpy(allowed.view(np.bool_)).to(logits.device), logits, -torch.inf)
 
@@ -80,7 +80,9 @@ class Constraint:
         if self._is_over(output):
             return []
         self._go_to(output)
-        return list(self._matcher.compute_ff_tokens())
+        forced = list(self._matcher.compute_ff_tokens())
+        # Bytes that spell a control token are forced as bytes, but tokenised as that token, which is not allowed.
+        return forced[: self._matcher.validate_tokens(forced)] if forced else []
 
     def _is_over(self, output: list[TokenId]) -> bool:
         """Whether nothing that comes now is emitted. A matcher that has read an end can't go back behind it."""
@@ -101,8 +103,15 @@ class Constraint:
         if common < len(seen):
             self._matcher.rollback(len(seen) - common)
             del seen[common:]
-        for token in output[common:]:
-            # Tokens that were emitted under the form are never refused.
-            if not self._matcher.consume_token(token):
-                raise GenerationError(f"the output left its form: {self._matcher.get_error()}; report this")
-            seen.append(token)
+        rest = output[common:]
+        count = self._matcher.try_consume_tokens(rest) if rest else 0
+        seen += rest[:count]
+        if count < len(rest):  # tokens that were allowed are not refused, but limits may be met
+            raise GenerationRequestError(f"the output's form is too complex ({reason_of(self._matcher)}); simplify it")
+
+
+def reason_of(matcher: LLMatcher) -> str:
+    """Return why a matcher has given up, in one short line: it would add its whole state and grammar."""
+    lines = [line.strip() for line in matcher.get_error().splitlines() if line.strip()] or ["it is too large"]
+    ending = lines[-1] if lines[-1].startswith("error: ") else ""
+    return f"{lines[0]} {ending}".strip()[:200]

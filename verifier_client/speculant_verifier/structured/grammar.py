@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import TokenId
-from speculant_verifier.structured.constraint import Constraint
+from speculant_verifier.structured.constraint import Constraint, reason_of
 
 _LOOSE = {"whitespace_pattern": r"[ \t\n]{0,40}"}
 """Between the parts of JSON; without a bound a weak model may never stop."""
@@ -53,7 +53,12 @@ def form_of(config: GenerationConfig) -> str:
     if config.choices:
         return json.dumps({"lark_grammar": "start: " + " | ".join(map(json.dumps, config.choices))})
     if config.grammar.startswith("{"):
-        return config.grammar
+        try:
+            if isinstance(json.loads(config.grammar)["grammars"], list):
+                return config.grammar
+        except (ValueError, RecursionError, LookupError, TypeError):
+            pass
+        raise GenerationRequestError("grammar begins with '{', but is no JSON with a list of 'grammars'; mend it")
     return json.dumps({"lark_grammar": config.grammar}) if config.grammar else ""
 
 
@@ -113,9 +118,14 @@ class Grammars:
             if self._tokenizer is None:
                 self._tokenizer = from_tokenizer(self._source, n_vocab=self._vocabulary_size, eos_token=self._ends)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            reason = (matcher.get_error().strip() or "it is too large").splitlines()[0]
-            raise GenerationRequestError(f"the output's form can't be kept to: {reason}; give a simpler one")
+        probe = matcher.deep_copy()
+        if not matcher.is_error() and not any(probe.compute_bitmask()) and not probe.is_accepting():
+            raise GenerationRequestError("the output's form can't be kept to: nothing is of this form; mend it")
+        if probe.is_error() or matcher.is_error():
+            reason = reason_of(matcher if matcher.is_error() else probe)
+            raise GenerationRequestError(
+                f"the output's form can't be kept to: {reason}; mend it, or give a simpler one"
+            )
         grammar = Grammar(matcher, self._vocabulary_size, self._ends)
         with self._lock:
             self._known[text] = grammar
