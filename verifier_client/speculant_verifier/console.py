@@ -6,9 +6,9 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -113,3 +113,18 @@ def quiet_transformers() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
+
+
+@contextmanager
+def patient_progress() -> Iterator[None]:
+    """Show bars of transformers on a terminal alone, and if they take their time."""
+    from transformers.utils import logging as bars
+
+    def make(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return factory(*arguments, **{"disable": None, "delay": _PATIENCE_S} | options)
+
+    before = bars.set_tqdm_hook(make)
+    try:
+        yield
+    finally:
+        bars.set_tqdm_hook(before)

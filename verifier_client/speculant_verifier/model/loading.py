@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +18,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import logging
 from transformers.utils.quantization_config import Mxfp4Config
 
 from speculant_graph.config import VerifierConfig
@@ -29,6 +26,7 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_of
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Fingerprint
 from speculant_verifier.attention import register
+from speculant_verifier.console import patient_progress
 from speculant_verifier.offload import OFFLOAD, SMALLER, Offload, Plan, plan_for
 from speculant_verifier.offload.files import bytes_per_second
 from speculant_verifier.sources import (
@@ -40,8 +38,6 @@ from speculant_verifier.sources import (
 )
 
 _REMEDY = "Give a folder with a checkpoint, or the hub name of a model you may download (--verifier.model-name)."
-_PATIENCE_S = 2.0
-"""Loading for longer than this is worth a word."""
 _SAMPLE = 1 << 28
 """Bytes that are read to find out how fast that is."""
 
@@ -81,7 +77,7 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
             folder = TemporaryDirectory(prefix="speculant-weights-")
             device_map = dict.fromkeys(plan.resident, device) | dict.fromkeys(plan.streamed, "disk")
             options["offload_folder"] = folder.name
-        with _patient_progress():
+        with patient_progress():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 config.model_name,
                 config=model_config,
@@ -110,7 +106,7 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
             f"first {missing[0]}; download it again, or give another with --verifier.model-name"
         )
     if plan is not None and folder is not None:
-        with _patient_progress():
+        with patient_progress():
             setattr(model, OFFLOAD, Offload(model, plan, folder))
     return model
 
@@ -163,20 +159,6 @@ def device_named(name: str) -> torch.device:
             f"device '{name}' was asked for but torch sees {torch.cuda.device_count()} GPUs; use --verifier.device auto"
         )
     return device
-
-
-@contextmanager
-def _patient_progress() -> Iterator[None]:
-    """Show the bars of transformers, which are never asked for, on a terminal alone, and if they take their time."""
-
-    def make(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        return factory(*arguments, **{"disable": None, "delay": _PATIENCE_S} | options)
-
-    before = logging.set_tqdm_hook(make)
-    try:
-        yield
-    finally:
-        logging.set_tqdm_hook(before)
 
 
 def _is_mxfp4(config: PreTrainedConfig) -> bool:

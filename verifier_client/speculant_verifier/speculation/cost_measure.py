@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 import torch
+from transformers.utils import logging
 
 from speculant_graph.types import Draft
 from speculant_verifier.cache import SlotCache
+from speculant_verifier.console import patient_progress
 from speculant_verifier.model import TargetModel
 from speculant_verifier.offload import Plan
 from speculant_verifier.speculation.costs import CostPoint, CostTable
@@ -93,12 +95,16 @@ def measure_costs(
 def _streamed(probe: _Probe, plan: Plan, batches: Collection[int], tell: Progress) -> CostTable:
     """Run every pass once: they take seconds, most of which no noise of the machine changes."""
     points: list[CostPoint] = []
+    opened = None
     lengths = sorted({min(length, 1 + plan.most_nodes, probe.room) for length in STREAMED_TOKENS})
     probe.context = min(probe.context, max(0, plan.kv_tokens // max(batches) - lengths[-1]))
-    for batch in sorted(batches):
-        probe.open(batch)
-        for length in lengths:
-            tell(len(points), len(batches) * len(lengths))
+    wanted = [(batch, length) for batch in sorted(batches) for length in lengths]
+    with patient_progress():
+        for batch, length in logging.tqdm(wanted, desc="Measuring passes"):
+            tell(len(points), len(wanted))
+            if batch != opened:
+                probe.open(batch)
+                opened = batch
             points.append(CostPoint(batch, length, 1e3 * probe.pass_s(batch, length)))
     tell(1, 1)
     return CostTable(tuple(points), probe.context)
