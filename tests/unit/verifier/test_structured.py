@@ -141,6 +141,13 @@ def test_drafts_are_fitted(llama):
     assert llama.decode(path_to(beyond, len(beyond))) == "residential sale"
 
 
+def test_a_form_that_spells_a_book_is_asked_once(llama):
+    constraint = llama.grammar(GenerationConfig(regex="a{9000}"), [1]).constraint(1)
+    assert len(constraint.forced([1])) == 2_048
+    assert constraint.forced([1]) == []
+    assert constraint.allows([1], [], llama.encode("a")[0])
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [

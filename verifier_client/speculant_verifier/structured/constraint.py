@@ -12,6 +12,9 @@ from torch import Tensor
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 
+_MOST_FORCED = 2_048
+"""Tokens; a form that spells more at once takes too long to ask at every step."""
+
 
 class Constraint:
     """A matcher that goes to where it is asked about: back by tokens, and on by others. For one thread."""
@@ -30,6 +33,7 @@ class Constraint:
         self._ends = end_token_ids
         self._matcher, self._prompt_length, self._vocabulary_size = matcher, prompt_length, vocabulary_size
         self._seen: list[TokenId] = []
+        self._forces_much = False
         self._bits = np.zeros(-(-vocabulary_size // 32), np.int32)
 
     def allows(self, token_ids: Sequence[TokenId], path: Sequence[TokenId], token: TokenId) -> bool:
@@ -77,10 +81,12 @@ class Constraint:
     def forced(self, token_ids: Sequence[TokenId], path: Sequence[TokenId] = ()) -> list[TokenId]:
         """Return tokens that spell what the form says must come next; none if it leaves a choice."""
         output = [*token_ids[self._prompt_length :], *path]
-        if self._is_over(output):
+        if self._is_over(output) or self._forces_much:
             return []
         self._go_to(output)
         forced = list(self._matcher.compute_ff_tokens())
+        self._forces_much = len(forced) > _MOST_FORCED
+        forced = forced[:_MOST_FORCED]
         # Bytes that spell a control token are forced as bytes, but tokenised as that token, which is not allowed.
         return forced[: self._matcher.validate_tokens(forced)] if forced else []
 
