@@ -73,7 +73,7 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
         plan = _plan(model_config, dtype, config, device)
         if plan is not None:
             # oneDNN keeps what it compiled for up to 1,024 shapes: of experts, which get any number of tokens, 200 MB.
-            os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+            os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
             folder = TemporaryDirectory(prefix="speculant-weights-")
             device_map = dict.fromkeys(plan.resident, device) | dict.fromkeys(plan.streamed, "disk")
             options["offload_folder"] = folder.name
