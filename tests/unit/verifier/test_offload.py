@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -206,6 +207,29 @@ def test_a_file_that_can_not_be_read_fails_passes_until_it_can(tmp_path, checkpo
             assert attempt < 2
     assert torch.equal(logits(target, 60), logits(whole, 60))
     target.offload.close()
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_file_that_can_not_be_read_while_more_or_less_is_kept(checkpoint, back):
+    whole, target = load(checkpoint), load(checkpoint, 3)
+    offload = target.offload
+    logits(target, 60)
+    if back:
+        while offload.reduce() is not None:
+            pass
+    wait = offload._source.wait
+
+    def fail(started):
+        offload._source.settle()
+        raise GenerationError("weights can't be read")
+
+    offload._source.wait = fail
+    with contextlib.suppress(GenerationError):
+        offload.restore() if back else offload.reduce()
+    offload._source.wait = wait
+    for number, length in enumerate((1, 60, 1, 3)):
+        assert torch.equal(logits(target, length, number), logits(whole, length, number))
+    offload.close()
 
 
 @pytest.mark.parametrize("resident", [0, 4])

@@ -194,6 +194,11 @@ def test_a_form_that_is_too_much_ends_its_own_request_alone(decoder, settings, i
         assert is_kept_to is None or "choices" not in settings or odd.text in settings["choices"]
 
 
+def test_choices_of_any_letters(decoder):
+    wanted = ("Zwölf 🦊", 'naïve\\ "x"')
+    assert decoder.generate("x", GenerationConfig(max_tokens=60, choices=wanted)).text in wanted
+
+
 def test_a_model_without_an_end(llama):
     with pytest.raises(GenerationRequestError, match="declares no end token"):
         Grammars(llama.tokenizer, llama.vocabulary_size, ()).compiled('{"json_schema": {}}', [1])

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from loguru import logger
 
+from speculant_graph.errors import GenerationError
 from speculant_verifier.engine.totals import EngineTotals
 
 _PAUSE_S = 0.5
@@ -61,6 +62,12 @@ class MemoryPressure:
         if now_s < self._due_s:
             return
         self._due_s = now_s + _PAUSE_S
+        try:
+            self._adapt(now_s)
+        except GenerationError as error:  # weights that can't be read; passes that need them say so to their requests
+            logger.warning("what is kept in memory can't be changed: {}", error)
+
+    def _adapt(self, now_s: float) -> None:
         spare = self._spare()
         if spare is not None and spare < 0:
             self._free_up()

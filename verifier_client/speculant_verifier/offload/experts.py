@@ -84,6 +84,7 @@ class ExpertPool:
 
     def resize(self, num_slots: int) -> None:
         """Use fewer of the first slots, or more again, between passes; memory of the others is given back."""
+        was_torn, self._is_torn = self._is_torn, True
         self._give_up(())
         for _, parts in self._leaving:
             self._source.wait(parts)
@@ -99,6 +100,7 @@ class ExpertPool:
             first = -(-num_slots * pool[0].nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
             if memory is not None and first < len(memory):
                 memory.madvise(mmap.MADV_DONTNEED, first)
+        self._is_torn = was_torn
 
     def _kept(self, stored: StoredTensor | PinnedTensor, like: Tensor) -> Tensor:
         tensor = like.new_empty(stored.shape)

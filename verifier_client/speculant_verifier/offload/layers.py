@@ -61,18 +61,21 @@ class LayerStream:
         self._source.settle()
         self._fetching.clear()
         total, count = len(self._layers), len(self._layers) - (num_slots - len(self._slabs))
-        self._turn = [each for each in range(total) if (each + 1) * count // total > each * count // total]
-        for number in self._turn:
+        turn = [each for each in range(total) if (each + 1) * count // total > each * count // total]
+        for number in turn:
             self._bind(number, self._views(number, self._slabs[0]))
             self._own.pop(number, None)
-        staying = set(range(total)).difference(self._turn, self._own)
-        for number in progress(sorted(staying)):
+        self._is_torn = True  # until those that stay are there; what can't be read for that is fetched in turn
+        self._turn = [number for number in range(total) if number not in self._own]
+        for number in progress([number for number in self._turn if number not in turn]):
             slab, _ = new_room((self._size,), self._slabs[0])
             views = self._views(number, slab)
             self._source.wait(self._begin(number, views))
             self._bind(number, views)
             self._own[number] = slab
+            self._turn.remove(number)
         self._start(0)
+        self._is_torn = False
 
     def _start(self, position: int) -> None:
         """Fetch as many layers as there are slabs, from one on."""

@@ -18,8 +18,12 @@ from speculant_verifier.structured.constraint import Constraint, reason_of
 
 _LOOSE = {"whitespace_pattern": r"[ \t\n]{0,40}"}
 """Between the parts of JSON; without a bound a weak model may never stop."""
-_HARMONY = """start: thought{0,4} <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @form
-thought: <|channel|> ("analysis" | "commentary") <|message|> /(.|\\n)*/ <|end|> <|start|> "assistant"
+HARMONY_THOUGHT = (
+    r'thought: <|channel|> ("analysis" | "commentary") <|message|> /(.|\n)*/ <|end|> <|start|> "assistant"'
+)
+"""What may come before the message that a form is about; its rule of grammars."""
+_HARMONY = f"""start: thought{{0,4}} <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @form
+{HARMONY_THOUGHT}
 """
 """Around the form of an answer whose prompt ends with harmony's beginning of one: it is that of the final message."""
 _HARMONY_NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
@@ -27,7 +31,7 @@ _MOST_KEPT = 64
 _LIMITS = LLParserLimits(
     max_grammar_size=200_000, initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=100_000
 )
-"""So that no schema takes longer than a second to prepare, or a step of all requests with it."""
+"""Of preparing a form, and of a step with it."""
 
 
 def form_of(config: GenerationConfig) -> str:
@@ -51,7 +55,9 @@ def form_of(config: GenerationConfig) -> str:
         grammar = json.loads(LLMatcher.grammar_from_regex(config.regex))["grammars"][0]
         return json.dumps({"lark_grammar": grammar["lark_grammar"]})
     if config.choices:
-        return json.dumps({"lark_grammar": "start: " + " | ".join(map(json.dumps, config.choices))})
+        return json.dumps(
+            {"lark_grammar": "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in config.choices)}
+        )
     if config.grammar.startswith("{"):
         try:
             if isinstance(json.loads(config.grammar)["grammars"], list):
@@ -84,7 +90,7 @@ class Grammars:
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, vocabulary_size: int, end_token_ids: Collection[TokenId]
     ) -> None:
-        """Take the model's; a tokenizer is looked at when the first grammar comes, which takes a second."""
+        """Take the model's; a tokenizer is looked at when the first grammar comes, which takes seconds."""
         self._source, self._vocabulary_size = tokenizer, vocabulary_size
         self._ends = sorted(end_token_ids)
         self._opening = _opening(tokenizer)

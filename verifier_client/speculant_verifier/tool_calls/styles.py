@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant_verifier.structured.examples import example_of
+from speculant_verifier.structured.grammar import HARMONY_THOUGHT
 
 Schema = Mapping[str, Any] | bool
 
@@ -20,7 +21,7 @@ class CallStyle:
     """One way."""
 
     name: str
-    """Of the style, for settings."""
+    """For people."""
     sign: str
     """What chat templates of models that write so contain."""
     mark: str = ""
@@ -67,7 +68,7 @@ class HarmonyStyle(CallStyle):
         del parallel
         lines = [
             "start: thought{0,4} (" + " | ".join(f"call_{number}" for number in range(len(tools))) + ")",
-            r'thought: <|channel|> ("analysis" | "commentary") <|message|> /(.|\n)*/ <|end|> <|start|> "assistant"',
+            HARMONY_THOUGHT,
         ]
         grammars = []
         for number, (name, schema) in enumerate(tools):
