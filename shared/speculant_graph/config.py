@@ -150,6 +150,9 @@ class VerifierConfig(Config):
     """Keep no more than the window of sliding-window layers, which saves memory; the text is the same."""
     target_cache: ByteSize = ByteSize(0)
     """Memory for the target's logits after prefixes, which need no pass again (SpecExec's speculative cache)."""
+    prefix_cache: ByteSize = ByteSize(1_000_000_000)
+    """Memory for keys and values of finished requests: prompts that begin as these did are read from there on. Without
+    streamed weights only, unless it is set."""
     measure_costs: bool = True
     """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
     the result is kept in the cache folder. Without it typical costs are assumed."""

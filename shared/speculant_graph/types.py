@@ -282,6 +282,8 @@ class SessionOptions:
     """Name of the graph to draft from."""
     learn: bool | None = None
     """Whether the tenant's later sequences profit from what it accepts."""
+    conversation: str | None = None
+    """Sequences that name the same one are drafted for by the same replica, which learned from those before them."""
 
 
 class Drafter(Protocol):

@@ -296,6 +296,11 @@ class SpeculativeDecoder:
         return self._engine.num_kv_bytes
 
     @property
+    def num_prefix_bytes(self) -> int:
+        """Memory of what ended sequences have read (``VerifierConfig.prefix_cache``)."""
+        return self._engine.prefixes.num_bytes
+
+    @property
     def num_running(self) -> int:
         """Sequences in the batch."""
         return self._engine.num_running

@@ -138,6 +138,7 @@ def _fields(result: GenerationResult) -> dict[str, object]:
         "num_drafted": result.num_drafted,
         "num_accepted": result.num_accepted,
         "num_from_target_cache": result.num_from_target_cache,
+        "num_from_prefix_cache": result.num_from_prefix_cache,
         "tree_hit_rate": round(result.tree_hit_rate, 4),
         "target_cache_hit_rate": round(result.target_cache_hit_rate, 4),
         "drafted_by_depth": list(result.drafted_by_depth),

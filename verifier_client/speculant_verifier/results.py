@@ -94,6 +94,8 @@ class GenerationResult:
     """Steps that had a draft."""
     num_from_target_cache: int = 0
     """Tokens without a forward pass: the target's logits after their prefix were kept from an earlier one."""
+    num_from_prefix_cache: int = 0
+    """Tokens of the prompt that were not read, as an earlier request began in the same way."""
     sample: int = 0
     """Which sample of its prompt it is, from 0."""
     error: str = ""

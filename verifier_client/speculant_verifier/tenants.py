@@ -6,7 +6,9 @@ from speculant_graph.serving.access import ALL, Principal
 from speculant_graph.types import SessionOptions
 
 
-def session_options(principal: Principal, tenant: str, graph: str, learn: bool | None) -> SessionOptions | None:
+def session_options(
+    principal: Principal, tenant: str, graph: str, learn: bool | None, conversation: str | None = None
+) -> SessionOptions | None:
     """Return what a request's session with the drafter wants beside the server's settings; None for nothing.
 
     Args:
@@ -14,6 +16,7 @@ def session_options(principal: Principal, tenant: str, graph: str, learn: bool |
         tenant: whose text it is; empty leaves it to what the client may, or to the server's settings.
         graph: name of the graph; empty leaves it to what the client may, or to the server's settings.
         learn: whether later requests of the tenant profit; None leaves it to the server's settings.
+        conversation: requests that name the same one are drafted for by the same sidecar.
 
     Raises:
         AccessError: tenant or graph is not the client's, or it has several and names none.
@@ -21,6 +24,6 @@ def session_options(principal: Principal, tenant: str, graph: str, learn: bool |
     if ALL not in principal.tenants:
         tenant = principal.require_tenant(tenant)
     graph = principal.require_graph(graph)
-    if not tenant and not graph and learn is None:
+    if not tenant and not graph and learn is None and conversation is None:
         return None
-    return SessionOptions(tenant or None, graph or None, learn)
+    return SessionOptions(tenant or None, graph or None, learn, conversation)

@@ -164,6 +164,7 @@ class Batch:
             logprobs=tuple(sequence.logprobs),
             num_drafts=sequence.num_drafts,
             num_from_target_cache=sequence.num_from_target_cache,
+            num_from_prefix_cache=sequence.num_from_prefix_cache,
             sample=self._sources[sequence.index][1],
             error=sequence.error,
             is_refused=sequence.is_refused,

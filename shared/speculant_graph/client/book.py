@@ -51,10 +51,8 @@ class SessionBook:
         """Return the session of a caller's id; one that is not known begins, with these options."""
         session = self._sessions.get(session_id)
         if session is None:
-            wire_id = self._wire_ids()
-            session = self._sessions[session_id] = Session(
-                wire_id, self._best(wire_id).index, options=options or SessionOptions()
-            )
+            session = self._sessions[session_id] = Session(self._wire_ids(), 0, options=options or SessionOptions())
+            session.replica = self._best(session).index
         return session
 
     def home(self, session: Session) -> Replica:
@@ -62,7 +60,7 @@ class SessionBook:
         replica = self._replicas[session.replica]
         if not replica.breaker.is_open:
             return replica
-        best = self._best(session.wire_id)
+        best = self._best(session)
         if best.breaker.is_open:
             return replica
         session.reset()
@@ -124,13 +122,13 @@ class SessionBook:
         opening.is_over, opening.error = True, error
         return True
 
-    def _best(self, wire_id: int) -> Replica:
+    def _best(self, session: Session) -> Replica:
         """Return where a session belongs: to the replica it prefers of those that are alive, if any is."""
         if len(self._replicas) == 1:
             return self._replicas[0]
         alive = [replica for replica in self._replicas if not replica.breaker.is_open] or self._replicas
         by_address = {replica.address: replica for replica in alive}
-        return by_address[preferred(wire_id, by_address)]
+        return by_address[preferred(session.placement, by_address)]
 
     def _open_afresh(self, opening: Opening) -> None:
         session = opening.session

@@ -9,6 +9,11 @@ import hashlib
 from collections.abc import Iterable
 
 
+def key_of(tenant: str, conversation: str) -> int:
+    """Return what stands for the id of every session of a tenant's conversation, so that they meet: 64 bits."""
+    return int.from_bytes(hashlib.blake2b(f"{tenant}\0{conversation}".encode(), digest_size=8).digest(), "little")
+
+
 def score(wire_id: int, address: str) -> int:
     """Return how much a session wants to be at an address: 64 bits, independent between addresses."""
     key = wire_id.to_bytes(8, "little") + address.encode()

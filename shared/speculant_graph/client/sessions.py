@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from speculant_graph.client.placement import key_of
 from speculant_graph.errors import SpeculantError, UnknownGraphError
 from speculant_graph.rpc.messages import OpenRequest
 from speculant_graph.types import Feedback, SequenceStep, SessionOptions, TokenId
@@ -64,6 +65,12 @@ class Session:
     """No opening before: the replica has refused one."""
     options: SessionOptions = field(default_factory=SessionOptions)
     """What it is opened with, beside what the client sets."""
+
+    @property
+    def placement(self) -> int:
+        """What decides which replica it belongs to."""
+        wanted = self.options
+        return self.wire_id if wanted.conversation is None else key_of(wanted.tenant or "", wanted.conversation)
 
     def reset(self) -> None:
         """Give up what the replica holds of it."""

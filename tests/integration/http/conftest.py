@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from openai import OpenAI
 
 from speculant_verifier.decoder import SpeculativeDecoder
 from support.http_api import Api, serving, tiny_decoder
+from support.tool_models import serving_tools, writer_of
 
 
 @pytest.fixture(scope="package")
@@ -26,3 +28,16 @@ def api(decoder: SpeculativeDecoder) -> Iterator[Api]:
 @pytest.fixture(scope="package")
 def client(api: Api) -> OpenAI:
     return api.client()
+
+
+@pytest.fixture(scope="package", params=["harmony", "harmony-bytes", "hermes", "json"])
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, Api]]:
+    """How the model writes calls, and its server."""
+    with serving_tools(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def made_to_write(served: tuple[str, Api], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """Make the model write an answer; return the fields of a request for it."""
+    return writer_of(served[1], monkeypatch)

@@ -16,6 +16,7 @@ from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.http.answers import Seconds, Speculation
+from speculant_verifier.http.responses.schemas import ResponsesRequest
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from support.http_api import TEMPLATE, Api, serving
 from support.pages import blocks, rows, section
@@ -77,6 +78,8 @@ def test_the_tables_are_complete() -> None:
 
     fields = names([row[0] for row in rows(section(PAGE, "Fields"))])
     assert fields == ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
+    fields = names([row[0] for row in rows(section(PAGE, "Responses"))])
+    assert fields == ResponsesRequest.model_fields.keys()
     [*cells, seconds] = rows(section(PAGE, "Statistics"))
     assert names([row[0] for row in [*cells, seconds]]) == Speculation.model_fields.keys()
     assert names([seconds[1]]) == Seconds.model_fields.keys()
@@ -85,7 +88,7 @@ def test_the_tables_are_complete() -> None:
 def test_the_table_of_errors_is_complete() -> None:
     table = rows(section(PAGE, "Errors"))
     folder = Path(__file__).parents[3] / "verifier_client" / "speculant_verifier" / "http"
-    source = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
     said = {int(row[0]) for row in table}
     assert said == {int(status) for status in re.findall(r"ApiError\(\s*(\d{3}),", source)} | {405}
     codes = set(re.findall(r"code=\"(\w+)\"", source)) | {"unsupported_parameter", "unknown_parameter"}

@@ -30,7 +30,8 @@ class OwnDecoding:
             num_rows: sequences decoded together.
             cost: what passes cost, for speculation 'auto'.
         """
-        self._engine = Engine(target, drafter, VerifierConfig(max_batch_size=num_rows), draft, cost=cost)
+        config = VerifierConfig(max_batch_size=num_rows, prefix_cache=0)  # every way reads the prompts itself
+        self._engine = Engine(target, drafter, config, draft, cost=cost)
 
     def decode(self, cases: Sequence[Case], config: GenerationConfig) -> Decoded:
         """Decode requests.

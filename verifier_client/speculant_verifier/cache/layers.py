@@ -102,6 +102,15 @@ class SlotLayer(CacheLayerMixin):
             self.keys[target, :, :num_slots] = self.keys[source, :, :num_slots]
             self.values[target, :, :num_slots] = self.values[source, :, :num_slots]
 
+    def read(self, row: int, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Copy keys and values of some slots of a row, ``[kv_heads, slots, head_dim]`` each."""
+        return self.keys[row][:, slots].clone(), self.values[row][:, slots].clone()
+
+    def write(self, row: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
+        """Put back what :meth:`read` returned."""
+        self.keys[row][:, slots] = keys
+        self.values[row][:, slots] = values
+
     def wipe(self, row: int, start: int, stop: int) -> None:
         """Zero slots of a row."""
         if self.is_initialized and start < stop:

@@ -15,10 +15,11 @@ pass begins with (usually one).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers.cache_utils import Cache
 
 from speculant_graph.types import Draft
@@ -28,6 +29,9 @@ from speculant_verifier.cache.masks import MaskMaker
 from speculant_verifier.cache.plan import PassShape, full_visibility, shape_of_pass, sizes_of, window_visibility
 
 _LEAST_GROWTH = 256
+
+KeysAndValues = tuple[tuple[Tensor, Tensor], ...]
+"""Of some layers of a row, ``[kv_heads, positions, head_dim]`` each."""
 
 
 class SlotCache(Cache):
@@ -155,6 +159,51 @@ class SlotCache(Cache):
         if source != target:
             self.copy_row(source, target)
             self.clear(source)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no pass has run yet, so that there are no keys and values of any row."""
+        return not self._slot_layers[0].is_initialized
+
+    @torch.inference_mode()
+    def read(self, row: int, start: int, stop: int, *, sliding: bool) -> KeysAndValues:
+        """Copy what a row holds of some positions.
+
+        Args:
+            row: which; a pass must have run.
+            start: first position.
+            stop: the one after the last. Of sliding layers only those in the window of the next position are there.
+            sliding: of the layers that see a window, or of those that see everything.
+        """
+        return tuple(layer.read(row, slots) for layer, slots in self._positions(start, stop, sliding=sliding))
+
+    @torch.inference_mode()
+    def write(self, row: int, start: int, contents: KeysAndValues, *, sliding: bool, length: int) -> None:
+        """Put back the first ``length`` positions of what :meth:`read` returned; there must be room for them.
+
+        Args:
+            row: any.
+            start: where the contents begin.
+            contents: of this cache.
+            sliding: as they were read.
+            length: how many positions are written.
+        """
+        layers = self._positions(start, start + length, sliding=sliding)
+        for (layer, slots), (keys, values) in zip(layers, contents, strict=True):
+            layer.write(row, slots, keys[:, :length], values[:, :length])
+
+    def set_length(self, row: int, length: int) -> None:
+        """Say how many positions of a row are committed, after they were written."""
+        self.lengths[row] = length
+        self._written[row] = max(self._written[row], length)
+
+    def _positions(self, start: int, stop: int, *, sliding: bool) -> Iterator[tuple[SlotLayer, Tensor | slice]]:
+        slots: Tensor | slice = slice(start, stop)
+        if sliding and self._ring is not None:
+            slots = torch.arange(start, stop, device=self.layout.device) % self._ring
+        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
+            if is_sliding == sliding:
+                yield layer, slots
 
     @torch.inference_mode()
     def plan(

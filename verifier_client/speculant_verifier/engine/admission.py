@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import GenerationRequestError
+from speculant_verifier.engine.prefix_cache import PrefixCache
 from speculant_verifier.engine.sequence import ActiveSequence, Request
 from speculant_verifier.model import TargetModel
 
@@ -36,6 +37,10 @@ class Admission:
         if target.offload is not None:
             most = min(most, target.offload.plan.kv_tokens)
         self._max_tokens = self.cache.max_slots = config.max_kv_tokens or most
+        # Where weights are streamed, memory is worth more to them, unless somebody says otherwise.
+        is_asked = target.offload is None or "prefix_cache" in config.model_fields_set
+        self.prefixes = PrefixCache(self.cache, config.prefix_cache if is_asked else 0)
+        """What earlier sequences have read."""
 
     @property
     def max_tokens(self) -> int:
@@ -104,10 +109,13 @@ class Admission:
             self.cache.resize(rows, min(self.cache.capacity, self._max_tokens // rows // step * step))
         sequence.row = len(running)
         self.cache.clear(sequence.row)
+        self.prefixes.begin(sequence)
         return True
 
     def release(self, sequence: ActiveSequence, running: Sequence[ActiveSequence]) -> None:
         """Take a row back; the last one moves to its place, as rows that are neighbours are read without a copy."""
+        if not sequence.error:
+            self.prefixes.keep(sequence)
         last = max((each for each in running if each.row > sequence.row), key=lambda each: each.row, default=None)
         if last is None:
             self.cache.clear(sequence.row)

@@ -97,15 +97,15 @@ class Engine:
         self.totals = EngineTotals()
         """Times and counts since the engine was made."""
         self._admission = Admission(target, config, draft.k)
-        cache = self._admission.cache
-        self._prefill = Prefill(target, cache, config.prefill_chunk, self.totals)
+        cache, self.prefixes = self._admission.cache, self._admission.prefixes
+        self._prefill = Prefill(target, cache, self.prefixes, config.prefill_chunk, self.totals)
         promises = draft.strategy in CALIBRATED or draft.strategy == "model"
         self._speculation = Speculation(cost or target.typical_cost, promises=promises, is_measured=cost is not None)
         self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals, config.max_batch_size)
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self._verification = Verification(target, cache, config, draft, self.totals, self._records)
         weights = () if target.offload is None else (target.offload,)
-        parts = (self._verification.recall, self._drafting, *weights, self._admission)
+        parts = (self.prefixes, self._verification.recall, self._drafting, *weights, self._admission)
         self._pressure = MemoryPressure(parts, self._drafting.spare_bytes, self.totals, target.free_memory)
 
     @property
@@ -241,8 +241,8 @@ class Engine:
         emissions, self._failed = self._failed, []
         active = list(self._running)
         emissions += self._verification.emit_known([each for each in active if not each.request.brings_drafts])
-        ended = {id(emission.sequence) for emission in emissions if emission.finish_reason is not None}
-        left = [sequence for sequence in active if id(sequence) not in ended]
+        ended = [emission.sequence for emission in emissions if emission.finish_reason is not None]
+        left = [sequence for sequence in active if sequence not in ended]
         waiting = self._prefill.chosen([each for each in left if each.num_pending > MOST_PENDING])
         emissions += self._guarded(self._prefill.step, waiting)
         emissions += self._guarded(
@@ -315,6 +315,7 @@ class Engine:
                 continue
             self._running.append(self._waiting.popleft())
             self.totals.num_prompt_tokens += len(sequence.prompt)
+            self.totals.num_from_prefix_cache += sequence.num_from_prefix_cache
             self.totals.queue_times.observe(time.perf_counter() - sequence.arrived_s)
             if self._drafting.wants(sequence):
                 self._open(sequence)
@@ -335,8 +336,8 @@ class Engine:
                 logger.warning("the drafter has another tokenizer, going on without drafts: {}", error)
             self._has_warned = True
         except SpeculantError as error:  # it was asked to be strict
-            self._leave(sequence)
             self._failed.append(_failure(sequence, error))
+            self._leave(sequence)
         except Exception as error:  # drafters are anybody's code
             logger.warning("the drafter can't begin a session, going on without drafts: {!r}; mend it", error)
 
@@ -375,9 +376,9 @@ class Engine:
                 continue
             youngest = max(left, key=lambda each: each.number)
             left.remove(youngest)
+            failures.append(_failure(youngest, GenerationError(OUT_OF_MEMORY)))
             self._leave(youngest)  # another may get its row
             left.sort(key=lambda each: each.row)
-            failures.append(_failure(youngest, GenerationError(OUT_OF_MEMORY)))
         return failures
 
     def _leave(self, sequence: ActiveSequence) -> None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 
 from speculant_verifier.cache import SlotCache
+from speculant_verifier.engine.admission import MOST_PENDING
+from speculant_verifier.engine.prefix_cache import PrefixCache
 from speculant_verifier.engine.sequence import ActiveSequence, Emission
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
@@ -14,9 +16,12 @@ from speculant_verifier.model import TargetModel
 class Prefill:
     """Reads pending tokens, all but the last of each sequence."""
 
-    def __init__(self, target: TargetModel, cache: SlotCache, chunk: int, totals: EngineTotals) -> None:
-        """Take the model, its cache and the most tokens of one pass, padding included."""
-        self._target, self._cache, self._chunk, self._totals = target, cache, chunk, totals
+    def __init__(
+        self, target: TargetModel, cache: SlotCache, prefixes: PrefixCache, chunk: int, totals: EngineTotals
+    ) -> None:
+        """Take the model, its cache, what keeps prompts, and the most tokens of one pass, padding included."""
+        self._target, self._cache, self._prefixes, self._chunk = target, cache, prefixes, chunk
+        self._totals = totals
 
     def chosen(self, sequences: Sequence[ActiveSequence]) -> list[ActiveSequence]:
         """Return those to read a stretch of now: the ones that have waited longest.
@@ -43,6 +48,8 @@ class Prefill:
         self._target.prefill(stretches, self._cache, [each.row for each in sequences])
         for sequence, take in zip(sequences, takes, strict=True):
             sequence.num_cached += take
+            if sequence.num_cached == sequence.window_at or sequence.num_pending <= MOST_PENDING:
+                self._prefixes.note(sequence)
         elapsed_s, stall_s = time.perf_counter() - started_s, self._target.stall_s - stall_s
         self._totals.prefill_s += elapsed_s
         for sequence in sequences:
@@ -52,6 +59,8 @@ class Prefill:
 
     def _take(self, sequence: ActiveSequence) -> int:
         take = min(sequence.num_pending - 1, self._chunk)
+        if sequence.window_at is not None and sequence.num_cached < sequence.window_at:
+            take = min(take, sequence.window_at - sequence.num_cached)
         if not self._has_room(sequence.num_cached, take):
             take = 1 << take.bit_length() - 1  # which no kernel pads
         return take

@@ -65,13 +65,7 @@ class Recall:
 
     def _key(self, sequence: ActiveSequence) -> PrefixKey:
         """Return the sequence's key; that of its beginning is kept with it."""
-        known = sequence.prefix_key or PrefixKey.of(f"{self._model}\0{_tenant_of(sequence)}")
+        known = sequence.prefix_key or PrefixKey.of(f"{self._model}\0{sequence.tenant}")
         sequence.prefix_key = known.extended(sequence.token_ids[sequence.num_keyed :])
         sequence.num_keyed = len(sequence.token_ids)
         return sequence.prefix_key
-
-
-def _tenant_of(sequence: ActiveSequence) -> str:
-    """Return whose text it is: how soon an answer comes must not tell a tenant what another one has asked."""
-    options = sequence.request.session
-    return "" if options is None else options.tenant or ""

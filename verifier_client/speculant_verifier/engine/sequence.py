@@ -13,6 +13,7 @@ from transformers import LogitsProcessorList
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import Draft, Feedback, SessionOptions, TokenId
+from speculant_verifier.cache.slots import KeysAndValues
 from speculant_verifier.records.collect import Trace
 from speculant_verifier.results import NO_REQUESTS, FinishReason, PhaseTimes, RecentAcceptance, TokenLogprobs
 from speculant_verifier.sampling import Sampler
@@ -77,6 +78,12 @@ class ActiveSequence:
     """Prompt and output."""
     num_cached: int = 0
     """Tokens whose keys and values are in the cache; those after them are pending."""
+    num_from_prefix_cache: int = 0
+    """Of these, tokens of the prompt that an earlier sequence had read."""
+    windows: dict[int, KeysAndValues] = field(default_factory=dict)
+    """Copies of what sliding layers held before a position."""
+    window_at: int | None = None
+    """Where in the prompt such a copy is wanted."""
     sampler: Sampler | None = None
     end_token_ids: frozenset[TokenId] = frozenset()
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
@@ -128,6 +135,12 @@ class ActiveSequence:
     def prompt(self) -> tuple[TokenId, ...]:
         """Prompt tokens."""
         return self.request.prompt
+
+    @property
+    def tenant(self) -> str:
+        """Whose text it is: how soon an answer comes must not tell a tenant what another one has asked."""
+        options = self.request.session
+        return "" if options is None else options.tenant or ""
 
     @property
     def config(self) -> GenerationConfig:

@@ -66,6 +66,8 @@ class EngineTotals:
     """Drafts verified in them; rows without a draft have none."""
     num_prompt_tokens: int = 0
     """Tokens of prompts whose sequences were admitted."""
+    num_from_prefix_cache: int = 0
+    """Those of them that an earlier sequence had read."""
     num_tokens: int = 0
     """Tokens emitted."""
     num_steps_without_drafter: int = 0

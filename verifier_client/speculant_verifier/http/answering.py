@@ -9,7 +9,6 @@ nobody, as events wait for it in memory, at most an answer's worth.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from typing import cast
@@ -152,7 +151,7 @@ class GenerationResponse(Response):
                         await _sent(send, {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                         has_begun = True
                     for chunk in self._shape.chunks(event):
-                        await _sent(send, _event(chunk.to_json()))
+                        await _sent(send, _event(self._shape.frame(chunk)))
         except _ReaderSleepsError:
             raise
         except Exception as error:
@@ -160,8 +159,9 @@ class GenerationResponse(Response):
                 raise
             if not isinstance(error, ApiError):
                 logger.opt(exception=error).error("a stream failed")
-            await _sent(send, _event(json.dumps((error if isinstance(error, ApiError) else internal()).content)))
-        await _sent(send, _event("[DONE]", more_body=False))
+            failure = self._shape.failure(error if isinstance(error, ApiError) else internal())
+            await _sent(send, _event(failure))
+        await _sent(send, _event(self._shape.ending, more_body=False))
 
 
 class _ReaderSleepsError(Exception):
@@ -181,8 +181,8 @@ async def _sent(send: Send, message: Message) -> None:
         raise _ReaderSleepsError from None
 
 
-def _event(data: str, *, more_body: bool = True) -> Message:
-    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": more_body}
+def _event(text: str, *, more_body: bool = True) -> Message:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": more_body}
 
 
 async def _departure(receive: Callable[[], Awaitable[Message]]) -> None:

@@ -28,6 +28,13 @@ class CompletionDetails(Answer):
     """The other tokens of the prediction, for every choice."""
 
 
+class PromptDetails(Answer):
+    """What became of a prompt."""
+
+    cached_tokens: int
+    """Those that an earlier request of the tenant began with, too, so that they were not read again; of all choices."""
+
+
 class Usage(Answer):
     """Token counts of a request."""
 
@@ -37,6 +44,8 @@ class Usage(Answer):
     """Of all choices, end tokens included."""
     total_tokens: int
     """The sum."""
+    prompt_tokens_details: PromptDetails
+    """What became of the prompt."""
     completion_tokens_details: CompletionDetails | None = None
     """Of a request with a prediction."""
 

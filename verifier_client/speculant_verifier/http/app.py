@@ -31,6 +31,7 @@ from speculant_verifier.http.errors import ApiError, internal, no_such_model, of
 from speculant_verifier.http.gate import PRINCIPAL, CountRequest, Gate
 from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.preparing import Preparation
+from speculant_verifier.http.responses.endpoint import add_responses_endpoint
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from speculant_verifier.http.shapes import ChatShape, CompletionShape
 from speculant_verifier.load import Load
@@ -123,6 +124,9 @@ def create_app(
         prepared = await preparation.completion(request, connection.scope[PRINCIPAL])
         shape = CompletionShape(prepared.job, decoder.target, texts, None)
         return GenerationResponse(decoding, prepared, shape, is_stream=request.stream)
+
+    generation = {"dependencies": with_key, "responses": {200: _STREAM, **_GENERATION_ERRORS}}
+    add_responses_endpoint(app, decoder, preparation, decoding, texts, harmony, generation)
 
     @app.get("/v1/models", dependencies=with_key, responses=_ERRORS)
     async def models() -> ModelList:

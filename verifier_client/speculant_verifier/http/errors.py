@@ -23,9 +23,10 @@ _RETRY_AFTER_S = "1"
 
 _KNOWN_ELSEWHERE = frozenset({
     "audio", "chat_template", "chat_template_kwargs", "documents", "function_call", "functions", "guided_choice",
-    "guided_grammar", "guided_json", "guided_regex", "length_penalty", "metadata", "modalities", "moderation",
-    "prompt_cache_key", "prompt_cache_retention", "prompt_logprobs",
-    "safety_identifier", "service_tier", "store", "suffix",
+    "guided_grammar", "guided_json", "guided_regex", "length_penalty", "metadata", "modalities",
+    "conversation", "context_management", "max_tool_calls", "moderation",
+    "prompt_cache_retention", "prompt_logprobs",
+    "safety_identifier", "service_tier", "store", "suffix", "top_logprobs",
     "truncate_prompt_tokens", "use_beam_search", "verbosity", "web_search_options",
 })  # fmt: skip
 """What clients of other servers send and this one does not do."""

@@ -29,7 +29,7 @@ CountRequest = Callable[[str, int], None]
 API = ("/v1/", "/admin/")
 """What paths begin with that are for clients who may come in."""
 _ENDPOINTS = frozenset({
-    "/v1/chat/completions", "/v1/completions", "/v1/models",
+    "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/responses",
     "/admin/adapters", "/admin/adapters/load", "/admin/adapters/rollback",
 })  # fmt: skip
 _CLIENT_LEFT = 499

@@ -55,6 +55,15 @@ class Preparation:
         self._template_takes_effort = "reasoning_effort" in template
         self._style = style_of(template)
 
+    def tenant_of(self, options: SpeculantOptions | None, principal: Principal) -> str:
+        """Return whose a request is; empty for nobody's in particular.
+
+        Raises:
+            ApiError: the tenant or the graph is not the client's.
+        """
+        session = _session(options, principal)
+        return "" if session is None else session.tenant or ""
+
     async def chat(self, request: ChatRequest, principal: Principal) -> Prepared:
         """Prepare a conversation.
 
@@ -62,7 +71,7 @@ class Preparation:
             ApiError: which field is wrong.
         """
         self._require_model(request.model)
-        session = _session(request, principal)
+        session = _session(request.speculant, principal, request.prompt_cache_key)
         config = generation_config(request, self._defaults, self._decoder.target)
         options: dict[str, Any] = {}
         if request.reasoning_effort is not None:
@@ -102,7 +111,7 @@ class Preparation:
             ApiError: which field is wrong.
         """
         self._require_model(request.model)
-        session = _session(request, principal)
+        session = _session(request.speculant, principal, request.prompt_cache_key)
         config = generation_config(request, self._defaults, self._decoder.target)
         given = request.prompts()
         self._require_room_for(len(given), config)
@@ -197,10 +206,12 @@ class Preparation:
             )
 
 
-def _session(request: ChatRequest | CompletionRequest, principal: Principal) -> SessionOptions | None:
-    options = request.speculant or SpeculantOptions()
+def _session(
+    options: SpeculantOptions | None, principal: Principal, conversation: str | None = None
+) -> SessionOptions | None:
+    options = options or SpeculantOptions()
     try:
-        return session_options(principal, options.tenant or "", options.graph or "", options.learn)
+        return session_options(principal, options.tenant or "", options.graph or "", options.learn, conversation)
     except AccessError as error:
         param = "speculant.graph" if "graph" in str(error) else "speculant.tenant"
         raise ApiError(403, str(error), kind="permission_error", param=param) from error

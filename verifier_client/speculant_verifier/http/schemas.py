@@ -11,7 +11,7 @@ from speculant_graph.types import RuleName
 
 _MOST_PROMPTS = 1024
 _MOST_BIASES = 1024
-_MOST_TOOLS = 128
+MOST_TOOLS = 128
 _MOST_COMPLAINTS = 8
 """Lists end at the first wrong item, and of unknown names a few are looked at: a body that is wrong all over must not
 hold up others."""
@@ -46,7 +46,7 @@ def _as_list(value: object) -> object:
 
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
-_Word = Annotated[str, Field(min_length=1, max_length=256)]
+Word = Annotated[str, Field(min_length=1, max_length=256)]
 _StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 _StopTexts = Annotated[list[_StopText], Field(max_length=16, fail_fast=True)]
 _Stop = Annotated[_StopTexts, BeforeValidator(_as_list, json_schema_input_type=_StopText | _StopTexts)]
@@ -54,9 +54,10 @@ _TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Biases = Annotated[dict[_TokenName, _Bias], BeforeValidator(_not_huge), Field(max_length=_MOST_BIASES)]
 _Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
-_Name = Annotated[str, Field(min_length=1, max_length=256)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
 _NumTop = Annotated[int, Field(ge=0, le=20)]
-_NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
+ReasoningEffort = Literal["low", "medium", "high"]
+NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class SpeculantOptions(Schema):
@@ -72,9 +73,9 @@ class SpeculantOptions(Schema):
     """Longest path drafted, instead of the server's."""
     draft_temperature: Annotated[float, Field(gt=0)] | None = None
     """What drafts are drawn with, instead of the server's temperature."""
-    tenant: _Name | None = None
+    tenant: Name | None = None
     """Whose text it is: drafts come from what this tenant's earlier requests accepted, and from nobody else's."""
-    graph: _Name | None = None
+    graph: Name | None = None
     """The drafter's graph of this name, instead of the server's choice."""
     learn: bool | None = None
     """Whether the tenant's later requests profit from what this one accepts."""
@@ -90,7 +91,7 @@ class StreamOptions(Schema):
 class JsonSchema(Schema):
     """A named JSON schema."""
 
-    name: _Word | None = None
+    name: Word | None = None
     """For people."""
     description: str | None = None
     """For people."""
@@ -116,7 +117,7 @@ class StructuredOutputs(Schema):
     """JSON of a schema, given as an object or as JSON text."""
     regex: Annotated[str, Field(min_length=1)] | None = None
     """A regular expression that all of it matches."""
-    choice: Annotated[list[_Word], Field(min_length=1, max_length=_MOST_BIASES, fail_fast=True)] | None = None
+    choice: Annotated[list[Word], Field(min_length=1, max_length=_MOST_BIASES, fail_fast=True)] | None = None
     """One of these texts."""
     grammar: Annotated[str, Field(min_length=1)] | None = None
     """A grammar, in llguidance's variant of Lark."""
@@ -131,7 +132,7 @@ class GenerationRequest(Schema):
     """Send server-sent events as text comes."""
     stream_options: StreamOptions | None = None
     """What a stream holds besides text."""
-    max_tokens: _NumTokens | None = None
+    max_tokens: NumTokens | None = None
     """Most new tokens."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     """0 takes the most probable token."""
@@ -147,6 +148,8 @@ class GenerationRequest(Schema):
     """Added to the logits of tokens, by token id."""
     user: str | None = None
     """Ignored."""
+    prompt_cache_key: Name | None = None
+    """Names the conversation, so that the sidecar which learned from it drafts for it again."""
     presence_penalty: _Penalty | None = None
     """Taken from the logits of tokens that were emitted."""
     frequency_penalty: _Penalty | None = None
@@ -163,7 +166,7 @@ class GenerationRequest(Schema):
     """Go on after the model's end tokens."""
     stop_token_ids: Annotated[list[_Token], Field(max_length=128, fail_fast=True)] | None = None
     """Tokens that end the text, besides the model's own."""
-    bad_words: Annotated[list[_Word], Field(max_length=128, fail_fast=True)] | None = None
+    bad_words: Annotated[list[Word], Field(max_length=128, fail_fast=True)] | None = None
     """Never emit these texts."""
     structured_outputs: StructuredOutputs | None = None
     """The form of the answer."""
@@ -183,7 +186,7 @@ class TextPart(Schema):
 class CalledFunction(Schema):
     """What was called, and with what."""
 
-    name: _Name
+    name: Name
     """The function's name."""
     arguments: str
     """JSON text, as the model wrote it."""
@@ -192,7 +195,7 @@ class CalledFunction(Schema):
 class ToolCall(Schema):
     """A call in an earlier answer."""
 
-    id: _Name
+    id: Name
     """As it was in the answer; the tool's message names it."""
     type: Literal["function"] = "function"
     """'function'."""
@@ -219,9 +222,9 @@ class ChatMessage(Schema):
     """For chat templates that know names."""
     reasoning_content: str | None = None
     """What the model thought before an answer, for chat templates that want it."""
-    tool_calls: Annotated[list[ToolCall], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     """What an assistant's message called."""
-    tool_call_id: _Name | None = None
+    tool_call_id: Name | None = None
     """Of a tool's message: which call it answers."""
     refusal: str | None = None
     """Ignored."""
@@ -232,6 +235,8 @@ class ChatMessage(Schema):
         content = content if isinstance(content, str) else "\n".join(part.text for part in content)
         known = {"role", "name", "reasoning_content", "tool_call_id"}
         message = {**self.model_dump(exclude_none=True, include=known), "content": content}
+        if self.reasoning_content is not None:
+            message["thinking"] = self.reasoning_content  # as harmony's template calls it
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message
@@ -262,7 +267,7 @@ class Tool(Schema):
 class NamedFunction(Schema):
     """A function by its name."""
 
-    name: _Name
+    name: Name
     """As among the tools."""
 
 
@@ -294,7 +299,7 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     """From the first to the latest."""
-    max_completion_tokens: _NumTokens | None = None
+    max_completion_tokens: NumTokens | None = None
     """The newer name of max_tokens."""
     logprobs: bool = False
     """Return the log-probability of every token."""
@@ -304,13 +309,13 @@ class ChatRequest(GenerationRequest):
     """The form of the answer."""
     prediction: Prediction | None = None
     """Text that the answer may resemble, such as the file that is to be edited: drafts come from it, too."""
-    tools: Annotated[list[Tool], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     """What the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """Whether it may, may if it wants to, or must, or which one it must call."""
     parallel_tool_calls: bool = True
     """Whether an answer that must call may call several."""
-    reasoning_effort: Literal["low", "medium", "high"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     """How long to think, for models whose chat template takes it."""
 
 

@@ -27,6 +27,7 @@ from speculant_verifier.http.answers import (
     Delta,
     FinishReason,
 )
+from speculant_verifier.http.errors import ApiError
 from speculant_verifier.http.logprobs import Offsets, TokenTexts
 from speculant_verifier.http.statistics import speculation_of, usage_of
 from speculant_verifier.model import TargetModel
@@ -88,6 +89,9 @@ class _Choice:
 class Shape(ABC):
     """One answer in the making."""
 
+    ending = "data: [DONE]\n\n"
+    """What a stream ends with."""
+
     def __init__(self, job: Job, target: TargetModel, texts: TokenTexts, harmony: HarmonyTokens | None) -> None:
         """Begin.
 
@@ -101,6 +105,14 @@ class Shape(ABC):
         self._created = int(time.time())
         self._number = secrets.token_hex(16)
         self._choices = [_Choice(Offsets(target), _splitter(job, target, harmony)) for _ in range(job.num_choices)]
+
+    def frame(self, answer: Answer) -> str:
+        """Return a chunk as it is sent."""
+        return f"data: {answer.to_json()}\n\n"
+
+    def failure(self, error: ApiError) -> str:
+        """Return what ends a stream that has begun, before its ending."""
+        return f"data: {json.dumps(error.content)}\n\n"
 
     def add(self, event: StepEvent) -> None:
         """Take an event for the whole answer."""

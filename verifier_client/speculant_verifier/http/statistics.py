@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from speculant_verifier.http.answers import CompletionDetails, Seconds, Speculation, Usage
+from speculant_verifier.http.answers import CompletionDetails, PromptDetails, Seconds, Speculation, Usage
 from speculant_verifier.results import GenerationResult
 
 
@@ -25,7 +25,13 @@ def usage_of(prompt_lengths: Sequence[int], results: Sequence[GenerationResult],
             accepted_prediction_tokens=accepted,
             rejected_prediction_tokens=num_predicted * len(results) - accepted,
         )
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion, **details)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptDetails(cached_tokens=sum(each.num_from_prefix_cache for each in results)),
+        **details,
+    )
 
 
 def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Speculation:

@@ -73,6 +73,7 @@ def _statistics(result: GenerationResult, seed: int) -> pb.GenerationStatistics:
         warning=result.warning,
         num_drafts=result.num_drafts,
         num_from_target_cache=result.num_from_target_cache,
+        num_from_prefix_cache=result.num_from_prefix_cache,
     )
 
 

@@ -85,6 +85,9 @@ class _VerifierCollector(Collector):
         ended.add_metric(["cancelled"], totals.num_cancelled)
         yield ended
         yield _counter("prompt_tokens", "Tokens of prompts.", totals.num_prompt_tokens)
+        kept = "Those of them that an earlier sequence had read."
+        yield _counter("prefix_cache_tokens", kept, totals.num_from_prefix_cache)
+        yield _gauge("prefix_cache_bytes", "Memory of the prefix cache, in bytes.", decoder.num_prefix_bytes)
         yield _counter("tokens", "Tokens emitted.", totals.num_tokens)
         yield _histogram("queue_seconds", "Time until a sequence got its place.", totals.queue_times)
         yield _histogram("first_token_seconds", "Time from arrival to the first token.", totals.first_token_times)

@@ -183,7 +183,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, sample: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[GenerationStatistics, _Mapping]] = ...) -> None: ...
 
 class GenerationStatistics(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_tokens", "num_steps", "num_steps_without_drafter", "num_drafted", "num_accepted", "drafted_by_depth", "accepted_by_depth", "time_to_first_token", "total_time", "seed", "warning", "num_drafts", "num_from_target_cache")
+    __slots__ = ("num_prompt_tokens", "num_tokens", "num_steps", "num_steps_without_drafter", "num_drafted", "num_accepted", "drafted_by_depth", "accepted_by_depth", "time_to_first_token", "total_time", "seed", "warning", "num_drafts", "num_from_target_cache", "num_from_prefix_cache")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class GenerationStatistics(_message.Message):
     WARNING_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_FROM_TARGET_CACHE_FIELD_NUMBER: _ClassVar[int]
+    NUM_FROM_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_tokens: int
     num_steps: int
@@ -212,7 +213,8 @@ class GenerationStatistics(_message.Message):
     warning: str
     num_drafts: int
     num_from_target_cache: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_steps_without_drafter: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., drafted_by_depth: _Optional[_Iterable[int]] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., seed: _Optional[int] = ..., warning: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_from_target_cache: _Optional[int] = ...) -> None: ...
+    num_from_prefix_cache: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_steps_without_drafter: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., drafted_by_depth: _Optional[_Iterable[int]] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., seed: _Optional[int] = ..., warning: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_from_target_cache: _Optional[int] = ..., num_from_prefix_cache: _Optional[int] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("step_id", "prompt_tokens", "draft_tokens", "draft_parents", "candidate_counts", "candidate_tokens", "candidate_probabilities", "sampling", "rule", "tokenizer_sha256", "feedback_width")

@@ -1,0 +1,148 @@
+"""Prompts that begin as finished ones did: the same token ids, of fewer tokens read."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.types import SessionOptions
+from speculant_verifier.engine import Engine, Request
+from support.drafters import ScriptedDrafter, chain
+from support.lossless import WINDOW, Job, alone
+from support.tiny_models import tiny_gpt_oss, tiny_model
+
+FAMILIES = ("gpt_oss", "gpt_oss without rings", "llama", "qwen3")
+
+
+@cache
+def target_of(family):
+    if family.startswith("gpt_oss"):
+        return tiny_gpt_oss(window=WINDOW, ring_cache="without" not in family)
+    return tiny_model(family)
+
+
+def engine_of(target, rng, **options):
+    drafter = ScriptedDrafter(lambda step: chain([rng.randrange(250) for _ in range(step.node_budget)]))
+    return Engine(target, drafter, VerifierConfig(**{"max_batch_size": 3} | options), DraftConfig(k=5))
+
+
+def ended(engine, requests):
+    """Decode requests together; return their sequences."""
+    sequences = [engine.add(request) for request in requests]
+    while engine.has_work:
+        for emission in engine.step():
+            assert emission.finish_reason != "error", emission.sequence.error
+    return sequences
+
+
+def request(prompt, tenant=None, **options):
+    settings = GenerationConfig(ignore_end_tokens=True, speculation="on", **{"max_tokens": 20} | options)
+    return Request(0, tuple(prompt), settings, session=None if tenant is None else SessionOptions(tenant=tenant))
+
+
+def tokens(rng, number):
+    return tuple(rng.randrange(250) for _ in range(number))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk": 50}, {"max_batch_size": 1}], ids=str)
+def test_conversations(family, options):
+    """Turn by turn, with the output as it was or written anew by a template, and several of them at once."""
+    rng = random.Random(3)
+    target = target_of(family)
+    engine = engine_of(target, rng, **options)
+    system = tokens(rng, 150)
+    histories = [(*system, *tokens(rng, 40)) for _ in range(3)]
+    found = []
+    for turn in range(4):
+        jobs = [request(prompt, seed=turn, temperature=0.8) for prompt in histories]
+        sequences = ended(engine, jobs)
+        for job, sequence in zip(jobs, sequences, strict=True):
+            assert sequence.output == alone(target, Job(job.prompt, job.config))
+            found.append(sequence.num_from_prefix_cache)
+        histories = [
+            (*prompt, *(sequence.output if rng.random() < 0.5 else ()), *tokens(rng, rng.randrange(1, 60)))
+            for prompt, sequence in zip(histories, sequences, strict=True)
+        ]
+    assert all(number >= 180 for number in found[3:]), "all but the first turns go on where their last one ended"
+    fresh = request((*system, *tokens(rng, 50)))
+    again = request((*system, *tokens(rng, 50)))
+    assert ended(engine, [fresh])[0].output == alone(target, Job(fresh.prompt, fresh.config))
+    sequence = ended(engine, [again])[0]
+    assert sequence.output == alone(target, Job(again.prompt, again.config))
+    assert sequence.num_from_prefix_cache >= 150, "what the first of them parted from was copied then"
+
+
+def test_random_company():
+    """Any beginnings, lengths and cancellations, in a cache that has no room for all."""
+    rng = random.Random(5)
+    for family in FAMILIES:
+        target = target_of(family)
+        engine = engine_of(target, rng, prefix_cache=300_000, max_kv_tokens=2_400, prefill_chunk=90)
+        trunk = tokens(rng, 400)
+        hits = 0
+        for _ in range(12):
+            jobs = [
+                request(
+                    (*trunk[: rng.randrange(380)], *tokens(rng, rng.randrange(1, 100))), max_tokens=rng.randrange(1, 30)
+                )
+                for _ in range(rng.randrange(1, 4))
+            ]
+            victim = engine.add(request((*trunk[: rng.randrange(400)], 7)))
+            for _ in range(rng.randrange(6)):
+                engine.step()
+            engine.cancel(victim)
+            for job, sequence in zip(jobs, ended(engine, jobs), strict=True):
+                assert sequence.output == alone(target, Job(job.prompt, job.config))
+                hits += sequence.num_from_prefix_cache > 0
+            assert engine.prefixes.num_bytes <= 300_000
+        assert hits > 5, "or nothing was tested"
+
+
+def test_tenants_are_apart():
+    rng = random.Random(1)
+    engine = engine_of(target_of("llama"), rng)
+    prompt = tokens(rng, 200)
+    counts = [
+        ended(engine, [request(prompt, tenant)])[0].num_from_prefix_cache for tenant in ("a", "b", None, "a", "b", None)
+    ]
+    assert counts == [0, 0, 0, 199, 199, 199]
+
+
+def test_what_is_in_memory():
+    rng = random.Random(1)
+    target = target_of("gpt_oss")
+    prompt = tokens(rng, 200)
+    for most in (0, 1_000):  # the second is too little for a single prompt
+        engine = engine_of(target, rng, prefix_cache=most)
+        assert [ended(engine, [request(prompt)])[0].num_from_prefix_cache for _ in range(2)] == [0, 0]
+        assert engine.prefixes.num_bytes == 0
+    engine = engine_of(target, rng)
+    ended(engine, [request(prompt)])
+    once = engine.prefixes.num_bytes
+    ended(engine, [request(prompt)])
+    assert engine.prefixes.num_bytes == once, "what is known is not kept twice"
+    assert engine.prefixes.reduce() == once
+    assert engine.prefixes.reduce() is None
+    assert ended(engine, [request(prompt)])[0].num_from_prefix_cache == 0
+    engine.prefixes.restore()
+    assert [ended(engine, [request(prompt)])[0].num_from_prefix_cache for _ in range(2)] == [0, 199]
+
+
+def test_a_failed_sequence_leaves_nothing():
+    """What broke it may be in its keys and values."""
+    rng = random.Random(1)
+    engine = engine_of(target_of("llama"), rng)
+
+    def broken(token_ids):
+        raise ValueError("no")
+
+    sequence = engine.add(replace(request(tokens(rng, 100)), stop_check=broken))
+    reasons = [emission.finish_reason for _ in range(9) for emission in engine.step()]
+    assert sequence.error
+    assert reasons == ["error"]
+    assert engine.prefixes.num_bytes == 0

@@ -1,0 +1,227 @@
+"""The Responses API: a real engine that is made to write a given answer, or that is free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.responses.schemas import Item
+from speculant_verifier.http.responses.stored import ResponseStore
+from support.http_api import Api
+from support.tool_models import ANSWERS, ARGUMENTS, MESSAGES, TOOLS, WEATHER
+
+FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
+
+
+def fields_of(chat: dict[str, Any]) -> dict[str, Any]:
+    """Turn a chat's fields into those of a response."""
+    fields = {"model": "m", "input": MESSAGES, "max_output_tokens": chat["max_tokens"]}
+    return fields | ({"tools": FLAT} if chat["tools"] else {})
+
+
+def said(name: str, text: str) -> str:
+    """What a model writes that says a text."""
+    if name != "harmony":
+        return text
+    return f"<|channel|>analysis<|message|>Hm, so.<|end|><|start|>assistant<|channel|>final<|message|>{text}<|return|>"
+
+
+def events_of(client: OpenAI, fields: dict[str, Any]) -> list[Any]:
+    events = list(client.responses.create(**fields, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    return events
+
+
+def without_ids(item: Any) -> dict[str, Any]:
+    return {name: value for name, value in item.model_dump().items() if name not in ("id", "call_id")}
+
+
+def test_text(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
+    name, api = served
+    fields = fields_of(made_to_write(said(name, "Sun tomorrow.")))
+    answer = api.client().responses.create(**fields, instructions="Be short.", metadata={"a": "b"})
+    assert answer.output_text == "Sun tomorrow."
+    assert (answer.status, answer.error, answer.instructions, answer.metadata) == (
+        "completed",
+        None,
+        "Be short.",
+        {"a": "b"},
+    )
+    assert [item.type for item in answer.output] == (["reasoning", "message"] if name == "harmony" else ["message"])
+    if name == "harmony":
+        assert answer.output[0].content[0].text == "Hm, so."
+        assert 0 < answer.usage.output_tokens_details.reasoning_tokens < answer.usage.output_tokens
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+    events = events_of(api.client(), fields)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Sun tomorrow."
+    assert [event.type for event in events[:3]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    assert events[-1].type == "response.completed"
+    assert [without_ids(item) for item in events[-1].response.output] == [without_ids(item) for item in answer.output]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in done] == [item.id for item in events[-1].response.output]
+
+
+def test_calls(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
+    name, api = served
+    fields = fields_of(made_to_write(ANSWERS[name]))
+    answer = api.client().responses.create(**fields)
+    call = answer.output[-1]
+    assert (call.type, call.name, call.arguments, call.status) == (
+        "function_call",
+        "get_weather",
+        ARGUMENTS,
+        "completed",
+    )
+    assert call.call_id.startswith("call_")
+    events = events_of(api.client(), fields)
+    deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(event.delta for event in deltas) == ARGUMENTS
+    [done] = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert (done.arguments, done.item_id) == (ARGUMENTS, events[-1].response.output[-1].id)
+    cut = api.client().responses.create(**fields | {"max_output_tokens": fields["max_output_tokens"] - 4})
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert cut.output[-1].status == "incomplete"
+
+
+def test_a_loop_in_both_ways(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
+    """With everything sent again, and with the id of the response before: the model reads the same."""
+    name, api = served
+    client = api.client()
+    fields = fields_of(made_to_write(ANSWERS[name]))
+    first = client.responses.create(**fields)
+    output = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny."}
+    made_to_write(said(name, "Sunny."))
+    fields["max_output_tokens"] = 200
+    items = [item.model_dump(exclude_unset=True) for item in first.output]
+    whole = client.responses.create(**fields | {"input": [*MESSAGES, *items, output]})
+    short = client.responses.create(**fields | {"input": [output]}, previous_response_id=first.id)
+    assert whole.output_text == short.output_text == "Sunny."
+    assert whole.usage.input_tokens == short.usage.input_tokens > first.usage.input_tokens
+    assert short.previous_response_id == first.id
+    assert short.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 8
+    chat = [
+        *MESSAGES,
+        {
+            "role": "assistant",
+            "content": "See." if name == "hermes" else None,
+            **({"reasoning_content": "Hm."} if name == "harmony" else {}),
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "Sunny."},
+    ]
+    same = client.chat.completions.create(model="m", messages=chat, tools=TOOLS, max_tokens=200)
+    assert same.usage.prompt_tokens == whole.usage.input_tokens
+    third = client.responses.create(**fields | {"input": "And then?"}, previous_response_id=short.id)
+    assert third.usage.input_tokens > short.usage.input_tokens
+    forgotten = client.responses.create(**fields, store=False)
+    for unknown in (forgotten.id, "resp_none"):
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.create(**fields, previous_response_id=unknown)
+        assert caught.value.code == "previous_response_not_found"
+
+
+def test_instructions_and_developers_are_one_message(
+    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]
+) -> None:
+    name, api = served
+    client = api.client()
+    fields = fields_of(made_to_write(said(name, "Yes.")))
+    parts = [{"type": "input_text", "text": "And polite."}]
+    items = [{"type": "message", "role": "developer", "content": parts}, *MESSAGES]
+    answer = client.responses.create(**fields | {"input": items}, instructions="Be short.")
+    together = client.responses.create(**fields, instructions="Be short.\n\nAnd polite.")
+    assert answer.usage.input_tokens == together.usage.input_tokens
+
+
+def test_forms(served: tuple[str, Api]) -> None:
+    name, api = served
+    schema = {"type": "object", "properties": {"ok": {"enum": ["yes", "no"]}}, "required": ["ok"]}
+    form = {"format": {"type": "json_schema", "name": "x", "schema": schema | {"additionalProperties": False}}}
+    fields: dict[str, Any] = {"model": "m", "input": "Ok?", "max_output_tokens": 400, "temperature": 0.0}
+    if name == "harmony":
+        fields["extra_body"] = {"seed": 3}
+        return  # a random model thinks without end
+    answer = api.client().responses.create(**fields, text=form)
+    assert json.loads(answer.output_text)["ok"] in ("yes", "no")
+    assert answer.text.format.schema_["properties"] == schema["properties"]
+    assert answer.temperature == 0.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [FLAT[0], FLAT[0]]}, "tools"),
+        ({"tools": [FLAT[0] | {"parameters": {"type": "integer"}}]}, "tools.0.parameters"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}}, "text.format"),
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"n": 2}, "n"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"model": "other"}, "model"),
+    ],
+    ids=str,
+)
+def test_refusals(api: Api, wrong: dict[str, Any], param: str) -> None:
+    body = {"model": "tiny-gpt-oss", "input": "Hello", "max_output_tokens": 2}
+    answer = api.post("responses", body | wrong)
+    assert answer.status_code in (400, 404)
+    error = answer.json()["error"]
+    assert (error["param"] or "").startswith(param), error
+    assert "messages" not in error["message"]
+    assert api.post("responses", body).status_code == 200
+
+
+def test_what_is_kept_is_bounded() -> None:
+    store = ResponseStore(1_000)
+    for number in range(100):
+        store.put("a", f"r{number}", [Item(role="user", content="x" * 50)], "c")
+    assert store.get("a", "r99").conversation == "c"
+    for tenant, name in (("a", "r0"), ("b", "r99")):
+        with pytest.raises(ApiError):
+            store.get(tenant, name)
+
+
+def test_a_stream_that_fails_in_the_middle(
+    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, api = served
+    fields = fields_of(made_to_write(said(name, "Sun tomorrow, and rain after that.")))
+    engine = api.decoder._engine
+    real, calls = engine._verification.step, []
+
+    def step(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 2:
+            raise RuntimeError("broken")
+        return real(*arguments)
+
+    monkeypatch.setattr(engine._verification, "step", step)
+    with api.http.stream("POST", "/v1/responses", json=fields | {"stream": True}) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[0] == "event: response.created"
+    assert lines[-2] == "event: error"
+    assert json.loads(lines[-1].removeprefix("data: "))["code"]
+
+
+def test_the_tools_of_a_request_are_checked(served: tuple[str, Api]) -> None:
+    _, api = served
+    flat = {"type": "function", **WEATHER["function"], "parameters": {"properties": {"a": {"type": "nonsense"}}}}
+    error = api.post("responses", {"model": "m", "input": "x", "tools": [flat], "tool_choice": "required"}).json()
+    assert error["error"]["param"] == "tools"

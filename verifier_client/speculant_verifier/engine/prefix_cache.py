@@ -1,0 +1,144 @@
+"""Keys and values of sequences that ended, for prompts that begin as they did: agents send everything with every call.
+
+What is kept is a copy beside the rows of the cache, so that it takes no part in the batch. Layers that see everything
+can go on behind any of its positions. Sliding layers hold only the window before the last one; therefore windows are
+copied where somebody is likely to go on: at the end of the prompt, at the end of the output, and where a prompt was
+seen to part from what is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_verifier.cache import SlotCache
+from speculant_verifier.cache.slots import KeysAndValues
+from speculant_verifier.engine.sequence import ActiveSequence, is_out_of_memory
+
+_LEAST = 32
+"""Shorter beginnings are as quickly read as copied."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    tenant: str
+    token_ids: NDArray[np.int64]
+    contents: KeysAndValues
+    """Of all its tokens, of layers that see everything."""
+    windows: dict[int, KeysAndValues] = field(default_factory=dict)
+    """Of sliding layers, by the position before which they end."""
+
+    @property
+    def num_bytes(self) -> int:
+        parts = [self.contents, *self.windows.values()]
+        return sum(keys.nbytes + values.nbytes for contents in parts for keys, values in contents)
+
+
+class PrefixCache:
+    """What was read lately, at most so many bytes; a tenant's prompts find only what is the tenant's own."""
+
+    reducible = "kept prompts"
+
+    def __init__(self, cache: SlotCache, num_bytes: int) -> None:
+        """Take the rows, and the bound of memory; 0 keeps nothing."""
+        self._cache, self._most_bytes, self._bound = cache, num_bytes, num_bytes
+        self._window = cache.layout.window
+        self._kept: list[_Kept] = []  # the one that was of use last is last
+        self.num_bytes = 0
+        """Memory of all that is kept."""
+
+    def begin(self, sequence: ActiveSequence) -> None:
+        """Give a sequence that got an empty row what is known of its prompt's beginning."""
+        prompt = np.asarray(sequence.prompt[:-1], dtype=np.int64)  # the last token's logits are wanted
+        best, length, longest = None, 0, 0
+        for kept in self._kept:
+            if kept.tenant == sequence.tenant:
+                shared = _common(kept.token_ids, prompt)
+                usable = max((end for end in kept.windows if end <= shared), default=0) if self._window else shared
+                longest = max(longest, shared)
+                if usable >= max(_LEAST, length):
+                    best, length = kept, usable
+        if self._window and longest >= length + _LEAST:
+            sequence.window_at = longest  # the next one can go on from there
+        if best is None:
+            return
+        self._kept.append(self._kept.pop(next(i for i, kept in enumerate(self._kept) if kept is best)))
+        self._cache.reserve(length)
+        self._cache.write(sequence.row, 0, best.contents, sliding=False, length=length)
+        if self._window:
+            start = max(0, length - self._window + 1)
+            self._cache.write(sequence.row, start, best.windows[length], sliding=True, length=length - start)
+            sequence.windows = {end: window for end, window in best.windows.items() if end <= length}
+        self._cache.set_length(sequence.row, length)
+        sequence.num_cached = sequence.num_from_prefix_cache = length
+
+    def note(self, sequence: ActiveSequence) -> None:
+        """Copy the windows of a sequence where somebody may go on."""
+        if self._window and self._bound:
+            end = sequence.num_cached
+            start = max(0, end - self._window + 1)
+            sequence.windows[end] = self._cache.read(sequence.row, start, end, sliding=True)
+
+    def keep(self, sequence: ActiveSequence) -> None:
+        """Keep what was read of a sequence whose row is about to be given to another one."""
+        if not self._bound or sequence.num_cached < _LEAST or self._cache.is_empty:
+            return
+        token_ids = np.asarray(sequence.token_ids[: sequence.num_cached], dtype=np.int64)
+        others = [kept for kept in self._kept if kept.tenant == sequence.tenant]
+        try:
+            self.note(sequence)
+            for kept in others:
+                shared = _common(kept.token_ids, token_ids)
+                if shared == len(token_ids):  # all of it is known
+                    self._forget(kept)
+                    kept.windows |= sequence.windows
+                    self._add(kept)
+                    return
+                if shared == len(kept.token_ids):
+                    self._forget(kept)
+                    sequence.windows = kept.windows | sequence.windows
+            contents = self._cache.read(sequence.row, 0, len(token_ids), sliding=False)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.clear()
+            return
+        self._add(_Kept(sequence.tenant, token_ids, contents, sequence.windows))
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._kept, self.num_bytes = [], 0
+
+    def reduce(self) -> int | None:
+        """Forget all, and keep nothing for now."""
+        num_bytes = self.num_bytes
+        if not num_bytes:
+            return None
+        self.clear()
+        self._bound = 0
+        return num_bytes
+
+    def restore(self) -> None:
+        """Keep again."""
+        self._bound = self._most_bytes
+
+    def _add(self, kept: _Kept) -> None:
+        if kept.num_bytes > self._bound:
+            return
+        self._kept.append(kept)
+        self.num_bytes += kept.num_bytes
+        while self.num_bytes > self._bound:
+            self._forget(self._kept[0])
+
+    def _forget(self, kept: _Kept) -> None:
+        self._kept = [each for each in self._kept if each is not kept]
+        self.num_bytes -= kept.num_bytes
+
+
+def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """Return how many tokens two sequences begin with together."""
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length

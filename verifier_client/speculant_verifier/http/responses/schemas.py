@@ -1,0 +1,207 @@
+"""What clients of the Responses API send. Unknown fields are refused, and null is as if a field were not there."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from speculant_verifier.http.schemas import (
+    MOST_TOOLS,
+    Name,
+    NumTokens,
+    ReasoningEffort,
+    Schema,
+    SpeculantOptions,
+    Word,
+)
+
+
+class ContentPart(Schema):
+    """A piece of a message."""
+
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text"]
+    """Text of either side; images, files and sound are not served."""
+    text: str
+    """The text."""
+    annotations: list[Any] | None = None
+    """Ignored."""
+    logprobs: list[Any] | None = None
+    """Ignored."""
+
+
+Content = str | Annotated[list[ContentPart], Field(fail_fast=True)]
+"""Text, whole or in parts."""
+
+
+class Item(Schema):
+    """One item of a conversation: a message, a call that the model made, what it returned, or thoughts."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    """Which of these; without it, a message."""
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    """Of a message: who speaks."""
+    content: Content | None = None
+    """Of a message: what is said; the texts of parts are joined by line feeds. Of thoughts, which models whose chat
+    template wants them get back: what is thought."""
+    summary: Content | None = None
+    """Of thoughts: used if there is no content."""
+    call_id: Name | None = None
+    """Of a call and its output: what joins them."""
+    name: Name | None = None
+    """Of a call: the function."""
+    arguments: str | None = None
+    """Of a call: JSON text."""
+    output: Content | None = None
+    """Of a call's output: what it returned."""
+    id: str | None = None
+    """Ignored."""
+    status: str | None = None
+    """Ignored."""
+    phase: str | None = None
+    """Ignored."""
+    encrypted_content: str | None = None
+    """Ignored: nothing is encrypted here."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        missing = [name for name in _REQUIRED[self.type] if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"lacks {missing[0]}")
+        return self
+
+
+_REQUIRED = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+
+
+def _as_items(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+_Items = Annotated[list[Item], Field(min_length=1, fail_fast=True)]
+
+
+class FunctionTool(Schema):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    """'function'; tools that a server runs itself are not served."""
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    """Letters, digits, '_', '-' and '.'."""
+    description: str | None = None
+    """For the model."""
+    parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments, an object."""
+    strict: bool | None = None
+    """Ignored: where a call is required, its arguments always keep to the schema."""
+
+
+class ChosenFunction(Schema):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    """'function'."""
+    name: Name
+    """Which."""
+
+
+class TextFormat(Schema):
+    """The form of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    """Any text, a JSON object, or JSON of a schema."""
+    name: Word | None = None
+    """For people."""
+    description: str | None = None
+    """For people."""
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    """The schema."""
+    strict: bool | None = None
+    """Spaces are where Python's json puts them, so that more is known before. A schema is always kept to."""
+
+
+class TextOptions(Schema):
+    """How the answer's text is written."""
+
+    format: TextFormat | None = None
+    """Its form."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Ignored."""
+
+
+class ReasoningOptions(Schema):
+    """How the model thinks."""
+
+    effort: ReasoningEffort | None = None
+    """How long, for models whose chat template takes it."""
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Ignored: thoughts are returned as they are, not summed up."""
+
+
+class StreamOptions(Schema):
+    """What a stream holds besides events."""
+
+    include_obfuscation: bool = False
+    """Ignored: nothing is added."""
+
+
+class ResponsesRequest(Schema):
+    """A conversation to continue, item by item."""
+
+    model: str
+    """The model's name, as /v1/models says it."""
+    input: Annotated[_Items, BeforeValidator(_as_items, json_schema_input_type=str | _Items)]
+    """A text of the user, or items from the first to the latest."""
+    instructions: str | None = None
+    """What the model is told before everything else; those of earlier responses are not taken over."""
+    previous_response_id: Name | None = None
+    """The response that this one goes on from: its input and output come before this input."""
+    store: bool = True
+    """Keep this response in memory for a while, so that a later one can go on from it."""
+    stream: bool = False
+    """Send server-sent events as the answer comes."""
+    stream_options: StreamOptions | None = None
+    """What a stream holds besides events."""
+    max_output_tokens: NumTokens | None = None
+    """Most new tokens, thoughts included."""
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    """0 takes the most probable token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Keep the most probable tokens that hold this mass."""
+    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    """What the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    """Whether it may, may if it wants to, or must, or which one it must call."""
+    parallel_tool_calls: bool = True
+    """Whether an answer that must call may call several."""
+    text: TextOptions | None = None
+    """How the answer's text is written."""
+    reasoning: ReasoningOptions | None = None
+    """How the model thinks."""
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """Returned as it is."""
+    include: list[str] | None = None
+    """Ignored: thoughts are always returned, and in the open."""
+    truncation: Literal["disabled"] | None = None
+    """'disabled': what is too long is refused."""
+    service_tier: Literal["auto", "default"] | None = None
+    """Ignored."""
+    background: Literal[False] = False
+    """false only."""
+    prompt_cache_key: Name | None = None
+    """Names the conversation, so that the sidecar which learned from it drafts for it again."""
+    prompt_cache_retention: str | None = None
+    """Ignored: the prefix cache keeps what it has room for."""
+    safety_identifier: str | None = None
+    """Ignored."""
+    user: str | None = None
+    """Ignored."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Seed of the random stream; without one the server draws one."""
+    speculant: SpeculantOptions | None = None
+    """How this request is speculated for."""
