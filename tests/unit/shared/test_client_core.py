@@ -332,6 +332,21 @@ def test_sessions_move_when_their_replica_is_down_and_new_ones_prefer_it_again()
     assert network.core.counts.failovers == at_first[0]
 
 
+def test_sessions_of_a_conversation_are_at_one_replica() -> None:
+    network = Network(2)
+    homes: dict[tuple[str, str], set[int]] = {}
+    keys = [(tenant, f"talk {number}") for tenant in ("a", "b") for number in range(16)]
+    for session_id, (tenant, conversation) in enumerate(keys * 3, start=1):
+        options = SessionOptions(tenant=tenant, conversation=conversation)
+        network.core.open(session_id, network.now_s, lambda: None, options)
+        held = [len(drafter.sessions) for drafter in network.drafters]
+        assert network.draft([SequenceStep(session_id, [session_id, 5], 4)])
+        grown = [len(drafter.sessions) > count for drafter, count in zip(network.drafters, held, strict=True)]
+        homes.setdefault((tenant, conversation), set()).add(grown.index(True))
+    assert all(len(places) == 1 for places in homes.values())
+    assert {tuple(places) for places in homes.values()} == {(0,), (1,)}
+
+
 def test_rendezvous_moves_only_the_sessions_of_what_went() -> None:
     addresses = [f"unix:///drafter-{number}" for number in range(4)]
     before = {wire_id: preferred(wire_id, addresses) for wire_id in range(1, 400)}
