@@ -17,7 +17,10 @@ _MOST_FORCED = 2_048
 
 
 class Constraint:
-    """A matcher that goes to where it is asked about: back by tokens, and on by others. For one thread."""
+    """A matcher that goes to where it is asked about: back by tokens, and on by others.
+
+    For one thread, and one sequence, which only ever grows; paths below it are asked about in any order.
+    """
 
     def __init__(
         self, matcher: LLMatcher, prompt_length: int, vocabulary_size: int, end_token_ids: Collection[TokenId]
@@ -33,15 +36,15 @@ class Constraint:
         self._ends = end_token_ids
         self._matcher, self._prompt_length, self._vocabulary_size = matcher, prompt_length, vocabulary_size
         self._seen: list[TokenId] = []
+        self._num_settled = 0  # of these, tokens of the sequence itself, which only ever grows
         self._forces_much = False
         self._bits = np.zeros(-(-vocabulary_size // 32), np.int32)
 
     def allows(self, token_ids: Sequence[TokenId], path: Sequence[TokenId], token: TokenId) -> bool:
         """Tell whether a token may follow a sequence and a path below it."""
-        output = [*token_ids[self._prompt_length :], *path]
-        if self._is_over(output):
+        if self._is_over(token_ids, path):
             return True
-        self._go_to(output)
+        self._go_to(token_ids, path)
         return self._may_come(token)
 
     def masked(self, logits: Tensor, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> Tensor:
@@ -50,10 +53,9 @@ class Constraint:
         Raises:
             GenerationRequestError: the form has become too complex to be kept to.
         """
-        output = [*token_ids[self._prompt_length :], *path]
-        if self._is_over(output):
+        if self._is_over(token_ids, path):
             return logits
-        self._go_to(output)
+        self._go_to(token_ids, path)
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
             raise GenerationRequestError(f"the output's form is too complex ({reason_of(self._matcher)}); simplify it")
@@ -62,16 +64,14 @@ class Constraint:
 
     def usable(self, token_ids: Sequence[TokenId], draft: Draft) -> list[int]:
         """Return the nodes of a draft that the form allows, all their ancestors among them."""
-        output = list(token_ids[self._prompt_length :])
-        self._go_to(output)
-        paths: list[list[TokenId] | None] = [output]
+        paths: list[list[TokenId] | None] = [[]]
         kept = []
         for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
             above = paths[parent]
             if above is None:
                 paths.append(None)
                 continue
-            self._go_to(above)
+            self._go_to(token_ids, above)
             may_come = self._may_come(token)
             if may_come:
                 kept.append(node)
@@ -80,40 +80,43 @@ class Constraint:
 
     def forced(self, token_ids: Sequence[TokenId], path: Sequence[TokenId] = ()) -> list[TokenId]:
         """Return tokens that spell what the form says must come next; none if it leaves a choice."""
-        output = [*token_ids[self._prompt_length :], *path]
-        if self._is_over(output) or self._forces_much:
+        if self._is_over(token_ids, path) or self._forces_much:
             return []
-        self._go_to(output)
+        self._go_to(token_ids, path)
         forced = list(self._matcher.compute_ff_tokens())
         self._forces_much = len(forced) > _MOST_FORCED
         forced = forced[:_MOST_FORCED]
         # Bytes that spell a control token are forced as bytes, but tokenised as that token, which is not allowed.
         return forced[: self._matcher.validate_tokens(forced)] if forced else []
 
-    def _is_over(self, output: list[TokenId]) -> bool:
+    def _is_over(self, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> bool:
         """Whether nothing that comes now is emitted. A matcher that has read an end can't go back behind it."""
-        return bool(output) and output[-1] in self._ends
+        if path:
+            return path[-1] in self._ends
+        return len(token_ids) > self._prompt_length and token_ids[-1] in self._ends
 
     def _may_come(self, token: TokenId) -> bool:
         if token in self._ends:
             return bool(self._matcher.is_accepting())
         return bool(self._matcher.validate_tokens([token]))
 
-    def _go_to(self, output: list[TokenId]) -> None:
-        seen = self._seen
-        if seen == output:
-            return
-        common = len(seen)
-        if seen != output[:common]:
-            common = next(index for index, token in enumerate(seen) if index >= len(output) or token != output[index])
+    def _go_to(self, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> None:
+        wanted = [*token_ids[self._prompt_length + self._num_settled :], *path]
+        seen = self._seen[self._num_settled :]
+        common = 0
+        while common < min(len(seen), len(wanted)) and seen[common] == wanted[common]:
+            common += 1
         if common < len(seen):
             self._matcher.rollback(len(seen) - common)
-            del seen[common:]
-        rest = output[common:]
-        count = self._matcher.try_consume_tokens(rest) if rest else 0
-        seen += rest[:count]
-        if count < len(rest):  # tokens that were allowed are not refused, but limits may be met
-            raise GenerationRequestError(f"the output's form is too complex ({reason_of(self._matcher)}); simplify it")
+            del self._seen[self._num_settled + common :]
+        if rest := wanted[common:]:
+            count = self._matcher.try_consume_tokens(rest)
+            self._seen += rest[:count]
+            if count < len(rest):  # tokens that were allowed are not refused, but limits may be met
+                raise GenerationRequestError(
+                    f"the output's form is too complex ({reason_of(self._matcher)}); simplify it"
+                )
+        self._num_settled = len(token_ids) - self._prompt_length
 
 
 def reason_of(matcher: LLMatcher) -> str:
