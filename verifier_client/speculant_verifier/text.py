@@ -14,12 +14,20 @@ from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sampling.stops import StopStrings
 from speculant_verifier.stream import TextStream
 
+_TAIL = 8
+"""Tokens of a prompt's end; longer than the contexts of drafters."""
+
 Prompt = str | Sequence[TokenId]
 """Text, or token ids that are used as they are."""
 
 
 Prompts = list[str] | list[list[TokenId]] | list[Prompt]
 """Several of them. A list, as a text is a sequence of texts, too."""
+
+
+def hint_of(prompt: Sequence[TokenId], prediction: Sequence[TokenId]) -> tuple[TokenId, ...]:
+    """Return a prediction behind the end of its prompt, where drafters find it when the output begins."""
+    return (*prompt[-_TAIL:], *prediction)
 
 
 class Batch:
@@ -59,7 +67,7 @@ class Batch:
                 grammar = target.grammar(config, token_ids)
             except GenerationError as error:
                 token_ids, refusal = (), str(error)
-            hint = tuple(self._token_ids(config.prediction)) if config.prediction else ()
+            hint = hint_of(token_ids, self._token_ids(config.prediction)) if config.prediction else ()
             for sample in range(config.n):
                 self._sources.append((number, sample))
                 ending = _Ending(target.decode, config.stop) if config.stop else None

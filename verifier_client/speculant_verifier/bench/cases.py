@@ -12,6 +12,7 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
 from speculant_graph.types import TokenId
 from speculant_verifier.model import TargetModel
+from speculant_verifier.structured import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,10 @@ class Case:
     """Most tokens to decode."""
     forced: tuple[TokenId, ...] | None = None
     """What the model is made to write, ``max_tokens`` tokens; None: its own choice."""
+    grammar: Grammar | None = None
+    """The output's form."""
+    hint: tuple[TokenId, ...] = ()
+    """A prediction of the output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class OwnDecoding:
                 index,
                 case.prompt,
                 config.model_copy(update={"max_tokens": case.max_tokens} | _forced_settings(case)),
+                grammar=case.grammar,
+                hint=case.hint,
                 forced=case.forced or (),
             )
             for index, case in enumerate(cases)

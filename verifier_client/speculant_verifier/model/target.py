@@ -133,6 +133,10 @@ class TargetModel:
     def _grammars(self) -> Grammars:
         return Grammars(self.tokenizer, self.vocabulary_size, self.end_token_ids)
 
+    def prepare_grammars(self) -> None:
+        """Do what the first output of a given form would wait for, which takes seconds; from any thread."""
+        self._grammars.prepare()
+
     def grammar(self, config: GenerationConfig, prompt: Sequence[TokenId]) -> Grammar | None:
         """Return the form that the output after a prompt must have, compiled; None for any. For any thread.
 

@@ -20,7 +20,7 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
 
-_RESERVED = 0.23
+_RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.27
 """Share of the budget for keys and values, and for what passes compute with."""
 _KV_SHARE = 0.4
 """Of what is reserved."""
@@ -131,20 +131,21 @@ def plan_for(
     free = available_bytes() if on_cpu else torch.cuda.mem_get_info(device)[0]
     bound = int(verifier.ram_budget if on_cpu else verifier.device_budget)
     budget = bound or process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
-    reserved = int(_RESERVED * budget)
     wanted = verifier.resident_layers
     # Without a budget nobody has said how much is for keys and values: they take what is left.
-    if wanted is None and total <= budget - process - (reserved if bound else 0):
+    if wanted is None and total <= budget - process - (_RESERVED * budget if bound else 0):
         return None
     layers = decoder_layers(model)
     if wanted is not None and wanted >= len(layers):
         return None
+    experts = {f"{name}.{inner}": found for name, layer in layers.items() for inner, found in _experts_of(model, layer)}
+    share = _RESERVED_WITH_EXPERTS if experts else _RESERVED
+    reserved = int(share * budget)
     _require_streamable(model, layers, verifier, f"{_gb(total)} as {str(dtype).removeprefix('torch.')}", budget)
     kv_bytes = _kv_bytes(model, dtype)
     kv_room = int(_KV_SHARE * reserved)
     kv_tokens = verifier.max_kv_tokens or max(1, kv_room // kv_bytes)
     taken = process + reserved + max(0, kv_tokens * kv_bytes - kv_room)
-    experts = {f"{name}.{inner}": found for name, layer in layers.items() for inner, found in _experts_of(model, layer)}
     modules: dict[str, nn.Module] = experts or layers
     divisor = next((int(each.num_experts) for each in experts.values()), 1)  # type: ignore[arg-type]
     unit = max(map(_size, modules.values())) // divisor
@@ -162,7 +163,7 @@ def plan_for(
     if num_slots < least:
         raise ConfigError(
             f"of model '{verifier.model_name}' {_gb(fixed)} must stay in memory, and with all else that takes "
-            f"{_gb((fixed + least * unit + taken - reserved) / (1.0 - _RESERVED))} of {_gb(budget)}; raise "
+            f"{_gb((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_gb(budget)}; raise "
             f"--verifier.{'ram' if on_cpu else 'device'}-budget"
             + (", lower --verifier.max-kv-tokens" if verifier.max_kv_tokens else "")
             + (", or choose fewer bytes per weight (--verifier.dtype bfloat16)" if dtype.itemsize > 2 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
@@ -138,6 +139,7 @@ class VerifierServer:
                 render_metrics=self._render_metrics,
                 count_request=self._count_http,
             )
+        threading.Thread(target=self._decoder.target.prepare_grammars, name="forms", daemon=True).start()
         await self._tell_health(_SERVING)
         scheme = "http" if self._config.tls_certificate is None else "https"
         urls = [f"{scheme}://{self.http_address}/v1"] if self.http_address else []

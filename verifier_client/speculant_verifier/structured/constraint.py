@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 from llguidance import LLMatcher
+from numpy.typing import NDArray
 from torch import Tensor
 
 from speculant_graph.errors import GenerationRequestError
@@ -38,6 +39,7 @@ class Constraint:
         self._seen: list[TokenId] = []
         self._num_settled = 0  # of these, tokens of the sequence itself, which only ever grows
         self._forces_much = False
+        self._masked: NDArray[np.float32] | None = None
         self._bits = np.zeros(-(-vocabulary_size // 32), np.int32)
 
     def allows(self, token_ids: Sequence[TokenId], path: Sequence[TokenId], token: TokenId) -> bool:
@@ -50,6 +52,8 @@ class Constraint:
     def masked(self, logits: Tensor, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> Tensor:
         """Return the logits ``[V]`` after a sequence and a path below it, minus infinity where the form forbids.
 
+        On a CPU they stay as they are until the next call only: new memory takes longer to fill than masks to make.
+
         Raises:
             GenerationRequestError: the form has become too complex to be kept to.
         """
@@ -59,8 +63,14 @@ class Constraint:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
             raise GenerationRequestError(f"the output's form is too complex ({reason_of(self._matcher)}); simplify it")
-        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocabulary_size]
-        return torch.where(torch.from_numpy(allowed.view(np.bool_)).to(logits.device), logits, -torch.inf)
+        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocabulary_size].view(np.bool_)
+        if logits.device.type != "cpu":
+            return torch.where(torch.from_numpy(allowed).to(logits.device), logits, -torch.inf)
+        if self._masked is None:
+            self._masked = np.empty(self._vocabulary_size, np.float32)
+        self._masked.fill(-np.inf)
+        np.copyto(self._masked, logits.float().numpy(), where=allowed)
+        return torch.from_numpy(self._masked)
 
     def usable(self, token_ids: Sequence[TokenId], draft: Draft) -> list[int]:
         """Return the nodes of a draft that the form allows, all their ancestors among them."""

@@ -6,6 +6,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from typing import Self
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
@@ -71,9 +72,16 @@ def form_of(config: GenerationConfig) -> str:
 class Grammar:
     """A compiled grammar; every sequence gets a constraint of its own."""
 
+    constraint_type = Constraint
+
     def __init__(self, matcher: LLMatcher, vocabulary_size: int, end_token_ids: Collection[TokenId]) -> None:
         """Take a matcher that has seen nothing, and the tokens that end an output."""
         self._matcher, self._vocabulary_size, self._ends = matcher, vocabulary_size, frozenset(end_token_ids)
+
+    @classmethod
+    def like(cls, other: Grammar) -> Self:
+        """Return the same grammar as one of this class."""
+        return cls(other._matcher, other._vocabulary_size, other._ends)
 
     def constraint(self, prompt_length: int) -> Constraint:
         """Return what a sequence's output must keep to.
@@ -81,7 +89,7 @@ class Grammar:
         Args:
             prompt_length: tokens of its prompt, which the form is not about.
         """
-        return Constraint(self._matcher.deep_copy(), prompt_length, self._vocabulary_size, self._ends)
+        return self.constraint_type(self._matcher.deep_copy(), prompt_length, self._vocabulary_size, self._ends)
 
 
 class Grammars:
@@ -90,13 +98,24 @@ class Grammars:
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, vocabulary_size: int, end_token_ids: Collection[TokenId]
     ) -> None:
-        """Take the model's; a tokenizer is looked at when the first grammar comes, which takes seconds."""
+        """Take the model's. Looking at a tokenizer takes seconds: :meth:`prepare`, or the first grammar, does it."""
         self._source, self._vocabulary_size = tokenizer, vocabulary_size
         self._ends = sorted(end_token_ids)
         self._opening = _opening(tokenizer)
         self._tokenizer: LLTokenizer | None = None
         self._known: OrderedDict[str, Grammar] = OrderedDict()
         self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Look at the tokenizer now, so that the first form does not wait for it."""
+        with self._lock:
+            if self._ends:
+                self._read_tokenizer()
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = from_tokenizer(self._source, n_vocab=self._vocabulary_size, eos_token=self._ends)
+        return self._tokenizer
 
     def compiled(self, form: str, prompt: Sequence[TokenId]) -> Grammar:
         """Return the grammar of what follows a prompt.
@@ -121,9 +140,8 @@ class Grammars:
                 raise GenerationRequestError(
                     "the model declares no end token, which output of a given form needs; give end_token_ids"
                 )
-            if self._tokenizer is None:
-                self._tokenizer = from_tokenizer(self._source, n_vocab=self._vocabulary_size, eos_token=self._ends)
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+            tokenizer = self._read_tokenizer()
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
         probe = matcher.deep_copy()
         if not matcher.is_error() and not any(probe.compute_bitmask()) and not probe.is_accepting():
             raise GenerationRequestError("the output's form can't be kept to: nothing is of this form; mend it")

@@ -32,6 +32,8 @@ class CallStyle:
     """A call: %NAME% stands for the tool's name in JSON, @arguments for the arguments."""
     separator: str = ""
     """Between calls."""
+    answer: str = ""
+    """What comes before an answer that is no call."""
 
     def examples(self, tools: Sequence[tuple[str, Schema]]) -> str:
         """Return what calls of some tools look like; see :meth:`form`."""
@@ -83,6 +85,7 @@ STYLES: tuple[CallStyle, ...] = (
         "harmony",
         "<|channel|>",
         call="<|channel|>commentary to=functions.%NAME% <|constrain|>json<|message|>@arguments<|call|>",
+        answer="<|channel|>final<|message|>",
     ),
     CallStyle(
         "hermes",
