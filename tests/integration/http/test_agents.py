@@ -87,6 +87,7 @@ def test_openai_agents(served_script: Api, kind: str, is_stream: bool) -> None:
                 instructions="Use the tools.",
                 tools=[get_weather, to_kelvin],
                 model=model_type(model="m", openai_client=client),
+                model_settings=agents.ModelSettings(max_tokens=300, include_usage=True),
             )
             if not is_stream:
                 return await agents.Runner.run(agent, QUESTION)
@@ -120,7 +121,7 @@ def test_langchain(served_script: Api) -> None:
 
     known = {"get_weather": get_weather, "to_kelvin": to_kelvin}
     model = chat_models.ChatOpenAI(
-        model="m", base_url=f"{served_script.url}/v1", api_key="none", max_retries=0
+        model="m", base_url=f"{served_script.url}/v1", api_key="none", max_retries=0, max_tokens=300
     ).bind_tools(list(known.values()))
     history: list[Any] = [messages.HumanMessage(QUESTION)]
     for _ in range(3):

@@ -1,0 +1,80 @@
+"""Our reading of harmony against OpenAI's own, token by token, on what a model may write."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
+from speculant_verifier.stream import TextStream
+from support.harmony import HARMONY_NAMES, harmony_tokenizer
+
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="<|>"), min_size=1, max_size=40)
+CALLED = st.sampled_from(["functions.get_weather", "functions.a-b", "functions.x_1"])
+MESSAGES = st.one_of(
+    st.tuples(st.just("<|channel|>analysis<|message|>"), TEXTS, st.just("<|end|>")),
+    st.tuples(st.just("<|channel|>commentary<|message|>"), TEXTS, st.just("<|end|>")),
+    st.tuples(
+        CALLED.map(lambda name: f"<|channel|>commentary to={name} <|constrain|>json<|message|>"),
+        TEXTS,
+        st.just("<|call|>"),
+    ),
+    st.tuples(st.just("<|channel|>final<|message|>"), TEXTS, st.just("<|return|>")),
+)
+
+
+@cache
+def official():
+    """The released tokenizer, the library, and its encoding, read from the same folder."""
+    tokenizer = harmony_tokenizer("gpt-oss")
+    library = pytest.importorskip("openai_harmony")
+    folder = str(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", folder)
+        return tokenizer, library, library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+@settings(max_examples=150)
+@given(messages=st.lists(MESSAGES, min_size=1, max_size=4), cut=st.integers(0, 6))
+def test_the_same_messages(messages, cut):
+    tokenizer, library, encoding = official()
+    written = "<|start|>assistant".join("".join(message) for message in messages)
+    tokens = encoding.encode(written, allowed_special="all")
+    [begin] = encoding.encode("<|message|>", allowed_special="all")
+    tokens = tokens[: max(tokens.index(begin) + 1, len(tokens) - cut)]  # what is no message at all, ours shows as it is
+    parser = library.StreamableParser(encoding, role=library.Role.ASSISTANT)
+    for token in tokens:
+        parser.process(token)
+    found = [(each.channel, each.recipient, "".join(part.text for part in each.content)) for each in parser.messages]
+    if parser.current_content:
+        found.append((parser.current_channel, parser.current_recipient, parser.current_content))
+    expected = []
+    for channel, recipient, text in found:
+        if recipient is not None:
+            expected += [("name", recipient.removeprefix("functions.")), ("arguments", text)]
+        else:
+            expected.append(("content" if channel == "final" else "reasoning", text))
+
+    names = dict(zip(tokenizer.convert_tokens_to_ids(HARMONY_NAMES), HARMONY_NAMES, strict=True))
+    splitter = ChannelSplitter(HarmonyTokens(names), tokenizer.decode, finds_calls=True)
+    texts = TextStream(tokenizer.decode)
+    pieces = [piece for token in tokens for piece in splitter.push([token], texts.push([token]))]
+    pieces += splitter.push([], texts.push([], final=True), final=True)
+    if pieces and pieces[-1][1].endswith("\ufffd"):  # a character that was cut off, which the library leaves out
+        kind, text = pieces.pop()
+        pieces += [(kind, whole)] if (whole := text.rstrip("\ufffd")) else []
+    assert joined(pieces) == joined(expected)
+
+
+def joined(pieces):
+    """Neighbours of a kind in one; a name begins a call even if the one before had the same."""
+    return [
+        (kind, "".join(text for _, text in group)) if kind != "name" else (kind, next(group)[1])
+        for kind, group in groupby(pieces, key=lambda piece: piece[0])
+    ]
