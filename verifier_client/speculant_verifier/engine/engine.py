@@ -98,7 +98,7 @@ class Engine:
         """Times and counts since the engine was made."""
         self._admission = Admission(target, config, draft.k)
         cache, self.prefixes = self._admission.cache, self._admission.prefixes
-        self._prefill = Prefill(target, cache, self.prefixes, config.prefill_chunk, self.totals)
+        self._prefill = Prefill(target, cache, self.prefixes, self._admission.prefill_chunk, self.totals)
         promises = draft.strategy in CALIBRATED or draft.strategy == "model"
         self._speculation = Speculation(cost or target.typical_cost, promises=promises, is_measured=cost is not None)
         self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals, config.max_batch_size)

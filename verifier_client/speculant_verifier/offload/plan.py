@@ -20,7 +20,7 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
 
-_RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.27
+_RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
 """Share of the budget for keys and values, and for what passes compute with."""
 _KV_SHARE = 0.4
 """Of what is reserved."""
