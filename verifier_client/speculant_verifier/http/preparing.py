@@ -135,7 +135,8 @@ class Preparation:
             param = "structured_outputs" if request.structured_outputs is not None else "response_format"
             if isinstance(request, ChatRequest) and request.tools and request.tool_choice not in (None, "auto", "none"):
                 param = "tools"
-            raise ApiError(400, f"{param}: {error}", param=param) from error
+            message = str(error).replace("ignore_end_tokens", "ignore_eos")
+            raise ApiError(400, f"{param}: {message}", param=param) from error
 
     def _encode(self, prompts: Sequence[str | list[TokenId]], param: str = "prompt") -> list[list[TokenId]]:
         target = self._decoder.target
