@@ -37,7 +37,7 @@ class BenchStructuredSettings(CommandSettings):
     nodes: Annotated[int, Field(ge=1)] = 8
     """Most drafted tokens of a row."""
     conversation: Annotated[int, Field(ge=64)] = 4000
-    """Tokens of the long conversation."""
+    """Tokens of the long conversation, at least 64."""
     limit: Annotated[int, Field(ge=1)] = 40
     """Outputs of each file."""
     json_output: bool = False
