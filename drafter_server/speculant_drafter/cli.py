@@ -38,24 +38,6 @@ def run(arguments: Sequence[str]) -> int:
     require_addresses(server.listen, "--server.listen")
     require_addresses(server.admin_listen, "--server.admin-listen")
     require_port(server.metrics_listen, "--server.metrics-listen")
-    if server.workers == 1:
-        from speculant_drafter.server import run_server
-
-        return run_server(settings.server, settings.draft)
-    from speculant_drafter.workers import supervise
-
-    return supervise(
-        settings.server,
-        settings.draft,
-        run_worker,
-        log_level=settings.log_level,
-        log_format=settings.log_format,
-    )
-
-
-def run_worker(server: str, draft: str, log_level: str, log_format: LogFormat, _index: int) -> int:
-    """Be one of several workers; see :data:`speculant_drafter.workers.WorkerTarget`."""
-    log_to_stderr(log_level, log_format)
     from speculant_drafter.server import run_server
 
-    return run_server(ServerConfig.model_validate_json(server), DraftConfig.model_validate_json(draft))
+    return run_server(server, settings.draft)

@@ -40,7 +40,7 @@ class DrafterServer:
         """Make a sidecar that does not listen yet.
 
         Args:
-            config: addresses, graphs and limits. ``workers`` is not its business.
+            config: addresses, graphs and limits.
             draft: what requests leave to the server.
             clock: monotonic time in seconds, for idle sessions.
 

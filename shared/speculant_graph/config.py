@@ -233,8 +233,7 @@ class ServerConfig(EndpointConfig):
     section = "server"
 
     listen: str = "unix:///tmp/speculant-drafter/drafter.sock"
-    """Address to serve on: 'unix:///path/to.sock' or 'host:port', several of them separated by commas. Of several
-    workers each has its own: 'drafter.sock' becomes 'drafter-0.sock', 'drafter-1.sock', ...; ports count up."""
+    """Address to serve on: 'unix:///path/to.sock' or 'host:port', several of them separated by commas."""
     admin_listen: str = ""
     """Address of the admin service, which must not be public; empty: not served."""
     metrics_listen: str = ""
@@ -245,8 +244,6 @@ class ServerConfig(EndpointConfig):
     explorer_tokenizer: Path | None = None
     """Folder of the tokenizer with which the explorer shows text, for graphs whose own is not where it was when they
     were built."""
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
-    """Processes that serve. They share the graph's memory; sessions and what is learned belong to one of them."""
     graph: Path = Path("graph.pkl")
     """Graph file to serve by default. Its name is the file's, without the suffix."""
     graphs: dict[str, Path] = Field(default={})

@@ -1,17 +1,12 @@
-"""Sidecars as processes: signals, sudden ends, several workers, and what they write about it."""
+"""Sidecars as processes: signals, sudden ends, and what they write about it."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
-import os
 import random
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +17,8 @@ import pytest
 from speculant_graph.draft.learned_log import LearnedLog
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Fingerprint
-from support.server import LOST, OK, Wire, code_of, connected, graph_file, refusal, step_of
+from support.server import OK, Wire, code_of, connected, graph_file, refusal, step_of
 from support.sidecar import READY_TIMEOUT_S, Sidecar, launch, wait_until_ready
-from support.workers import environment
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -196,87 +190,3 @@ def test_a_learning_server_that_is_killed_loses_open_sessions_alone(tmp_path: Pa
             kept = [document.tolist() for document in log.load("a")]
         assert all(any(text[1:] == document[-11:] for document in kept) for text in texts), turn
     assert len(texts) > 5
-
-
-WORKERS = """
-import sys
-from speculant_drafter.cli import run
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
-"""
-
-
-@contextlib.contextmanager
-def workers(graph: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Two workers, as the command line starts them."""
-    program = folder / "program.py"
-    program.write_text(WORKERS, encoding="utf-8")
-    with (folder / "log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                str(program),
-                *("--server.graph", str(graph)),
-                *("--server.listen", f"unix://{folder}/drafter.sock"),
-                *("--server.learned", str(folder / "learned")),
-                *("--server.workers", "2"),
-            ],
-            env=environment(),
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def test_workers_serve_one_graph_each_at_its_own_socket_and_come_back(graph_path: Path, tmp_path: Path) -> None:
-    def is_serving(wire: Wire) -> bool:
-        try:
-            return wire.health() == 1
-        except grpc.RpcError:
-            return False
-
-    log = tmp_path / "log"
-    with (
-        workers(graph_path, tmp_path) as supervisor,
-        connected(f"unix://{tmp_path}/drafter-0.sock") as first,
-        connected(f"unix://{tmp_path}/drafter-1.sock") as second,
-    ):
-        until(lambda: is_serving(first) and is_serving(second), log.read_text(encoding="utf-8"))
-        assert not (tmp_path / "drafter.sock").exists()
-        session_id = first.open()
-        first.drafter.Draft(step_of(session_id, [1]))
-        answer = second.drafter.Draft(step_of(session_id, [1], 1))
-        assert list(answer.sequence_statuses) == [LOST], "a session belongs to one of them"
-
-        children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text(encoding="utf-8").split()
-        victim = next(
-            int(pid)
-            for pid in children
-            if re.search(rf"{re.escape(str(tmp_path))}/drafter-1\.sock", sockets_of(int(pid)))
-        )
-        os.kill(victim, signal.SIGKILL)
-        answer = first.drafter.Draft(step_of(session_id, [1], 1))
-        assert list(answer.sequence_statuses) == [OK], "the other one goes on"
-        until(lambda: "was ended by SIGKILL" in log.read_text(encoding="utf-8"))
-        until(lambda: is_serving(second), log.read_text(encoding="utf-8"))
-        second.drafter.Draft(step_of(0, [1]))
-        supervisor.send_signal(signal.SIGTERM)
-        assert supervisor.wait(READY_TIMEOUT_S) == 0, log.read_text(encoding="utf-8")
-        assert not list(tmp_path.glob("*.sock"))
-
-
-def sockets_of(pid: int) -> str:
-    """Return the paths of the Unix sockets that a process has."""
-    links = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            links.append(os.readlink(entry))
-    numbers = {link[8:-1] for link in links if link.startswith("socket:[")}
-    table = Path(f"/proc/{pid}/net/unix").read_text(encoding="utf-8").splitlines()[1:]
-    return "\n".join(line.split()[-1] for line in table if line.split()[6] in numbers)

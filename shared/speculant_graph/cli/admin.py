@@ -1,4 +1,4 @@
-"""``speculant admin``: look after running sidecars, all of their workers at once, and verifiers' adapters."""
+"""``speculant admin``: look after running sidecars, several at once, and verifiers' adapters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AdminSettings(CommandSettings):
     """Its file, inside the sidecar's graph folder; reload: the same as before if it is not given; adapter load: the
     adapter's name in draft_model.adapters, "" for the draft model without one."""
     address: str = ""
-    """Admin addresses, separated by commas: server.admin_listen, of several workers each one's; adapter:
+    """Admin addresses, separated by commas: each sidecar's server.admin_listen; adapter:
     service.admin_listen."""
     tenant: str = ""
     """Of 'save': count only this tenant's bytes; all that was learned is saved."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import sys
@@ -92,8 +91,7 @@ async def _serve(make_server: Callable[[], Server], name: str) -> None:
         (hurrying if stopping.is_set() else stopping).set()
 
     loop.add_signal_handler(signal.SIGTERM, end)
-    if multiprocessing.parent_process() is None:  # Ctrl-C reaches workers, too, but it is their parent who ends them
-        loop.add_signal_handler(signal.SIGINT, end)
+    loop.add_signal_handler(signal.SIGINT, end)
     loop.add_signal_handler(signal.SIGHUP, reloading.set)
     server = make_server()
     starting = asyncio.create_task(server.start())

@@ -102,11 +102,11 @@ def test_origins_and_secrets(
 
 
 def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
-    (elsewhere / "speculant.toml").write_text("[server]\nworkers = 9\n", encoding="utf-8")
-    (elsewhere / "other.toml").write_text("[server]\nworkers = 2\n", encoding="utf-8")
+    (elsewhere / "speculant.toml").write_text("[server]\nmax_nodes = 9\n", encoding="utf-8")
+    (elsewhere / "other.toml").write_text("[server]\nmax_nodes = 2\n", encoding="utf-8")
     toml = show(capsys, "--config", "other.toml", "--section", "server")
     assert tomllib.loads(toml).keys() == {"server"}
-    assert "workers = 2  # other.toml\n" in toml
+    assert "max_nodes = 2  # other.toml\n" in toml
     assert json.loads(show(capsys, "--json", "--section=draft")).keys() == {"draft"}
 
 
@@ -130,7 +130,7 @@ def test_true_is_no_number_in_any_setting(kind: type[Config]) -> None:
         ("[client]\ndeadline_ms = false\n", {}, "deadline_ms of [client] in 'speculant.toml': must not be"),
         ("[graph]\nmemory = true\n", {}, "memory of [graph] in 'speculant.toml': must not be true"),
         ('[draft]\nsources = ["corpus", "moon"]\n', {}, "sources of [draft] in 'speculant.toml': must be 'c"),
-        ("", {"SPECULANT_SERVER__WORKERS": "many"}, "config: SPECULANT_SERVER__WORKERS: must be"),
+        ("", {"SPECULANT_SERVER__MAX_NODES": "many"}, "config: SPECULANT_SERVER__WORKERS: must be"),
         ("", {"SPECULANT_DRAFT": "4"}, "SPECULANT_DRAFT: is a section; set each of its settings"),
         ("", {"SPECULANT_DRAFT": '{"k": -1}'}, "config: SPECULANT_DRAFT: must be greater"),
         ("", {"SPECULANT_DRAFT__K__X": "3"}, "config: SPECULANT_DRAFT__K__X: must be a whole number (got a table)"),
