@@ -130,7 +130,7 @@ def test_true_is_no_number_in_any_setting(kind: type[Config]) -> None:
         ("[client]\ndeadline_ms = false\n", {}, "deadline_ms of [client] in 'speculant.toml': must not be"),
         ("[graph]\nmemory = true\n", {}, "memory of [graph] in 'speculant.toml': must not be true"),
         ('[draft]\nsources = ["corpus", "moon"]\n', {}, "sources of [draft] in 'speculant.toml': must be 'c"),
-        ("", {"SPECULANT_SERVER__MAX_NODES": "many"}, "config: SPECULANT_SERVER__WORKERS: must be"),
+        ("", {"SPECULANT_SERVER__MAX_NODES": "many"}, "config: SPECULANT_SERVER__MAX_NODES: must be"),
         ("", {"SPECULANT_DRAFT": "4"}, "SPECULANT_DRAFT: is a section; set each of its settings"),
         ("", {"SPECULANT_DRAFT": '{"k": -1}'}, "config: SPECULANT_DRAFT: must be greater"),
         ("", {"SPECULANT_DRAFT__K__X": "3"}, "config: SPECULANT_DRAFT__K__X: must be a whole number (got a table)"),
