@@ -90,6 +90,7 @@ def own_servers(folder: Path, num_streams: int, progress: BenchProgress) -> Iter
         address = f"unix://{folder}/verifier.sock"
         arguments = [
             "verifier", "--model", str(MODEL_FOLDER), "--listen", address, "--http", f"127.0.0.1:{port}",
+            "--verifier.prefix-cache", "0",  # every way reads the prompts itself
             "--address", drafter.address, "--client.deadline-ms", str(_DEADLINE_MS), "--strategy", "tree",
             "--max-batch-size", str(num_streams), "--num-threads", "1", "--log-level", "WARNING",
         ]  # fmt: skip
