@@ -161,3 +161,18 @@ def test_templates_without_tools(api: Api) -> None:
     error = api.post("chat/completions", body).json()["error"]
     assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
     assert api.post("chat/completions", body | {"tool_choice": "none"}).status_code == 200
+
+
+def test_counts_of_several_choices(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
+    """What was known of a prompt counts once, as the prompt does; what a prediction does not hold is not its own."""
+    name, api = served
+    text = "Nobody has said so."
+    written = f"<|channel|>final<|message|>{text}<|return|>" if name == "harmony" else text
+    fields = made_to_write(written) | {"messages": [{"role": "user", "content": "Rain in Rome? " * 12}]}
+    fields |= {"tools": [], "n": 2, "extra_body": {"speculant": {"speculation": "on"}}}
+    for _ in range(2):
+        answer = api.client().chat.completions.create(**fields, prediction={"type": "content", "content": "1234567890"})
+    usage = answer.usage
+    assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
+    assert usage.completion_tokens_details.accepted_prediction_tokens == 0
+    assert answer.speculant["accepted"] > 0, "or nothing could have been counted wrongly"

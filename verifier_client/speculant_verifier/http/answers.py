@@ -23,7 +23,8 @@ class CompletionDetails(Answer):
     """What became of a prediction."""
 
     accepted_prediction_tokens: int
-    """Drafted tokens that were emitted, at most as many as each choice's prediction has."""
+    """Drafted tokens that were emitted, of each choice at most as many as stand behind the same token as in the
+    prediction."""
     rejected_prediction_tokens: int
     """The other tokens of the prediction, for every choice."""
 
@@ -32,7 +33,7 @@ class PromptDetails(Answer):
     """What became of a prompt."""
 
     cached_tokens: int
-    """Those that an earlier request of the tenant began with, too, so that they were not read again; of all choices."""
+    """Those that an earlier request of the tenant began with, too, so that they were not read again for any choice."""
 
 
 class Usage(Answer):

@@ -31,17 +31,18 @@ _KNOWN_ELSEWHERE = frozenset({
 })  # fmt: skip
 """What clients of other servers send and this one does not do."""
 
+_TEXTUAL = 'give text, or a list of parts such as {"type": "text", "text": "Hello"}; no other parts are served'
 _EXPECTED = {
     "prompt": "give text, a list of texts, token ids, or a list of lists of token ids; none of them may be empty",
     "stop": "give a text or a list of at most 16, each of 1 to 1024 characters",
     "logit_bias": "give an object of at most 1024 numbers from -100 to 100, by token ids in decimal digits",
-    "content": 'give text, or a list of parts such as {"type": "text", "text": "Hello"}; no other parts are served',
+    "content": _TEXTUAL,
+    "output": _TEXTUAL,
+    "summary": _TEXTUAL,
 }
 """For fields that take several shapes: what pydantic says of each of them would confuse."""
 
-_ONLY = {
-    "echo": "false",
-}
+_ONLY = {"echo": "false", "background": "false"}
 """Fields of which one value is served."""
 
 

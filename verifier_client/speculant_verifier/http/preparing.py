@@ -102,7 +102,7 @@ class Preparation:
         config = config.model_copy(update={"prediction": (*before, *predicted, *exemplary)})
         await self._compile(config, [prompt], request)
         prepared = self._prepared([prompt], config, session, request, "messages")
-        job = replace(prepared.job, num_predicted=len(predicted), calls=self._style if tools else None)
+        job = replace(prepared.job, predicted=tuple(predicted), calls=self._style if tools else None)
         return replace(prepared, job=job)
 
     async def completion(self, request: CompletionRequest, principal: Principal) -> Prepared:

@@ -52,8 +52,8 @@ class Job:
     """Whether a stream ends with token counts."""
     model: str
     """How clients call the model."""
-    num_predicted: int = 0
-    """Tokens of the prediction."""
+    predicted: tuple[TokenId, ...] = ()
+    """The prediction."""
     calls: CallStyle | None = None
     """How calls of tools are written; None if there are no tools."""
 
@@ -162,7 +162,7 @@ class Shape(ABC):
         totals: dict[str, object] = {"speculant": speculation_of(self._job.seed, self._results)}
         if with_usage:
             totals["usage"] = usage_of(
-                [len(prompt) for prompt in self._job.prompts], self._results, self._job.num_predicted
+                [len(prompt) for prompt in self._job.prompts], self._results, self._job.predicted
             )
         return totals
 

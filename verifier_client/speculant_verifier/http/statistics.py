@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
+from speculant_graph.types import TokenId
 from speculant_verifier.http.answers import CompletionDetails, PromptDetails, Seconds, Speculation, Usage
 from speculant_verifier.results import GenerationResult
 
 
-def usage_of(prompt_lengths: Sequence[int], results: Sequence[GenerationResult], num_predicted: int = 0) -> Usage:
+def usage_of(
+    prompt_lengths: Sequence[int], results: Sequence[GenerationResult], predicted: Sequence[TokenId] = ()
+) -> Usage:
     """Count tokens.
 
     Args:
         prompt_lengths: of each prompt once.
-        results: of all samples.
-        num_predicted: tokens of the request's prediction.
+        results: of all samples, those of a prompt in a row.
+        predicted: the request's prediction.
     """
     prompt, completion = sum(prompt_lengths), sum(len(result.token_ids) for result in results)
+    num_samples = max(1, len(results) // max(1, len(prompt_lengths)))
+    cached = sum(
+        min(each.num_from_prefix_cache for each in results[start : start + num_samples])
+        for start in range(0, len(results), num_samples)
+    )
     details = {}
-    if num_predicted:
-        accepted = sum(min(num_predicted, result.num_accepted) for result in results)
+    if predicted:
+        accepted = sum(min(result.num_accepted, _num_shared(predicted, result.token_ids)) for result in results)
         details["completion_tokens_details"] = CompletionDetails(
             accepted_prediction_tokens=accepted,
-            rejected_prediction_tokens=num_predicted * len(results) - accepted,
+            rejected_prediction_tokens=len(predicted) * len(results) - accepted,
         )
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
-        prompt_tokens_details=PromptDetails(cached_tokens=sum(each.num_from_prefix_cache for each in results)),
+        prompt_tokens_details=PromptDetails(cached_tokens=cached),
         **details,
     )
+
+
+def _num_shared(predicted: Sequence[TokenId], output: Sequence[TokenId]) -> int:
+    """Return how many tokens of an output stand behind the same token as in a prediction, at most all of that."""
+    pairs = set(pairwise(predicted))
+    return min(len(predicted), sum(pair in pairs for pair in pairwise(output)))
 
 
 def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Speculation:

@@ -132,5 +132,7 @@ class Constraint:
 def reason_of(matcher: LLMatcher) -> str:
     """Return why a matcher has given up, in one short line: it would add its whole state and grammar."""
     lines = [line.strip() for line in matcher.get_error().splitlines() if line.strip()] or ["it is too large"]
-    ending = lines[-1] if lines[-1].startswith("error: ") else ""
-    return f"{lines[0]} {ending}".strip()[:200]
+    if lines[0] == "NoExtensionBias":
+        return "nothing is of this form"
+    more = next((line for line in lines[1:] if line.startswith("error: ")), "")
+    return f"{lines[0]} {more}".strip()[:200]

@@ -20,7 +20,7 @@ from speculant_verifier.http.schemas import (
 class ContentPart(Schema):
     """A piece of a message."""
 
-    type: Literal["input_text", "output_text", "reasoning_text", "summary_text"]
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     """Text of either side; images, files and sound are not served."""
     text: str
     """The text."""
