@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.draft_arguments import checked_arguments
+from speculant_graph.bench.arguments import checked_arguments
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
@@ -17,7 +17,7 @@ from speculant_graph.view.wording import counted
 
 if TYPE_CHECKING:
     from speculant_graph.bench.draft_measure import DraftPlan
-    from speculant_graph.bench.replay_progress import BenchProgress
+    from speculant_graph.bench.progress import BenchProgress
     from speculant_graph.graph.layout import UInt32Array
     from speculant_graph.graph.ngrams import NgramGraph
 
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     if bool(settings.corpus) == (settings.graph_path is not None):
         raise ConfigError("drafts come from one graph; give either --corpus or --graph")
     from speculant_graph.bench.draft_measure import DraftPlan, measure_drafts
-    from speculant_graph.bench.replay_progress import show_progress
+    from speculant_graph.bench.progress import show_progress
     from speculant_graph.bench.report import print_report
 
     plan = DraftPlan(settings.budget, settings.batch, settings.learned, settings.drafts, settings.seed, settings.draft)

@@ -20,7 +20,7 @@ from speculant_graph.bench.draft_sessions import (
     take_turns,
 )
 from speculant_graph.bench.latency import _OtherWork
-from speculant_graph.bench.replay_progress import BenchProgress
+from speculant_graph.bench.progress import BenchProgress
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter

@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     """Measure and print; return 1 if a limit is missed and that was asked for."""
     settings = load_settings(BenchFaultsSettings, "bench faults", arguments)
     from speculant_graph.bench.faults_report import missed, rows_of
-    from speculant_graph.bench.replay_progress import show_progress
+    from speculant_graph.bench.progress import show_progress
     from speculant_graph.bench.report import print_report
 
     with tempfile.TemporaryDirectory(prefix="speculant-bench-") as temporary, show_progress() as progress:

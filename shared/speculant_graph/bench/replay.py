@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.draft_arguments import checked_arguments
+from speculant_graph.bench.arguments import checked_arguments
 from speculant_graph.bench.replay_baselines import PROMPT_LOOKUP
 from speculant_graph.bench.replay_options import check_graphless, check_plot, load_cost, parse_budgets, parse_strategies
 from speculant_graph.config import DraftConfig, GraphConfig
@@ -17,8 +17,8 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
 
 if TYPE_CHECKING:
-    from speculant_graph.bench.replay_progress import BenchProgress
-    from speculant_graph.bench.replay_traces import Workload
+    from speculant_graph.bench.progress import BenchProgress
+    from speculant_graph.bench.traces import Workload
     from speculant_graph.graph.ngrams import NgramGraph
 
 _UNHEEDED = {
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
     cost = None if settings.cost is None else load_cost(settings.cost)
     if settings.fixed and cost is None:
         raise ConfigError("--fixed has nothing to price drafts by; set --cost")
-    from speculant_graph.bench.replay_progress import show_progress
+    from speculant_graph.bench.progress import show_progress
     from speculant_graph.bench.replay_report import print_replay
     from speculant_graph.bench.replay_runs import ReplayRuns
 
@@ -122,7 +122,7 @@ def _check_files(settings: BenchReplaySettings) -> None:
 
 def _read(settings: BenchReplaySettings, progress: BenchProgress) -> tuple[NgramGraph | None, list[Workload]]:
     """Read the graph and the traces, and what may be refused at once before what takes long."""
-    from speculant_graph.bench.replay_traces import read_workloads
+    from speculant_graph.bench.traces import read_workloads
     from speculant_graph.corpus.tokenize import CorpusTokenizer
     from speculant_graph.graph.store import load_graph
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from speculant_graph.bench.replay_traces import Trace
+from speculant_graph.bench.traces import Trace
 from speculant_graph.types import Draft, TokenId
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from speculant_graph.bench.plot import check_plot as check_plot
 from speculant_graph.bench.replay_baselines import PROMPT_LOOKUP
 from speculant_graph.draft import strategies as draft_strategies
 from speculant_graph.errors import ConfigError
@@ -19,7 +19,6 @@ STRATEGIES = (*draft_strategies.STRATEGIES, PROMPT_LOOKUP)
 
 _MOST_NODES = 2_048
 _MOST_DIGITS = 9
-_PLOT_ENDINGS = (".png", ".svg")
 
 
 def parse_strategies(text: str) -> list[str]:
@@ -82,27 +81,3 @@ def check_graphless(strategies: Sequence[str]) -> None:
             raise ConfigError(
                 f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
             )
-
-
-def check_plot(path: Path) -> None:
-    """Complain of the picture before minutes of work, not after them.
-
-    Raises:
-        ConfigError: no picture can be written there.
-        ModuleNotFoundError: the extra ``viz`` is not installed.
-    """
-    if path.is_dir():
-        raise ConfigError(f"--plot: {path} is a folder; name a file in it, such as {path / 'replay.png'}")
-    if path.suffix.lower() not in _PLOT_ENDINGS:
-        raise ConfigError(f"--plot: {path} ends in none of {', '.join(_PLOT_ENDINGS)}; choose one of these")
-    try:
-        # Permissions alone say too little: of file systems, and to root.
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise ConfigError(
-            f"--plot: can't write to the folder {path.parent} ({error.strerror}); make it or choose another path"
-        ) from error
-    from speculant_graph.extras import needed_for
-
-    with needed_for("drawing pictures", "viz"):
-        import matplotlib.figure  # noqa: F401

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from speculant_graph.bench.progress import BenchProgress
 from speculant_graph.bench.replay_baselines import PROMPT_LOOKUP, PromptLookupDrafter
 from speculant_graph.bench.replay_loop import ReplayDrafter, ReplayOptions, replay
-from speculant_graph.bench.replay_progress import BenchProgress
 from speculant_graph.bench.replay_statistics import replay_figures
-from speculant_graph.bench.replay_traces import Workload
+from speculant_graph.bench.traces import Workload
 from speculant_graph.config import DraftConfig
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.view.wording import counted

@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         if "transport" in settings.model_fields_set:
             raise ConfigError("a Unix socket is never encrypted; give --transport tcp with --tls")
         transports = ["tcp"]
-    from speculant_graph.bench.replay_progress import show_progress
+    from speculant_graph.bench.progress import show_progress
     from speculant_graph.bench.report import print_report
     from speculant_graph.bench.rpc_measure import PROMPT_TOKENS, TOKENS_PER_STEP, Plan, run_plans
     from speculant_graph.bench.rpc_processes import make_certificate, running_servers

@@ -17,7 +17,7 @@ from speculant_graph.bench.replay_options import check_plot, parse_budgets, pars
 from speculant_graph.bench.replay_plot import plot_replay, tick_labels
 from speculant_graph.bench.replay_runs import compare_with_prompt_lookup
 from speculant_graph.bench.replay_statistics import acceptance_by_depth, reliability, replay_figures
-from speculant_graph.bench.replay_traces import Trace, Workload
+from speculant_graph.bench.traces import Trace, Workload
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import EMPTY_DRAFT, Draft
@@ -344,7 +344,7 @@ def test_pictures_that_can_not_be_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "trying leaves nothing"
     (tmp_path / "folder.png").mkdir()
     for path, complaint in (
-        (tmp_path, r"is a folder; name a file in it, such as .*replay\.png$"),
+        (tmp_path, r"is a folder; name a file in it, such as .*picture\.png$"),
         (tmp_path / "folder.png", "is a folder; name a file"),
         (tmp_path / "a.gif", r"ends in none of \.png, \.svg; choose one"),
         (

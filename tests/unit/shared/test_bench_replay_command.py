@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speculant_graph.bench.replay_traces import read_workloads
+from speculant_graph.bench.traces import read_workloads
 from speculant_graph.cli.bench import run
 from speculant_graph.cli.main import main
 from speculant_graph.corpus.tokenize import CorpusTokenizer

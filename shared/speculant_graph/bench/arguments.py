@@ -1,10 +1,26 @@
-"""Command lines of the benches of drafting, looked through before they are parsed."""
+"""What settings of several benches have in common: lists with commas, and a look at the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pydantic import AfterValidator, BeforeValidator
+
 from speculant_graph.errors import ConfigError
+
+
+def _split(value: object) -> object:
+    return [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+
+
+def _each_once(values: list[object]) -> list[object]:
+    return list(dict.fromkeys(values))
+
+
+COMMAS = BeforeValidator(_split)
+"""Annotation of a list that a command line writes with commas: ``8,16,32``."""
+EACH_ONCE = AfterValidator(_each_once)
+"""Annotation of a list whose repeated values are dropped."""
 
 _LISTS = ("--traces", "--corpus")
 
