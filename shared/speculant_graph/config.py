@@ -84,15 +84,6 @@ class DraftConfig(Config):
     coupling: CouplingName = "none"
     """How 'sampling' draws chains: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token
     that the rules 'follow' and 'gumbel' choose by, which then agree more often. The distribution is the same."""
-    attention_order: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
-    """Attention: weight of a context's order in its score. The score is this times the order, plus
-    'attention_count' times ln(1 + count), minus 'attention_entropy' times the entropy in nats of its successors."""
-    attention_count: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.25
-    """Attention: weight of the logarithm of how often the context was counted."""
-    attention_entropy: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.5
-    """Attention: weight of the entropy of the context's successors."""
-    attention_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """Attention: scores are divided by it before the softmax; small values approach 'longest'."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
     """What 'adaptive', 'tree', 'specexec' and 'beam' draft from: 'corpus', 'session' (the sequence itself),
     'learned' (what earlier sequences accepted), 'recycled' (the target's own top tokens). The others draft from the
@@ -103,17 +94,12 @@ class DraftConfig(Config):
     """Most children of a node."""
     beam_width: Annotated[int, Field(ge=1, le=1_024)] = 8
     """'specexec': nodes expanded at once. 'beam': nodes at every depth."""
-    cost_aware: bool = True
-    """End 'adaptive' and 'tree' drafts where more nodes would cost more than they bring, if the caller has said what
-    verifying costs."""
     nasd_order: Annotated[int, Field(ge=2, le=16)] = 4
     """'nasd': tokens of the longest n-gram stored, one more than its context."""
     filler_top_k: Annotated[int, Field(ge=1, le=64)] = 3
     """'nasd': how many of the target's top tokens are learned at every verified position; 1 learns what was emitted."""
     stop_if_unknown: bool = True
     """'nasd': end the draft at an unknown context; otherwise a random token stands there."""
-    threads: Annotated[int, Field(ge=0, le=256)] = 0
-    """Threads that draft for a large batch; 0: one per core that the process may use. Drafts are the same."""
     max_session_tokens: Annotated[int, Field(ge=256)] = 131_072
     """Tokens of one sequence that drafts look back on; of longer ones the oldest are forgotten."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000

@@ -201,11 +201,6 @@ class DraftOptions:
     """Whether ``sampling`` draws trees. Without the distributions q, which rules for trees need, it never does."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
-    cost_aware: bool | None = None
-    attention_order: float | None = None
-    attention_count: float | None = None
-    attention_entropy: float | None = None
-    attention_temperature: float | None = None
     nasd_order: int | None = None
     filler_top_k: int | None = None
     stop_if_unknown: bool | None = None

@@ -27,7 +27,6 @@ from support.oracle import OracleGraph
 VOCABULARY_SIZE = 40
 
 token = st.one_of(st.integers(0, 3), st.integers(0, VOCABULARY_SIZE - 1))
-weight = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 8))
 configs = st.builds(
     DraftConfig,
     k=st.integers(0, 12),
@@ -36,10 +35,6 @@ configs = st.builds(
     coupling=st.sampled_from(["none", "gumbel"]),
     max_candidates=st.sampled_from([0, 0, 1, 2, 3, 10]),
     temperature=st.sampled_from([1.0, 1.0, 0.7, 1.9, 0.01, 1e-320, 1e300]),
-    attention_order=weight,
-    attention_count=weight,
-    attention_entropy=weight,
-    attention_temperature=st.one_of(st.just(1.0), st.floats(1e-3, 30), st.just(1e-320)),
 )
 
 
@@ -342,7 +337,7 @@ def draft_everywhere(graph: NgramGraph) -> None:
     """Draft in all ways from a graph that is damaged."""
     ways: list[tuple[StrategyName, CouplingName]] = [("greedy", "none"), ("sampling", "none"), ("sampling", "gumbel")]
     for mixing, (strategy, coupling), cap in itertools.product(("longest", "attention"), ways, (0, 2)):
-        generator = DraftGenerator(graph, DraftConfig(mixing=mixing, attention_temperature=0.1))
+        generator = DraftGenerator(graph, DraftConfig(mixing=mixing))
         for context in itertools.product(range(-1, 7, 2), repeat=3):
             draft = generator.draft(context, 5, strategy, seed=1, max_candidates=cap, coupling=coupling)
             assert all(0 <= token_id < 2**21 for token_id in draft.token_ids)

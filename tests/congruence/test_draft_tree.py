@@ -52,7 +52,6 @@ configs = st.builds(
     sources=st.sets(st.sampled_from(SOURCES)).map(frozenset),
     max_depth=st.integers(1, 6),
     max_branches=st.integers(1, 8),
-    cost_aware=st.sampled_from([True, True, True, False]),
     max_session_tokens=st.sampled_from([256, 300, 1_000]),
     max_learned_tokens=st.sampled_from([0, 3, 60, 1_000, 100_000]),
 )

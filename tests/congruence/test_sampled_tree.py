@@ -281,7 +281,7 @@ def test_without_q_nothing_but_chains_is_drawn() -> None:
 def draft_everywhere(graph: NgramGraph) -> None:
     """Draw trees in all ways from a graph that is damaged."""
     for mixing, siblings, cap in itertools.product(("longest", "attention"), DRAWN, (0, 2)):
-        config = DraftConfig(mixing=mixing, k=9, max_branches=3, max_candidates=cap, attention_temperature=0.1)  # type: ignore[arg-type]
+        config = DraftConfig(mixing=mixing, k=9, max_branches=3, max_candidates=cap)  # type: ignore[arg-type]
         for context in itertools.product(range(-1, 7, 2), repeat=2):
             draft = draft_of(graph, config, list(context), siblings, 1)
             for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=True):

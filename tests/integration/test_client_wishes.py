@@ -21,18 +21,16 @@ from support.server import LiveServer, serving
 
 VOCABULARY_SIZE = 50
 CURVE = CostCurve((1, 4, 16), (1.0, 1.25, 6.0))  # exact in the single precision of the wire
-ATTENTIVE = {"strategy": "sampling", "mixing": "attention"}
 SIDECAR: dict[str, Any] = {
     "strategy": "beam", "max_candidates": 2, "temperature": 3.0, "mixing": "attention", "coupling": "gumbel",
-    "attention_order": 4.0, "attention_count": 3.0, "attention_entropy": 2.0, "attention_temperature": 0.5,
-    "sources": ["session"], "max_depth": 2, "max_branches": 2, "beam_width": 1, "cost_aware": True, "nasd_order": 6,
+    "sources": ["session"], "max_depth": 2, "max_branches": 2, "beam_width": 1, "nasd_order": 6,
     "filler_top_k": 1, "stop_if_unknown": True,
 }  # fmt: skip
 """A sidecar that wants everything otherwise."""
 EVERYTHING: dict[str, Any] = {
-    "max_candidates": 0, "temperature": 0.6, "mixing": "longest", "coupling": "none", "attention_order": 0.0,
-    "attention_count": 0.0, "attention_entropy": 0.0, "attention_temperature": 7.0, "sources": ["corpus", "recycled"],
-    "max_depth": 9, "max_branches": 64, "beam_width": 5, "cost_aware": False, "nasd_order": 2, "filler_top_k": 4,
+    "max_candidates": 0, "temperature": 0.6, "mixing": "longest", "coupling": "none",
+    "sources": ["corpus", "recycled"],
+    "max_depth": 9, "max_branches": 64, "beam_width": 5, "nasd_order": 2, "filler_top_k": 4,
     "stop_if_unknown": False,
 }  # fmt: skip
 """Every wish but the strategy; other values than the sidecar's, and where it can be zeros."""
@@ -41,15 +39,10 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "temperature": {"strategy": "sampling"},
     "mixing": {"strategy": "sampling"},
     "coupling": {"strategy": "sampling"},
-    "attention_order": ATTENTIVE,
-    "attention_count": ATTENTIVE,
-    "attention_entropy": ATTENTIVE,
-    "attention_temperature": ATTENTIVE,
     "sources": {"strategy": "tree"},
-    "max_depth": {"strategy": "tree", "cost_aware": False},
-    "max_branches": {"strategy": "tree", "cost_aware": False, "sources": ["corpus"]},
+    "max_depth": {"strategy": "specexec"},
+    "max_branches": {"strategy": "specexec", "sources": ["corpus"]},
     "beam_width": {"strategy": "beam"},
-    "cost_aware": {"strategy": "tree", "max_depth": 24},
     "nasd_order": {"strategy": "nasd", "stop_if_unknown": False},
     "filler_top_k": {"strategy": "nasd"},
     "stop_if_unknown": {"strategy": "nasd"},
@@ -123,7 +116,7 @@ def as_the_sidecar(wishes: dict[str, Any]) -> DraftConfig:
 
 
 def test_every_setting_is_a_wish_or_the_sidecars() -> None:
-    servers = {"threads", "max_session_tokens", "max_learned_tokens", "max_tenants"}
+    servers = {"max_session_tokens", "max_learned_tokens", "max_tenants"}
     assert {*WISHES, "k"} | servers == set(DraftConfig.model_fields)
     assert set(WISHES) == {"strategy", *WORKLOADS} == {"strategy", *EVERYTHING}
 

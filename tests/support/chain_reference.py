@@ -110,12 +110,12 @@ def attention_mixture(graph: OracleGraph, config: DraftConfig, sequence: Sequenc
     ends = [tuple(sequence[-order:]) for order in range(min(graph.max_order, len(sequence)), 0, -1)]
     known = [end for end in ends if end in graph.context_index]
     scores = [
-        config.attention_order * len(end)
-        + config.attention_count * math.log(1 + graph.ngram_counts[end])
-        - config.attention_entropy * entropy([count for _, count in sorted(graph.context_index[end].items())])
+        len(end)
+        + 0.25 * math.log(1 + graph.ngram_counts[end])
+        - 0.5 * entropy([count for _, count in sorted(graph.context_index[end].items())])
         for end in known
     ]
-    weights = [math.exp((score - max(scores)) / config.attention_temperature) for score in scores]
+    weights = [math.exp(score - max(scores)) for score in scores]
     normaliser = added(weights)
     mixture: Distribution = {}
     for end, weight in zip(known, weights, strict=True):

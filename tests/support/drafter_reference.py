@@ -87,7 +87,7 @@ class SlowDrafter:
         """Begin a sequence."""
         memory = self._memories.setdefault(tenant, Memory())
         learns = learn and self._config.max_learned_tokens > 0
-        self.sequences[session_id] = SlowSequence(memory, learns, cost if self._config.cost_aware else None)
+        self.sequences[session_id] = SlowSequence(memory, learns, cost)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
         """Take the target's top tokens after nodes of the latest draft."""

@@ -15,8 +15,11 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, StrategyName
 
 
-def drafter_of(graph: NgramGraph | None = None, learned: LearnedStore | None = None, **settings: Any) -> SessionDrafter:
-    return SessionDrafter(graph, DraftConfig(**{"strategy": "tree", **settings}), learned=learned)
+def drafter_of(
+    graph: NgramGraph | None = None, learned: LearnedStore | None = None, num_threads: int = 0, **settings: Any
+) -> SessionDrafter:
+    config = DraftConfig(**{"strategy": "tree", **settings})
+    return SessionDrafter(graph, config, learned=learned, num_threads=num_threads)
 
 
 def draft_of(

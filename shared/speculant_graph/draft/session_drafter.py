@@ -73,6 +73,7 @@ class SessionDrafter:
         calibration: _core.Calibration | None = None,
         learned: LearnedStore | None = None,
         vocabulary_size: int | None = None,
+        num_threads: int = 0,
         read_options: Callable[[bytes], DraftOptions] = _no_messages,
     ) -> None:
         """Make a drafter without sequences.
@@ -84,6 +85,8 @@ class SessionDrafter:
                 else what the graph was built with.
             learned: what earlier sequences accepted; a store in memory by default.
             vocabulary_size: without a graph, the size of the vocabulary if it is known.
+            num_threads: threads that draft for a large batch; 0: one per core that the process may use. Drafts are the
+                same.
             read_options: reads options as they travel, for steps that the core answers.
 
         Raises:
@@ -108,7 +111,7 @@ class SessionDrafter:
             vocabulary_size,
             self.calibration,
             self.config.max_session_tokens,
-            self.config.threads or num_cores(),
+            num_threads or num_cores(),
             partial(_settings_of_message, read_options, self.config, graph is not None),
             make_draft,
         )

@@ -14,6 +14,9 @@ FROM_GRAPH: tuple[StrategyName, ...] = ("greedy", "sampling")
 
 STRATEGIES: tuple[StrategyName, ...] = ("greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam")
 """Of n-grams, in the order of their numbers on the wire, from 1. ``model`` is a verifier's own."""
+ATTENTION = (1.0, 0.25, 0.5, 1.0)
+"""Mixing by attention: a context's score is the first times its order, plus the second times ln(1 + its count), minus
+the third times the entropy of its successors in nats; the scores are divided by the fourth before the softmax."""
 _SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independent")
 
 
@@ -32,7 +35,6 @@ def core_settings(config: DraftConfig, options: DraftOptions = DEFAULT_OPTIONS) 
         options: what no setting is: siblings, whether proposals are left out, and the least path probability.
     """
     has_session = "session" in config.sources
-    weights = (config.attention_order, config.attention_count, config.attention_entropy, config.attention_temperature)
     return DraftSettings(
         strategy=STRATEGIES.index(config.strategy) + 1,
         siblings=_SIBLINGS.index(options.siblings),
@@ -43,8 +45,8 @@ def core_settings(config: DraftConfig, options: DraftOptions = DEFAULT_OPTIONS) 
             "learned" in config.sources and config.max_learned_tokens > 0,
             "recycled" in config.sources,
         ),
-        attention=None if config.mixing == "longest" else weights,
-        is_cost_aware=config.cost_aware,
+        attention=None if config.mixing == "longest" else ATTENTION,
+        is_cost_aware=True,
         is_calibrated=config.strategy in CALIBRATED,
         max_depth=config.max_depth,
         max_branches=config.max_branches,

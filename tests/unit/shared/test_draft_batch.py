@@ -136,7 +136,7 @@ def test_distributions_are_limited(drafter: SessionDrafter) -> None:
     ids=repr,
 )
 def test_drafts_of_threads_are_those_of_one(graph: NgramGraph, options: DraftOptions, threads: int) -> None:
-    alone, together = drafter_of(graph, threads=1), drafter_of(graph, threads=threads)
+    alone, together = drafter_of(graph, num_threads=1), drafter_of(graph, num_threads=threads)
     count = 41
     for drafter in (alone, together):
         for number in range(count):
@@ -155,7 +155,7 @@ def test_drafts_of_threads_are_those_of_one(graph: NgramGraph, options: DraftOpt
 
 
 def test_a_process_that_was_forked_drafts_on_threads_of_its_own(graph: NgramGraph) -> None:
-    drafter = drafter_of(graph, threads=2)
+    drafter = drafter_of(graph, num_threads=2)
     for number in range(32):
         drafter.open(number)
         drafter.accept(number, CORPUS[number : 2 * number + 9])

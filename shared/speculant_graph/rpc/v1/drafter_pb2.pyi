@@ -83,7 +83,7 @@ SEQUENCE_STATUS_OUT_OF_SYNC: SequenceStatus
 SEQUENCE_STATUS_INVALID_TOKEN: SequenceStatus
 
 class StrategyOptions(_message.Message):
-    __slots__ = ("strategy", "max_depth", "max_branches", "min_path_probability", "max_candidates", "mixing", "sources", "beam_width", "filler_top_k", "stop_if_unknown", "omit_proposals", "cost_aware", "coupling", "siblings", "temperature", "attention_order", "attention_count", "attention_entropy", "attention_temperature", "nasd_order")
+    __slots__ = ("strategy", "max_depth", "max_branches", "min_path_probability", "max_candidates", "mixing", "sources", "beam_width", "filler_top_k", "stop_if_unknown", "omit_proposals", "coupling", "siblings", "temperature", "nasd_order")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
@@ -95,14 +95,9 @@ class StrategyOptions(_message.Message):
     FILLER_TOP_K_FIELD_NUMBER: _ClassVar[int]
     STOP_IF_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     OMIT_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
-    COST_AWARE_FIELD_NUMBER: _ClassVar[int]
     COUPLING_FIELD_NUMBER: _ClassVar[int]
     SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    ATTENTION_ORDER_FIELD_NUMBER: _ClassVar[int]
-    ATTENTION_COUNT_FIELD_NUMBER: _ClassVar[int]
-    ATTENTION_ENTROPY_FIELD_NUMBER: _ClassVar[int]
-    ATTENTION_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     NASD_ORDER_FIELD_NUMBER: _ClassVar[int]
     strategy: Strategy
     max_depth: int
@@ -115,16 +110,11 @@ class StrategyOptions(_message.Message):
     filler_top_k: int
     stop_if_unknown: bool
     omit_proposals: bool
-    cost_aware: bool
     coupling: Coupling
     siblings: Siblings
     temperature: float
-    attention_order: float
-    attention_count: float
-    attention_entropy: float
-    attention_temperature: float
     nasd_order: int
-    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., max_candidates: _Optional[int] = ..., mixing: _Optional[_Union[Mixing, str]] = ..., sources: _Optional[int] = ..., beam_width: _Optional[int] = ..., filler_top_k: _Optional[int] = ..., stop_if_unknown: bool = ..., omit_proposals: bool = ..., cost_aware: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ..., attention_order: _Optional[float] = ..., attention_count: _Optional[float] = ..., attention_entropy: _Optional[float] = ..., attention_temperature: _Optional[float] = ..., nasd_order: _Optional[int] = ...) -> None: ...
+    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., max_candidates: _Optional[int] = ..., mixing: _Optional[_Union[Mixing, str]] = ..., sources: _Optional[int] = ..., beam_width: _Optional[int] = ..., filler_top_k: _Optional[int] = ..., stop_if_unknown: bool = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ..., nasd_order: _Optional[int] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("graph", "session_ids", "positions", "context_lengths", "context_tokens", "node_budgets", "options", "seeds", "feedback_draft_ids", "feedback_row_counts", "feedback_nodes", "feedback_width", "feedback_tokens")

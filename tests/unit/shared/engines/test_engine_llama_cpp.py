@@ -48,7 +48,7 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path, content: bytes | None) 
 def test_texts_come_one_after_another(gguf: Path, fingerprint: Fingerprint, tmp_path: Path) -> None:
     graph = tmp_path / "graph.pkl"
     build_from_token_ids(_TEXT, fingerprint).save(graph)
-    draft = SpeculantDraft(gguf, 6, graph_path=graph, draft={"cost_aware": True})
+    draft = SpeculantDraft(gguf, 6, graph_path=graph, draft={"max_depth": 24})
     draft.sessions._cost = None  # whole drafts
     text = np.array([*range(10, 16)], np.intc)
     assert draft(text).tolist() == [16, 17, 18, 19, 20, 21]
