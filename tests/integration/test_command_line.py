@@ -132,7 +132,6 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["probe", ", "], "probe: ADDRESS is empty; give unix:///path/to.sock or host:port"),
         (["generate", "x", "--graph", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
         (["verifier", "--graph-path", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
-        (["completion", "tcsh"], "completion: SHELL: must be 'bash', 'zsh' or 'fish' (got 'tcsh')"),
         (["admin", "lsit"], "admin: ACTION: must be 'list', 'load',"),
     ],
 )

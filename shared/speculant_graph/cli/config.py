@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import SecretStr
-from pydantic_settings import EnvSettingsSource
+from pydantic_settings import CliPositionalArg, EnvSettingsSource
 
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import (
@@ -25,7 +25,6 @@ from speculant_graph.config import (
 )
 from speculant_graph.config_base import Config
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
-from speculant_graph.errors import ConfigError
 from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings
 from speculant_graph.settings_errors import variable_of
 
@@ -36,6 +35,8 @@ _DEFAULT = "default"
 class ShowSettings(CommandSettings):
     """Show all settings as environment and configuration file make them, as TOML that could be saved."""
 
+    action: CliPositionalArg[Literal["show"]] = "show"
+    """What to do."""
     section: (
         Literal[
             "graph", "draft", "draft_model", "verifier", "record", "train", "generation", "client", "server", "service"
@@ -78,15 +79,10 @@ def run(arguments: Sequence[str]) -> int:
     """Print the settings.
 
     Raises:
-        ConfigError: there is no such subcommand, or a setting is wrong.
+        ConfigError: a setting is wrong.
     """
-    if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_HELP)
-        return 0
-    if arguments[0] != "show":
-        raise ConfigError(f"there is no 'config {arguments[0]}'; it may be: show")
-    options = load_settings(ShowSettings, "config show", arguments[1:])
-    shown = _collect(config_file(arguments[1:]))
+    options = load_settings(ShowSettings, "config", arguments)
+    shown = _collect(config_file(arguments))
     if options.section is not None:
         shown = {options.section: shown[options.section]}
     sys.stdout.write(_as_json(shown) if options.json_output else _as_toml(shown))
@@ -94,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _collect(path: Path | None) -> dict[str, dict[str, _Shown]]:
-    settings = load_settings(AllSettings, "config show", [] if path is None else [f"--config={path}"])
+    settings = load_settings(AllSettings, "config", [] if path is None else [f"--config={path}"])
     in_file = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
     in_environment = EnvSettingsSource(AllSettings)()
     shown: dict[str, dict[str, _Shown]] = {}
@@ -168,11 +164,3 @@ def _toml_character(character: str) -> str:
     if character in '"\\':
         return f"\\{character}"
     return character if character.isprintable() else f"\\U{ord(character):08x}"
-
-
-_HELP = (
-    "usage: speculant config show [--section SECTION] [--config FILE] [--json]\n\n"
-    "Show all settings as environment and configuration file make them, and where each comes from.\n"
-    "The output is TOML that could be saved as speculant.toml; secrets are masked.\n\n"
-    f"sections: {', '.join(SECTIONS)}\n"
-)

@@ -1,1 +1,0 @@
-"""Scripts that complete commands, one file for each shell."""
