@@ -37,8 +37,6 @@ class GraphConfig(Config):
     """Characters tokenised at a time. Larger is faster and takes more memory; the graph is the same."""
     hf_token: SecretStr | None = None
     """Access token for gated tokenizers on the hub."""
-    encoding: str = "utf-8"
-    """Text encoding of the corpus files."""
     text_field: str = "text"
     """Field of JSON and JSON Lines records that holds the text; dots lead into nested objects."""
     token_ids_field: str = ""
@@ -51,9 +49,6 @@ class GraphConfig(Config):
     """What an unreadable file does: stop the build, or be left out and listed. A missing one always stops it."""
     document_boundaries: bool = False
     """Count no n-gram that crosses from one document (file or JSON record) into the next."""
-    calibrate: bool = True
-    """Hold out a slice of the corpus for a moment and learn from it how far contexts can be trusted. What is learned
-    is kept in the graph file; the graph is the same."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
     """Most memory a build may take, such as 2GB; corpora may be larger. Mapped files don't count."""
     jobs: Annotated[int, Field(ge=0, le=1_024)] = 0

@@ -47,7 +47,7 @@ def first_tokens(
     Raises:
         CorpusError: a file can't be read, or there is no text.
     """
-    tokenizer.speed_up(sample_texts(files, config.encoding))
+    tokenizer.speed_up(sample_texts(files))
     pieces: list[UInt32Array] = []
     found = 0
     for piece in _pieces(tokenizer, files, config):

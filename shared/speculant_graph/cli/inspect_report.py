@@ -136,7 +136,6 @@ def coverage_of(
         config: how it is read.
 
     Raises:
-        ConfigError: the encoding does not exist.
         CorpusError: the text can't be read.
     """
     config = config.model_copy(update={"document_boundaries": graph.metadata.document_boundaries})

@@ -31,7 +31,7 @@ class Document:
 
 
 def read_documents(
-    source: Source, encoding: str, text_field: str, token_ids_field: str = "", vocabulary_size: int = 0
+    source: Source, text_field: str, token_ids_field: str = "", vocabulary_size: int = 0
 ) -> Iterator[Document]:
     """Stream the documents of a file, whose name says how it is read; all of the file has been read at the end.
 
@@ -41,20 +41,18 @@ def read_documents(
 
     Args:
         source: the file.
-        encoding: text encoding of all but PDF.
         text_field: where a record has its text; dots lead into nested objects, unless it has a field of that very name.
         token_ids_field: where a record has its token ids, in the same way; then no text of records is read.
         vocabulary_size: such ids must be below.
 
     Raises:
-        ConfigError: the encoding does not exist, or is none of texts.
         CorpusError: the file can't be read, unpacked, decoded or parsed; the message names file, place and remedy.
         ModuleNotFoundError: the module that reads such files is not installed.
     """
     if source.suffix == ".pdf":
         yield Document(source.label, iter([_read_pdf(source)]))
         return
-    texts = read_text(source.blocks(), source.label, encoding)
+    texts = read_text(source.blocks(), source.label)
     if source.suffix in {".jsonl", ".ndjson", ".json"}:
         read_records = read_json if source.suffix == ".json" else read_json_lines
         for label, record in read_records(texts, source.label):

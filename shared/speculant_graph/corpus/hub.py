@@ -34,57 +34,25 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
     patience_s = _patience_s()  # first: the library stumbles over a wrong one when it is imported
     if os.path.isdir(name):
         return False
-    if os.path.exists(name):
-        raise ConfigError(f"{name} is a file; set {setting} to the folder it is in")
-    if _is_plainly_a_path(name):
+    if os.path.exists(name) or name.startswith((os.sep, ".", "~")) or name.count("/") > 1:
         raise ConfigError(f"there is no folder {name}; set {setting} to one")
     with needed_for("fetching from the hub", "build"):
         from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            HfHubHTTPError,
-            HFValidationError,
-            OfflineModeIsEnabled,
-            RepositoryNotFoundError,
-        )
-
-    def is_cached() -> bool:
-        return any(isinstance(try_to_load_from_cache(name, file), str) for file in _FILES)
-
-    nowhere = f"there is no folder {name} here"
-    remedy = f"set {setting} to the path of a folder"
-    parent = os.path.dirname(name)
-    if parent and os.path.isdir(parent) and not is_cached():
-        raise ConfigError(f"{nowhere}, and with a folder {parent} the hub is not asked; {remedy}")
+        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
     try:
         get_hf_file_metadata(hf_hub_url(name, _FILES[-1]), token=hf_token, timeout=patience_s)
-    except HFValidationError as error:
-        raise ConfigError(f"{nowhere}, and none of this name can be on the hub; {remedy} or to a hub name") from error
-    except GatedRepoError as error:
-        if not is_cached():
-            raise ConfigError(
-                f"{name} on the hub needs permission; accept its licence and set {_token_setting(setting)}"
-            ) from error
-    except RepositoryNotFoundError as error:
-        if not is_cached():
-            raise ConfigError(
-                f"{nowhere}, and none of this name on the hub for you; {remedy} or a hub name, "
-                f"with {_token_setting(setting)} if it is private"
-            ) from error
-    except HfHubHTTPError:
-        pass  # it answers: whether the files are there shows when they are fetched
-    except OfflineModeIsEnabled as error:
-        if not is_cached():
-            raise ConfigError(
-                f"{nowhere} and no copy in the hub's cache, and HF_HUB_OFFLINE keeps the hub from being asked; {remedy}"
-            ) from error
-        return True
     except Exception as error:  # of the HTTP library, which is another one with other releases of huggingface_hub
-        if not is_cached():
-            raise ConfigError(
-                f"{nowhere}, and the hub can't be reached ({first_line(error)}); {remedy}, or mend the network"
-            ) from error
-        return True
+        if isinstance(error, HfHubHTTPError) and not isinstance(error, GatedRepoError | RepositoryNotFoundError):
+            return False  # the hub answers: whether the files are there shows when they are fetched
+        is_name = not isinstance(error, ValueError)
+        if is_name and any(isinstance(try_to_load_from_cache(name, file), str) for file in _FILES):
+            return True
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        token_setting = f"{setting.rpartition('.')[0]}.hf-token"
+        raise ConfigError(
+            f"there is no folder {name} here, and the hub does not give it ({reason}); "
+            f"set {setting} to a folder or a hub name, with {token_setting} and an accepted licence if it asks for them"
+        ) from error
     return False
 
 
@@ -117,11 +85,3 @@ def sentence(error: BaseException) -> str:
     """Return the same with a full stop, for a sentence to follow."""
     text = first_line(error)
     return text if text[-1] in ".!?" else f"{text}."
-
-
-def _is_plainly_a_path(name: str) -> bool:
-    return name.startswith((os.sep, ".", "~")) or name.count("/") > 1
-
-
-def _token_setting(setting: str) -> str:
-    return f"{setting.rpartition('.')[0]}.hf-token"

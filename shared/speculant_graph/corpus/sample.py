@@ -12,7 +12,7 @@ _NUM_PLACES = 16
 _PLACE_BYTES = 1 << 14
 
 
-def sample_texts(files: Sequence[Path], encoding: str) -> Iterator[str]:
+def sample_texts(files: Sequence[Path]) -> Iterator[str]:
     """Return texts from places spread evenly over the stored bytes of all files.
 
     Whatever does not decode is left out. Files that can be read only once, and those that do not hold their text
@@ -20,7 +20,6 @@ def sample_texts(files: Sequence[Path], encoding: str) -> Iterator[str]:
 
     Args:
         files: the corpus; files that are gone or can't be read are passed over as well.
-        encoding: their text encoding.
     """
     plain = [file for file in files if os.path.isfile(file) and _holds_its_text(file)]
     sizes = [os.path.getsize(file) for file in plain]
@@ -32,7 +31,7 @@ def sample_texts(files: Sequence[Path], encoding: str) -> Iterator[str]:
         offsets = [target - begin for target in targets if begin <= target < begin + size]
         begin += size
         if offsets:
-            yield from _texts_at(file, offsets, encoding)
+            yield from _texts_at(file, offsets)
 
 
 def _holds_its_text(file: Path) -> bool:
@@ -40,11 +39,11 @@ def _holds_its_text(file: Path) -> bool:
     return not packing and suffix != ".pdf"
 
 
-def _texts_at(file: Path, offsets: Sequence[int], encoding: str) -> Iterator[str]:
+def _texts_at(file: Path, offsets: Sequence[int]) -> Iterator[str]:
     try:
         with file.open("rb") as stream:
             for offset in offsets:
                 stream.seek(offset)
-                yield stream.read(_PLACE_BYTES).decode(encoding, errors="ignore")
-    except (OSError, ValueError, LookupError):  # reported where the corpus itself is read
+                yield stream.read(_PLACE_BYTES).decode(errors="ignore")
+    except OSError:  # reported where the corpus itself is read
         return

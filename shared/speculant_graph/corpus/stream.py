@@ -73,20 +73,19 @@ def write_token_stream(
         tokenizer: makes the ids; it is sped up on the way if the corpus is large enough to gain by it.
         files: what to read, in this order.
         path: the file to write; it is removed if anything is raised.
-        config: ``chunk_size``, ``encoding``, ``text_field``, ``token_ids_field``, ``on_error``,
+        config: ``chunk_size``, ``text_field``, ``token_ids_field``, ``on_error``,
             ``document_boundaries`` (one :data:`DOCUMENT_SEPARATOR` between documents) and ``jobs`` are used; what
             special tokens are is the tokenizer's.
         on_progress: told the bytes of files whose tokens are written, and the number of these tokens.
 
     Raises:
-        ConfigError: the encoding does not exist, or is none of texts.
         CorpusError: a file can't be read and ``on_error`` is "fail", there is no text at all, or the tokenizer makes
             nothing of it.
         GraphError: the stream can't be written.
         ModuleNotFoundError: a module that is needed is not installed.
     """
     if _is_fast(tokenizer) or _is_large(files):
-        tokenizer.speed_up(sample_texts(files, config.encoding))
+        tokenizer.speed_up(sample_texts(files))
     num_threads = config.jobs or os.cpu_count() or 1
     with StreamWriter(
         path,
@@ -192,7 +191,7 @@ class _Corpus:
 def documents_of(source: Source, config: GraphConfig, tokenizer: CorpusTokenizer) -> Iterator[Document]:
     """Stream the documents of a file as :func:`~speculant_graph.corpus.documents.read_documents` does, by settings."""
     size = tokenizer.fingerprint.vocabulary_size
-    return read_documents(source, config.encoding, config.text_field, config.token_ids_field, size)
+    return read_documents(source, config.text_field, config.token_ids_field, size)
 
 
 def items_of(

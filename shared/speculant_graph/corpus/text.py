@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 
-from speculant_graph.errors import ConfigError, CorpusError
+from speculant_graph.errors import CorpusError
 
 # GPT-style pre-tokenizers split text into words first, and no token crosses a word. Two places begin a word
 # in all of them, whatever is around: the space between two letters, and a letter after a newline. That
@@ -19,30 +19,26 @@ _CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
 # successors begin a word at these as well: a lone space, and whatever visible but "/" follows a newline.
 _RARE_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=[^\s/])")
 _PATIENCE = 1 << 18
-# Of single names on the internet; Python counts them as text encodings.
-_CODECS_OF_NAMES = frozenset({"idna", "punycode"})
 
 
-def read_text(blocks: Iterable[bytes], label: str, encoding: str) -> Iterator[str]:
-    r"""Stream the characters of a file; line ends are read as ``\n``, a byte order mark is left out.
+def read_text(blocks: Iterable[bytes], label: str) -> Iterator[str]:
+    r"""Stream the characters of a UTF-8 file; line ends are read as ``\n``, a byte order mark is left out.
 
     Args:
         blocks: the file's bytes, none of them empty.
         label: the file's name for messages.
-        encoding: any text encoding that Python has.
 
     Raises:
-        ConfigError: the encoding does not exist, or is none of texts.
-        CorpusError: the file is not in this encoding, or is no text at all.
+        CorpusError: the file is not UTF-8, or is no text at all.
     """
-    decoder = _decoder(encoding)
+    decoder = codecs.getincrementaldecoder("utf-8")()
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     offset = held_bytes = 0
-    mark = "\ufeff" if codecs.lookup(encoding).name == "utf-8" else ""
+    mark = "\ufeff"
     try:
         for block in blocks:
-            if offset == 0 and b"\0" in block and "\0a".encode(encoding) == b"\0a":
-                raise CorpusError(f"{label}: looks binary; leave it out, or set --graph.encoding if it is text")
+            if offset == 0 and b"\0" in block:
+                raise CorpusError(f"{label}: looks binary; leave it out, or convert it to UTF-8 if it is text")
             text = decoder.decode(block)
             if mark and text:
                 text, mark = text.removeprefix(mark), ""
@@ -50,23 +46,11 @@ def read_text(blocks: Iterable[bytes], label: str, encoding: str) -> Iterator[st
             held_bytes = len(decoder.getstate()[0])
             yield newlines.decode(text)
         yield newlines.decode(decoder.decode(b"", final=True), final=True)
-    except UnicodeError as error:
-        place, reason = "", str(error)
-        if isinstance(error, UnicodeDecodeError):
-            place, reason = f"byte {offset - held_bytes + error.start} ", error.reason
+    except UnicodeDecodeError as error:
+        position = offset - held_bytes + error.start
         raise CorpusError(
-            f"{label}: {place}is not {encoding} ({reason}); set --graph.encoding to the encoding of the file"
+            f"{label}: byte {position} is not UTF-8 ({error.reason}); convert the file first, as by 'iconv -t UTF-8'"
         ) from error
-
-
-def _decoder(encoding: str) -> codecs.IncrementalDecoder:
-    try:
-        "".encode(encoding)
-        if codecs.lookup(encoding).name in _CODECS_OF_NAMES:
-            raise LookupError(encoding)
-        return codecs.getincrementaldecoder(encoding)()
-    except (LookupError, ValueError) as error:
-        raise ConfigError(f"{encoding!r} is no text encoding; set --graph.encoding, for example to utf-8") from error
 
 
 def may_be_cut(token: str) -> bool:

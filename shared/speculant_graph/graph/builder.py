@@ -102,14 +102,14 @@ class GraphBuilder:
             corpus: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
             output: the graph file.
             progress: told about every step.
-            calibrate: learns from the tokens how far contexts can be trusted, unless the setting of this name forbids
-                it; such as :func:`~speculant_graph.draft.pretraining.pretrain`.
+            calibrate: learns from the tokens how far contexts can be trusted, such
+                as :func:`~speculant_graph.draft.pretraining.pretrain`.
 
         Returns:
             The graph, mapped from the file.
 
         Raises:
-            ConfigError: the tokenizer can't be loaded or the encoding does not exist.
+            ConfigError: the tokenizer can't be loaded.
             CorpusError: a file can't be read, or there is no text.
             GraphError: there are more tokens than a graph can hold.
             GraphFileError: the file can't be written.
@@ -153,7 +153,7 @@ class GraphBuilder:
             )
             encoder = tokenizer.encoder
             del tokenizer  # hundreds of megabytes that counting can use
-        if calibrate is not None and self.config.calibrate:
+        if calibrate is not None:
             report(BuildProgress("calibrate", 0, 0, stream.num_tokens))
             with watch.measuring("calibrate"):
                 calibration = calibrate(stream.path, metadata, int(self.config.memory), self.jobs)
@@ -192,7 +192,7 @@ class GraphBuilder:
             The graph.
 
         Raises:
-            ConfigError: the tokenizer can't be loaded or the encoding does not exist.
+            ConfigError: the tokenizer can't be loaded.
             CorpusError: a file can't be read, or there is no text.
             GraphError: there are more tokens than a graph can hold.
             GraphFileError: the folder for temporary files has no room.

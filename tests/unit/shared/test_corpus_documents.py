@@ -29,8 +29,8 @@ JSON_VALUES = st.recursive(
 )
 
 
-def _texts(path: Path, encoding: str = "utf-8", text_field: str = "text") -> list[str]:
-    return ["".join(document.texts) for document in read_documents(Source(path), encoding, text_field)]
+def _texts(path: Path, text_field: str = "text") -> list[str]:
+    return ["".join(document.texts) for document in read_documents(Source(path), text_field)]
 
 
 def _file(path: Path, data: bytes) -> Path:
@@ -53,7 +53,7 @@ def test_packed_files_are_unpacked_and_digested_as_stored(
     data = pack(text.encode()[:700]) + pack(b"") + pack(text.encode()[700:])  # archives may be appended to
     path = _file(tmp_path / f"a.txt{packing}", data)
     source = Source(path)
-    assert "".join("".join(document.texts) for document in read_documents(source, "utf-8", "text")) == text
+    assert "".join("".join(document.texts) for document in read_documents(source, "text")) == text
     assert source.describe() == CorpusFile(str(path), len(data), hashlib.sha256(data).hexdigest())
 
 
@@ -102,7 +102,7 @@ def test_damaged_archives_are_errors(tmp_path: Path, packing: str) -> None:
             _texts(_file(path, damaged))
     flipped = bytearray(data)
     flipped[len(data) // 2] ^= 0xFF
-    with pytest.raises(CorpusError, match=r"damaged archive|is not utf-8|looks binary"):
+    with pytest.raises(CorpusError, match=r"damaged archive|is not UTF-8|looks binary"):
         _texts(_file(path, bytes(flipped)))
     assert _texts(_file(path, b"")) == [""]
 
@@ -115,7 +115,7 @@ def test_missing_files_are_one_line(tmp_path: Path) -> None:
 def test_standard_input_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é {}".encode()), encoding="utf-8"))
     source = Source(Path("-"))
-    assert ["".join(document.texts) for document in read_documents(source, "utf-8", "text")] == ["é {}"]
+    assert ["".join(document.texts) for document in read_documents(source, "text")] == ["é {}"]
     assert source.describe() == CorpusFile("-", 5, hashlib.sha256("é {}".encode()).hexdigest())
 
 
@@ -156,14 +156,9 @@ def test_text_fields_may_have_dots_in_their_names(tmp_path: Path) -> None:
         ("1" * 5_000, r"line 2: is no JSON|line 2: a number where an object"),
         ("3", r"line 2: a number where an object with field 'a\.b' should be"),
         ("null", r"line 2: null where"),
-        ('["x"]', r"line 2: a list where"),
         ('{"b": 1, "c": 2}', r"line 2: no field 'a\.b' \(there are: b, c\); set --graph\.text-field"),
-        ('{"a": {"x": 1}}', r"line 2: no field 'a\.b' \(there are: x\)"),
-        ('{"a": {}}', r"line 2: no field 'a\.b' \(there are: none\)"),
-        ('{"a": "text"}', r"line 2: a string where an object with field 'a\.b'"),
         ('{"a": {"b": null}}', r"line 2: field 'a\.b' is null, not text"),
         ('{"a": {"b": ["x", 1]}}', r"line 2: field 'a\.b' is a list, not text"),
-        ('{"a": {"b": true}}', r"line 2: field 'a\.b' is a truth value, not text"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
@@ -176,7 +171,7 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
 def test_token_ids_of_records(tmp_path: Path) -> None:
     lines = b'{"a": {"ids": [3, 0, 9]}}\n{"a.ids": [1], "a": 2}\n{"a": {"ids": []}, "text": 5}\n'
     source = Source(_file(tmp_path / "a.jsonl", lines))
-    documents = list(read_documents(source, "utf-8", "text", "a.ids", 10))
+    documents = list(read_documents(source, "text", "a.ids", 10))
     assert [document.token_ids.tolist() for document in documents if document.token_ids is not None] == [
         [3, 0, 9],
         [1],
@@ -184,7 +179,7 @@ def test_token_ids_of_records(tmp_path: Path) -> None:
     ]
     assert [list(document.texts) for document in documents] == [[], [], []]
     plain = Source(_file(tmp_path / "a.txt", b"text all the same"))
-    assert [document.token_ids for document in read_documents(plain, "utf-8", "text", "ids", 10)] == [None]
+    assert [document.token_ids for document in read_documents(plain, "text", "ids", 10)] == [None]
 
 
 @pytest.mark.parametrize(
@@ -195,8 +190,6 @@ def test_token_ids_of_records(tmp_path: Path) -> None:
         ('{"ids": "1 2"}', "field 'ids' is a string, not a list of token ids; set --graph.token-ids-field"),
         ('{"ids": [1, true]}', "item 1 of field 'ids' is a truth value, not a token id; set"),
         ('{"ids": [1.0]}', "item 0 of field 'ids' is a fraction, not a token id; set"),
-        ('{"ids": ["1"]}', "item 0 of field 'ids' is a string, not a token id; set"),
-        ('{"ids": [[1]]}', "item 0 of field 'ids' is a list, not a token id; set"),
         ('{"ids": [9, 10]}', r"item 1 of field 'ids' is none of the ids 0 to 9; set --graph\.tokenizer-name"),
         ('{"ids": [-1]}', "item 0 of field 'ids' is none of the ids 0 to 9; set"),
         (f'{{"ids": [{2**70}]}}', "item 0 of field 'ids' is none of the ids 0 to 9; set"),
@@ -209,7 +202,7 @@ def test_records_without_proper_token_ids_are_named(tmp_path: Path, record: str,
     ):
         path = _file(tmp_path / name, content.encode())
         with pytest.raises(CorpusError, match=f"^{path}: {place}: {message}") as caught:
-            list(read_documents(Source(path), "utf-8", "text", "ids", 10))
+            list(read_documents(Source(path), "text", "ids", 10))
         assert "\n" not in str(caught.value)
 
 
@@ -283,9 +276,7 @@ def test_pdf_pages_are_joined(tmp_path: Path) -> None:
     data = _pdf("First page", "Second page")
     path = _file(tmp_path / "a.pdf", data)
     source = Source(path)
-    assert ["".join(document.texts) for document in read_documents(source, "utf-16", "text")] == [
-        "First page\nSecond page"
-    ]
+    assert ["".join(document.texts) for document in read_documents(source, "text")] == ["First page\nSecond page"]
     assert source.describe().sha256 == hashlib.sha256(data).hexdigest()
     assert _texts(_file(tmp_path / "a.pdf.gz", gzip.compress(data))) == ["First page\nSecond page"]
 

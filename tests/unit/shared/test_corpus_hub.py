@@ -99,18 +99,17 @@ def test_a_hub_is_asked_and_what_it_gave_is_there_without_it(tokenizer_folder: P
     with hub(tokenizer_folder) as (endpoint, asked):
         revision, unknown, locked = load(tmp_path, endpoint, "somebody/something", "nobody", "somebody/locked")
         assert revision == COMMIT
-        assert unknown.startswith("there is no folder nobody here, and none of this name on the hub for you; set --gr")
-        assert locked.endswith("needs permission; accept its licence and set --graph.hf-token")
+        assert unknown.startswith("there is no folder nobody here, and the hub does not give it (RepositoryNotFound")
+        assert "(GatedRepoError: " in locked
+        assert "with --graph.hf-token and an accepted licence" in locked
         num_asked = len(asked)
-        (tmp_path / "mine").mkdir()
-        for said in load(tmp_path, endpoint, "./nothing", "a/b/c", "/no/folder", "mine/nothing", "no name"):
-            assert said.startswith("there is no folder ")
+        for said in load(tmp_path, endpoint, "./nothing", "a/b/c", "/no/folder", "no name"):
+            assert "there is no folder " in said
             assert "set --graph.tokenizer-name to" in said
         assert len(asked) == num_asked
     # The port is closed now.
     (unknown,) = load(tmp_path, endpoint, "nobody/nothing")
-    assert unknown.startswith("there is no folder nobody/nothing here, and the hub can't be reached (")
-    assert unknown.endswith("; set --graph.tokenizer-name to the path of a folder, or mend the network")
+    assert unknown.startswith("there is no folder nobody/nothing here, and the hub does not give it (Connect")
     (tmp_path / "somebody").mkdir()
     assert load(tmp_path, endpoint, "somebody/something") == [COMMIT]
     for patience in ("soon", "", "0", "2.5"):
@@ -128,14 +127,14 @@ def test_a_hub_that_says_nothing_is_not_waited_for(tokenizer_folder: Path, tmp_p
         names = ("somebody/something", "somebody/else")
         revision, unknown = load(tmp_path, endpoint, *names, HF_HUB_ETAG_TIMEOUT="1")
     assert revision == COMMIT
-    assert "the hub can't be reached" in unknown
+    assert "Timeout" in unknown
 
 
 def test_a_hub_that_may_not_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^there is no folder nobody here .* HF_HUB_OFFLINE .*; set --model to the"):
+    with pytest.raises(ConfigError, match=r"^there is no folder nobody here, .*\(OfflineModeIsEnabled: "):
         only_local("nobody", "--model")
     file = tmp_path / "model.safetensors"
     file.touch()
-    with pytest.raises(ConfigError, match=r"is a file; set --model to the folder it is in$"):
+    with pytest.raises(ConfigError, match=r"there is no folder .*; set --model to one$"):
         only_local(str(file), "--model")
     assert not only_local(str(tmp_path), "--model")

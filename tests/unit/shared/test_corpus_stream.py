@@ -24,7 +24,7 @@ from speculant_graph.corpus import stream as stream_module
 from speculant_graph.corpus.files import STANDARD_INPUT, CorpusFile, SkippedFile
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, TokenStream, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError, CorpusError, GraphError
+from speculant_graph.errors import CorpusError, GraphError
 
 DOCUMENTS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\ufeff"), max_size=60)
 
@@ -269,12 +269,10 @@ def test_large_corpora_are_sped_up(
     assert ids_of(stream) == expected_ids(tokenizer, ["x" * size for size in sizes])
 
 
-def test_settings_and_missing_modules_stop_the_build_even_if_files_are_skipped(
+def test_missing_modules_stop_the_build_even_if_files_are_skipped(
     tmp_path: Path, tokenizer: CorpusTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = write(tmp_path, {"a.txt": "text", "b.zst": b""})
-    with pytest.raises(ConfigError, match="no text encoding"):
-        write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(encoding="no-such", on_error="skip"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install"):
         write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(on_error="skip"))

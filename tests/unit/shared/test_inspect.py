@@ -129,11 +129,9 @@ def test_coverage_of_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_coverage_reads_as_a_build_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph, text = folder / "g.pkl", folder / "latin.txt"
     text.write_bytes("the value of a\nthe válue of b\n".encode("latin-1"))
-    with pytest.raises(CorpusError, match=r"is not utf-8 .*; set --graph\.encoding"):
+    with pytest.raises(CorpusError, match=r"is not UTF-8 .*; convert the file first"):
         run([str(graph), "--coverage", str(text)])
-    _, report = inspect(capsys, graph, "--coverage", text, "--graph.encoding", "latin-1")
     tokenizer = CorpusTokenizer.load(folder / "tokenizer")
-    assert report["coverage"]["tokens"] == len(tokenizer.encode(text.read_text("latin-1")))  # type: ignore[index]
     (folder / "records.jsonl").write_text('{"body": "the value of a"}\n', encoding="utf-8")
     (folder / "records").mkdir()
     text.rename(folder / "records" / text.name)

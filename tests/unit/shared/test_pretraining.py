@@ -36,7 +36,7 @@ from speculant_graph.graph.metadata import MAX_CALIBRATION_BYTES, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph, save_graph
 from support.damage import rewrite
-from support.graphs import assert_same_arrays, fingerprint, graph_of
+from support.graphs import fingerprint, graph_of
 
 VOCABULARY_SIZE = 60
 MEMORY = 2_000_000_000
@@ -239,7 +239,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "text.txt"
 
 
-def test_a_build_calibrates_unless_it_is_told_not_to(
+def test_a_build_calibrates(
     corpus: Path, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def built(*more: object) -> tuple[NgramGraph, int]:
@@ -254,11 +254,6 @@ def test_a_build_calibrates_unless_it_is_told_not_to(
     assert main(["inspect", str(tmp_path / "graph.pkl"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["calibration_bytes"] == num_bytes
     assert built("--jobs", 2)[0].metadata.calibration == graph.metadata.calibration
-    for refusal in ("--no-calibrate", "--no-graph.calibrate"):
-        without, num_bytes = built(refusal)
-        assert (without.metadata.calibration, num_bytes) == (b"", 0)
-    kept = NgramGraph(graph.trie, dataclasses.replace(graph.metadata, calibration=b""))
-    assert_same_arrays(kept, without)
 
 
 def test_an_update_keeps_the_calibration(corpus: Path, tmp_path: Path, plain_tokenizer_folder: Path) -> None:
@@ -273,9 +268,6 @@ def test_an_update_keeps_the_calibration(corpus: Path, tmp_path: Path, plain_tok
     assert seen == [(4 * graph.metadata.num_tokens, MEMORY, builder.jobs)]
     assert graph.metadata.calibration == b"learned"
     assert update_graph(tmp_path / "graph.pkl", corpus).metadata.calibration == b"learned"
-    refusing = GraphBuilder(plain_tokenizer_folder, 3, calibrate=False)
-    assert refusing.build(corpus, tmp_path / "graph.pkl", calibrate=calibrate).metadata.calibration == b""
-    assert len(seen) == 1
 
 
 def test_a_failing_calibration_leaves_the_old_graph(corpus: Path, tmp_path: Path, plain_tokenizer_folder: Path) -> None:
