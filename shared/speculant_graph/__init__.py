@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         ngram_assisted_speculative_generate,
     )
     from speculant_verifier.ngram_storage import INgramStorage, NGramStorage, OneLevelNGramStorage
-    from speculant_verifier.records.reader import read_records, replay_of
+    from speculant_verifier.records.database import read_records, replay_of
     from speculant_verifier.records.record import RequestRecord
     from speculant_verifier.results import GenerationResult, PhaseTimes, RecentAcceptance, StepEvent, TokenLogprobs
     from speculant_verifier.speculation import CostTable, load_or_measure
@@ -91,8 +91,8 @@ _HOMES = {
     "VerifierConfig": "speculant_graph.config",
     "load_or_measure": "speculant_verifier.speculation",
     "ngram_assisted_speculative_generate": "speculant_verifier.ngram_assisted",
-    "read_records": "speculant_verifier.records.reader",
-    "replay_of": "speculant_verifier.records.reader",
+    "read_records": "speculant_verifier.records.database",
+    "replay_of": "speculant_verifier.records.database",
     "speculant_generate": "speculant_verifier.transformers_generate",
 }
 

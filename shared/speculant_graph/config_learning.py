@@ -30,17 +30,17 @@ class DraftModelConfig(Config):
 
 
 class RecordConfig(Config):
-    """Detailed mode: whole requests in files, to find out where drafts fail and to train a draft model."""
+    """Detailed mode: whole requests in a database, to find out where drafts fail and to train a draft model."""
 
     folder: Path | None = None
-    """Write finished requests to files of this folder (JSON Lines): prompt and output as token ids, and per position
+    """Write finished requests to a SQLite database in this folder: prompt and output as token ids, and per position
     what was drafted, by what, whether it was accepted, and the target's most probable tokens. None: nothing is kept."""
     threshold: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """A request of whose emitted tokens a smaller share was drafted is a failure; others may become replay."""
     top_k: Annotated[int, Field(ge=1, le=1_024)] = 16
     """Most probable tokens of the target that are kept of a position, with their log-probabilities."""
     max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
-    """Most bytes of failures, and of replay; the oldest files are deleted."""
+    """Most bytes of failures, and of replay; the oldest are deleted."""
     replay: Annotated[int, Field(ge=0)] = 200
     """Requests of each tenant that are kept as replay, drawn uniformly from all that were no failures."""
 

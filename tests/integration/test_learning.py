@@ -20,7 +20,7 @@ from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapter_files import read_adapter
-from speculant_verifier.records.reader import read_records, replay_of
+from speculant_verifier.records.database import read_records, replay_of
 from speculant_verifier.service.learning import Learning
 from speculant_verifier.training.process import adapter_path
 from speculant_verifier.training.publishing import publish

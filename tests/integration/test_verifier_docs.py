@@ -90,5 +90,5 @@ def test_the_tables_are_complete() -> None:
     assert {row[0].strip("`") for row in rows(section(PAGE, "Rules"))} == set(get_args(RuleName))
     settings = " ".join(row[0] for row in rows(section(PAGE, "Settings of a request")))
     assert set(re.findall(r"`(\w+)`", settings)) == set(GenerationConfig.model_fields)
-    fields = " ".join(row[0] for row in rows(section(PAGE, "Detailed mode: whole requests in files")))
+    fields = " ".join(row[0] for row in rows(section(PAGE, "Detailed mode: whole requests in a database")))
     assert set(re.findall(r"`(\w+)`", fields)) == {field.name for field in dataclasses.fields(RequestRecord)}

@@ -59,7 +59,7 @@ class GenerateSettings(CommandSettings):
     client: ClientConfig = ClientConfig()
     """The drafter sidecar, if there is one."""
     record: RecordConfig = RecordConfig()
-    """Detailed mode: whole requests in files. --record DIR is short for --record.folder DIR."""
+    """Detailed mode: whole requests in a database. --record DIR is short for --record.folder DIR."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from speculant_verifier.draft_model.adapters import BASE, Adapters, described
 from speculant_verifier.draft_model.drafter import HIT_WINDOW
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.collect import RecordIdentity
-from speculant_verifier.records.reader import read_records
+from speculant_verifier.records.database import read_records
 from support.draft_models import model_drafter
 from support.lossless import Job, alone, decode
 from support.tiny_models import tiny_model

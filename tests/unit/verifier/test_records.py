@@ -18,7 +18,7 @@ from speculant_verifier.engine import Engine, Request
 from speculant_verifier.engine.records import top_logprobs
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.collect import RecordIdentity, Trace
-from speculant_verifier.records.reader import read_records, replay_of
+from speculant_verifier.records.database import read_records, replay_of
 from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.engines import CONFIG, alone, finish
 from support.tiny_models import tiny_gpt_oss

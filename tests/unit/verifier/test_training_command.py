@@ -15,9 +15,10 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from speculant_graph.cli.main import main
+from speculant_graph.config_learning import RecordConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_verifier.draft_model.adapter_files import WEIGHTS_FILE, check_adapter, read_adapter
-from speculant_verifier.records.lines import line_of
+from speculant_verifier.records.writer import RecordWriter
 from support.tiny_models import tiny_model
 from support.training import recorded
 
@@ -38,22 +39,11 @@ def records(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
     """Six failures of two tenants and one replay of each, all of the same text: what is held out can be learnt."""
     folder = tmp_path_factory.mktemp("records")
     digest = CorpusTokenizer.load(str(checkpoint), None).fingerprint.sha256
-    lines: dict[str, list[bytes]] = {"failures-1.jsonl": [], "replay-1.jsonl": []}
     [written] = recorded(tiny_model("llama"), num_records=1)
-    for index in range(8):
-        is_failure = index < 6
-        each = replace(
-            written,
-            request_id=f"r{index}",
-            prompt=(index, *written.prompt),
-            tokenizer=digest,
-            tenant="ab"[index % 2],
-            is_failure=is_failure,
-        )
-        line = line_of(each)
-        lines["failures-1.jsonl" if is_failure else "replay-1.jsonl"].append(line)
-    for name, content in lines.items():
-        (folder / name).write_bytes(b"".join(content))
+    with RecordWriter(RecordConfig(folder=folder)) as writer:
+        for index in range(8):
+            each = replace(written, request_id=f"r{index}", prompt=(index, *written.prompt), tokenizer=digest)
+            writer.record(replace(each, tenant="ab"[index % 2], is_failure=index < 6))
     return folder
 
 

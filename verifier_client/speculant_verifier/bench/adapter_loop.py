@@ -144,7 +144,7 @@ def _compared(
 def _shuffled(draft_model: DraftModelConfig, records: Path, folder: Path) -> dict[str, Any]:
     """Train on requests whose outputs are shuffled, and ask the gate about the true ones."""
     from speculant_verifier.model.loading import load_model
-    from speculant_verifier.records.reader import read_records
+    from speculant_verifier.records.database import read_records
     from speculant_verifier.training.examples import split
     from speculant_verifier.training.gate import judge
     from speculant_verifier.training.run import train_adapter

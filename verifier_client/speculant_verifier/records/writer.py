@@ -1,11 +1,8 @@
-"""Writes finished requests to files, by a thread of its own. Nothing here needs torch.
-
-Files hold one :class:`~speculant_verifier.records.record.RequestRecord` a line, in JSON. They hold users' texts, and
-only this user may read them. ``failures-*.jsonl`` has every failure, ``replay-*.jsonl`` a sample of the others.
-"""
+"""Writes finished requests to the database of a folder, by a thread of its own. Nothing here needs torch."""
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from dataclasses import dataclass
 from typing import Self
@@ -14,10 +11,8 @@ from loguru import logger
 
 from speculant_graph.config_learning import RecordConfig
 from speculant_graph.errors import ConfigError
-from speculant_verifier.records.lines import FAILURES, REPLAY, line_of
+from speculant_verifier.records.database import delete_oldest, insert, transaction
 from speculant_verifier.records.record import RequestRecord
-from speculant_verifier.records.reservoir import Reservoir
-from speculant_verifier.records.rotated_lines import RotatedLines
 
 MAX_WAITING = 4_000_000
 """Numbers of records kept in memory while the disk is slow, about 40 bytes each; further requests are lost."""
@@ -30,7 +25,7 @@ class WriterStatistics:
     recorded: int
     """Requests that it was given."""
     written: int
-    """Those handed to the operating system."""
+    """Those that are kept."""
     passed_over: int
     """Those that were no failures, and not drawn for replay."""
     lost: int
@@ -45,8 +40,8 @@ class RecordWriter:
     """Writes records to a folder.
 
     Safe to use from several threads, and several processes may use one folder. The death of this process loses what
-    came since the last time that the thread wrote; lines are whole but for, at worst, the last one of a file. Nothing
-    raises once it is made: what can't be written is counted, and a warning says so once until it works again.
+    came since the last time that the thread wrote. Nothing raises once it is made: what can't be written is counted,
+    and a warning says so once until it works again.
     """
 
     def __init__(self, config: RecordConfig, *, flush_s: float = 1.0) -> None:
@@ -60,16 +55,15 @@ class RecordWriter:
             ConfigError: the folder can't be made.
         """
         assert config.folder is not None
+        self._folder, self._config, self._flush_s = config.folder, config, flush_s
         try:
-            self._failures = RotatedLines(config.folder, FAILURES, config.max_bytes)
-            self._replay = RotatedLines(config.folder, REPLAY, config.max_bytes)
-        except OSError as error:
+            with transaction(self._folder):
+                pass
+        except (OSError, sqlite3.Error) as error:
             raise ConfigError(
-                f"{config.folder} can't be used for records ({error.strerror}); "
-                "check permissions, or name another folder"
+                f"{self._folder} can't be used for records ({_reason(error)}); check permissions, or name another "
+                "folder"
             ) from error
-        self._config, self._flush_s = config, flush_s
-        self._reservoir: Reservoir | None = None  # made by the thread, as it reads what is there
         self._lock = threading.Lock()  # of what waits and the counts
         self._writing = threading.Lock()
         self._waiting: list[RequestRecord] = []
@@ -113,26 +107,30 @@ class RecordWriter:
         with self._writing:
             with self._lock:
                 taken, self._waiting, self._num_waiting = self._waiting, [], 0
-            for record in taken:
-                try:
-                    is_written = self._write(record)
-                    self._is_failing &= not is_written
-                except (OSError, ValueError) as error:  # ValueError: text that UTF-8 can't hold
-                    if not self._is_failing:
-                        logger.warning(
-                            "records can't be written to {} and are lost ({}); check space and permissions",
-                            self._config.folder, getattr(error, "strerror", None) or error,
-                        )  # fmt: skip
-                    self._is_failing = True
-                    with self._lock:
-                        self._lost += 1
-                    continue
-                with self._lock:
-                    self._written += is_written
-                    self._passed_over += not is_written
-                    self._num_failures += record.is_failure
-                    if is_written:
-                        self._tenants.add(record.tenant)
+            if not taken:
+                return
+            kept: list[RequestRecord] = []
+            num_bad = 0
+            try:
+                with transaction(self._folder) as connection:
+                    for record in taken:
+                        try:
+                            if insert(connection, record, self._config):
+                                kept.append(record)
+                        except ValueError as error:
+                            num_bad += 1
+                            self._warn(error)
+                    delete_oldest(connection, self._config.max_bytes)
+                self._is_failing = num_bad > 0
+            except (OSError, sqlite3.Error) as error:
+                kept, num_bad = [], len(taken)
+                self._warn(error)
+            with self._lock:
+                self._lost += num_bad
+                self._written += len(kept)
+                self._passed_over += len(taken) - len(kept) - num_bad
+                self._num_failures += sum(record.is_failure for record in kept)
+                self._tenants.update(record.tenant for record in kept)
 
     def close(self) -> None:
         """Write what waits and end; a second time does nothing."""
@@ -143,32 +141,21 @@ class RecordWriter:
         self._wake.set()
         self._worker.join()
         self.flush()
-        self._failures.close()
-        self._replay.close()
 
-    def _write(self, record: RequestRecord) -> bool:
-        """Write a record; return False if it is not to be kept.
-
-        Raises:
-            OSError: the disk is full, say.
-            ValueError: it can't be put into JSON.
-        """
-        if record.is_failure:
-            self._failures.append(line_of(record))
-            return True
-        if not self._config.replay:
-            return False
-        if self._reservoir is None:
-            assert self._config.folder is not None
-            self._reservoir = Reservoir(self._config.folder, self._config.replay)
-        if not self._reservoir.takes(record.tenant, record.reservoir_key):
-            return False
-        path = self._replay.append(line_of(record))
-        self._reservoir.add(path, record.tenant, record.reservoir_key)
-        return True
+    def _warn(self, error: Exception) -> None:
+        if not self._is_failing:
+            logger.warning(
+                "records can't be written to {} and are lost ({}); check space and permissions",
+                self._folder, _reason(error),
+            )  # fmt: skip
+        self._is_failing = True
 
     def _work(self) -> None:
         while not self._is_closed:
             self._wake.wait(self._flush_s)
             self._wake.clear()
             self.flush()
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

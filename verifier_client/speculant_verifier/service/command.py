@@ -36,7 +36,7 @@ class VerifierSettings(CommandSettings):
     client: ClientConfig = ClientConfig()
     """The drafter sidecar, if there is one."""
     record: RecordConfig = RecordConfig()
-    """Detailed mode: whole requests in files. --record DIR is short for --record.folder DIR."""
+    """Detailed mode: whole requests in a database. --record DIR is short for --record.folder DIR."""
     train: TrainConfig = TrainConfig()
     """How the draft model is trained on the records, and after how many new failures."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from speculant_graph.config_learning import DraftModelConfig
 from speculant_graph.errors import ConfigError
-from speculant_verifier.records.reader import read_records, replay_of
+from speculant_verifier.records.database import read_records, replay_of
 
 if TYPE_CHECKING:
     from speculant_verifier.decoder import SpeculativeDecoder

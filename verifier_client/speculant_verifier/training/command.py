@@ -153,7 +153,7 @@ def _present(draft_model: DraftModelConfig, output: Path) -> Path | None:
 
 def read_all(settings: TrainSettings, tenant: str | None) -> list[RequestRecord]:
     """Read a tenant's records, or everybody's: all failures, and replay as far as it can be used."""
-    from speculant_verifier.records.reader import read_records, replay_of
+    from speculant_verifier.records.database import read_records, replay_of
 
     failures = read_records(settings.records, tenant=tenant)
     # Every epoch may draw other replay. What is held out of it is drawn, too.
