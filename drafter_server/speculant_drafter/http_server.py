@@ -16,7 +16,7 @@ import h11
 from loguru import logger
 
 from speculant_graph.rpc.addresses import require_port
-from speculant_graph.serving.bind_failure import bind_failure
+from speculant_graph.serving.listening import bind_tcp
 
 PLAIN_TEXT = "text/plain; charset=utf-8"
 _MAX_HEAD_BYTES = 8_192
@@ -94,17 +94,12 @@ class HttpServer:
             ConfigError: the address is malformed or taken.
         """
         require_port(address, "--server.metrics-listen")
-        host, _, port = address.rpartition(":")
-        try:
-            self._server = await asyncio.start_server(
-                self._accept,
-                host.strip("[]"),
-                int(port),
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else self._timeout_s,
-            )
-        except OSError as error:
-            raise bind_failure(address, "--server.metrics-listen") from error
+        host = address.rpartition(":")[0]
+        sockets = bind_tcp(address, "--server.metrics-listen")
+        timeout_s = None if tls is None else self._timeout_s
+        self._server = await asyncio.start_server(
+            self._accept, sock=sockets[0], ssl=tls, ssl_handshake_timeout=timeout_s
+        )
         return f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:

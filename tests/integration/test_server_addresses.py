@@ -13,8 +13,7 @@ import pytest
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, GraphFileError
-from speculant_graph.serving.bind_failure import bind_failure
-from speculant_graph.serving.listening import require_free
+from speculant_graph.serving.listening import bind_tcp, require_free
 from support.server import PATIENCE_S, SERVICE, Serve, connected, run_in_loop, step_of
 
 
@@ -69,13 +68,20 @@ def test_why_an_address_can_not_be_listened_on_is_said(
                 require_free(wanted, "--service.http")
 
 
-def test_a_name_of_which_one_address_is_free_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        found = [socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0] for host in ("127.0.0.1", "127.0.0.2")]
+def test_a_name_is_listened_on_at_all_of_its_addresses_that_are_this_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found_at(*hosts: str) -> None:
+        found = [socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0] for host in hosts]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        require_free(f"two:{port}", "--service.http")
-        assert "another program listens there" in str(bind_failure(f"two:{port}", "--service.http"))
+
+    with monkeypatch.context():
+        found_at("127.0.0.1", "192.0.2.1", "127.0.0.2")
+        sockets = bind_tcp("several:0", "--service.http")
+        hosts, ports = zip(*(each.getsockname() for each in sockets), strict=True)
+        assert (hosts, len(set(ports))) == (("127.0.0.1", "127.0.0.2"), 1)
+        with pytest.raises(ConfigError, match="another program listens there"):
+            bind_tcp(f"several:{ports[0]}", "--service.http")
+    for each in sockets:
+        each.close()
 
 
 def test_a_wrong_path_is_known_before_anything_else_is_done(graph_path: Path, tmp_path: Path) -> None:

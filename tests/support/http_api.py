@@ -15,6 +15,7 @@ from openai import OpenAI
 
 from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.serving.credentials import tls_context
 from speculant_graph.types import StrategyName
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http import HttpServer, create_app
@@ -120,7 +121,7 @@ def serving(
         read_problem=lambda: holder[0].problem,
         render_metrics=render_metrics,
     )
-    server = HttpServer(app, address, **(tls or {}))
+    server = HttpServer(app, address, tls=tls_context(ServiceConfig.model_validate(tls or {})))
     holder.append(Api(server, run_in_loop(server.start()), decoder))
     try:
         yield holder[0]

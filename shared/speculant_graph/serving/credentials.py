@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import grpc
 from loguru import logger
@@ -16,45 +16,50 @@ from speculant_graph.rpc.addresses import is_loopback
 _NAME_PROPERTIES = ("x509_common_name", "peer_dns")
 
 
-def server_credentials(config: EndpointConfig) -> grpc.ServerCredentials | None:
-    """Return what TCP addresses are served with, or None if no certificate is set.
-
-    With ``tls_client_ca`` only clients whose certificate is of one of its authorities can connect.
+def tls_context(config: EndpointConfig) -> ssl.SSLContext | None:
+    """Return what encrypts HTTP, or None if no certificate is set; clients need certificates where gRPC wants them.
 
     Raises:
         ConfigError: a file is missing, is no PEM, or does not fit the others; the message names the setting.
     """
-    certificate_path, key_path, section = config.tls_certificate, config.tls_key, config.section
-    if certificate_path is None or key_path is None:
-        for name, path, other in (
-            ("tls_certificate", certificate_path, "tls_key"),
-            ("tls_key", key_path, "tls_certificate"),
-        ):
-            if path is not None:
-                raise ConfigError(f"{section}.{name} needs {section}.{other}; set both or neither")
-        if config.tls_client_ca is not None:
+    section = config.section
+    certificate, key, authorities = config.tls_certificate, config.tls_key, config.tls_client_ca
+    if certificate is None or key is None:
+        if (certificate, key, authorities) != (None, None, None):
             raise ConfigError(
-                f"{section}.tls_client_ca needs {section}.tls_certificate and {section}.tls_key; set all three"
+                f"{section}.tls_certificate and {section}.tls_key belong together, and {section}.tls_client_ca needs "
+                "both; set what is missing"
             )
         return None
-    certificate = _read_certificates(certificate_path, f"{section}.tls_certificate")
-    key = _read(key_path, f"{section}.tls_key")
-    try:
-        # gRPC would notice when a client connects, and say why to nobody.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(
-            certificate_path, key_path, password=lambda: b""
-        )  # without it OpenSSL asks the terminal
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(
-            f"{section}.tls_key: '{key_path}' is not the unencrypted private key (PEM) of {section}.tls_certificate; "
-            "name it"
-        ) from error
-    authorities = None
-    if config.tls_client_ca is not None:
-        authorities = _read_certificates(config.tls_client_ca, f"{section}.tls_client_ca")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    no_certificate = "holds no valid certificate; name a PEM file"
+    with _explained(f"{section}.tls_certificate: '{certificate}'", no_certificate):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
+    no_key = f"is not the unencrypted private key (PEM) of {section}.tls_certificate; name it"
+    with _explained(f"{section}.tls_key: '{key}'", no_key):
+        context.load_cert_chain(certificate, key, password=lambda: b"")  # without it OpenSSL asks the terminal
+    if authorities is not None:
+        with _explained(f"{section}.tls_client_ca: '{authorities}'", no_certificate):
+            context.load_verify_locations(authorities)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def server_credentials(config: EndpointConfig) -> grpc.ServerCredentials | None:
+    """Return what TCP addresses of gRPC are served with, or None if no certificate is set.
+
+    With ``tls_client_ca`` only clients whose certificate is of one of its authorities can connect.
+
+    Raises:
+        ConfigError: see :func:`tls_context`; gRPC itself would notice when a client connects, and say nothing.
+    """
+    if tls_context(config) is None or config.tls_certificate is None or config.tls_key is None:
+        return None
+    pair = (config.tls_key.read_bytes(), config.tls_certificate.read_bytes())
+    authorities = None if config.tls_client_ca is None else config.tls_client_ca.read_bytes()
     return grpc.ssl_server_credentials(
-        [(key, certificate)], root_certificates=authorities, require_client_auth=authorities is not None
+        [pair], root_certificates=authorities, require_client_auth=authorities is not None
     )
 
 
@@ -97,19 +102,12 @@ def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
     ]
 
 
-def _read(path: Path, setting: str) -> bytes:
+@contextmanager
+def _explained(what: str, otherwise: str) -> Iterator[None]:
     try:
-        return path.read_bytes()
+        yield
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"{what} {otherwise}") from error
     except OSError as error:
         reason = error.strerror or "it can't be read"
-        raise ConfigError(f"{setting}: '{path}': {reason}; check the path and its permissions") from error
-
-
-def _read_certificates(path: Path, setting: str) -> bytes:
-    content = _read(path, setting)
-    try:
-        text = content.decode("ascii", errors="ignore")  # comments beside the PEM blocks may be in any language
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text)
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"{setting}: '{path}' holds no valid certificate; name a PEM file") from error
-    return content
+        raise ConfigError(f"{what}: {reason}; check the path and its permissions") from error

@@ -9,14 +9,22 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import grpc_target, socket_path
-from speculant_graph.serving.bind_failure import bind_failure, require_free_port
 
+_REASONS = {
+    errno.EADDRINUSE: "another program listens there; stop it or choose another port",
+    errno.EADDRNOTAVAIL: "it is no address of this machine; choose 0.0.0.0, for all of its addresses, or one of them",
+    errno.EACCES: "this user may not; choose another port, above 1023",
+}
+_NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""Why one address of a name may be left out, such as ::1 of localhost where there is no IPv6."""
+_BACKLOG = 1_024
 _CONNECT_TIMEOUT_S = 1.0
 _TRIES = 20
 
@@ -75,7 +83,8 @@ class Listener:
                 port = self._server.add_insecure_port(grpc_target(address))
         except (RuntimeError, OSError) as error:
             if path is None:
-                raise bind_failure(address, option) from error
+                _release(bind_tcp(address, option))  # says why, which gRPC does not
+                raise _failure(address, "it was in use; try again, or choose another", option) from error
             reason = getattr(error, "strerror", None) or "no socket can be made there"
             raise ConfigError(f"can't listen on {address}: {reason}; choose another path with {option}") from error
         finally:
@@ -118,6 +127,60 @@ class Listener:
             self._folders.append(folder)
 
 
+def bind_tcp(address: str, option: str) -> list[socket.socket]:
+    """Listen on all addresses that a name stands for and this machine has.
+
+    Args:
+        address: ``host:port``; for port 0 all of them get the same free one.
+        option: of the command line, which sets it.
+
+    Raises:
+        ConfigError: there is none, or one can't be listened on, and why.
+    """
+    host, _, port_text = address.rpartition(":")
+    port, failure, sockets = int(port_text), "there is no host of this name; choose another", []
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        found = []
+    for family, _, _, _, where in found:
+        try:
+            sockets.append(_listening(family, (where[0], port, *where[2:])))
+        except OSError as error:
+            failure = _REASONS.get(error.errno or 0, f"{error.strerror or 'it does not work'}; choose another")
+            if error.errno not in _NOT_OURS:
+                _release(sockets)
+                raise _failure(address, failure, option) from error
+        else:
+            port = sockets[0].getsockname()[1]
+    if not sockets:
+        raise _failure(address, failure, option)
+    return sockets
+
+
+def _listening(family: socket.AddressFamily, where: tuple[Any, ...]) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(where)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _release(sockets: list[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
+
+
+def _failure(address: str, reason: str, option: str) -> ConfigError:
+    return ConfigError(f"can't listen on {address}: {reason} with {option}")
+
+
 def require_free(addresses: str, option: str) -> None:
     """Refuse what something else listens on, before anything takes long; nothing stays bound or is removed.
 
@@ -131,7 +194,7 @@ def require_free(addresses: str, option: str) -> None:
     for address in filter(None, map(str.strip, addresses.split(","))):
         path = socket_path(address)
         if path is None:
-            require_free_port(address, option)
+            _release(bind_tcp(address, option))
         elif path.is_socket() and _is_answered(path):
             raise _taken(path, option)
 

@@ -11,11 +11,8 @@ import openai
 import pytest
 import trustme
 
-from speculant_graph.errors import ConfigError
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http import HttpServer
 from support.http_api import MODEL, Api, entry, policy, serving, tiny_decoder
-from support.server import run_in_loop
 
 BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
 
@@ -105,23 +102,6 @@ def test_client_certificates(decoder: SpeculativeDecoder, files: Files, tmp_path
         assert get(api, files.context("cid.example")).status_code == 401
         with pytest.raises(httpx2.HTTPError):
             get(api, files.context())
-
-
-def test_certificates_that_can_t_be_used(files: Files, tmp_path: Path) -> None:
-    async def app(*_: Any) -> None: ...
-
-    other = tmp_path / "other.key"
-    other.write_bytes(trustme.CA().issue_cert("x").private_key_pem.bytes())
-    for tls in (
-        {"tls_certificate": files.certificate},
-        {"tls_key": files.key},
-        {"tls_client_ca": files.ca},
-        {"tls_certificate": files.certificate, "tls_key": other},
-        {"tls_certificate": tmp_path / "missing", "tls_key": files.key},
-        {"tls_certificate": files.certificate, "tls_key": files.key, "tls_client_ca": files.key},
-    ):
-        with pytest.raises(ConfigError, match="tls_certificate"):
-            run_in_loop(HttpServer(app, "127.0.0.1:0", **tls).start())
 
 
 def test_tenants_draft_from_what_they_taught(tmp_path: Path) -> None:

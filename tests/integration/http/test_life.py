@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -16,7 +17,7 @@ import pytest
 
 from speculant_graph.errors import ConfigError
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http import HttpServer, gate
+from speculant_verifier.http import HttpServer, app
 from support.http_api import MODEL, PATIENCE_S, Api, serving, tiny_decoder, wait_until
 from support.server import run_in_loop
 
@@ -215,7 +216,7 @@ def test_metrics(decoder: SpeculativeDecoder) -> None:
 
 
 def test_a_body_that_never_comes(decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "_BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(app, "GateRules", partial(app.GateRules, body_timeout_s=0.1))
     with serving(decoder) as api:
         host, _, port = api.address.rpartition(":")
         with socket.create_connection((host, int(port)), PATIENCE_S) as connection:

@@ -97,17 +97,10 @@ def test_names_of_a_verified_certificate(files: Files) -> None:
     assert ask(trustme.CA().issue_cert("search.internal")) is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.parametrize(
-    ("names", "complaint"),
-    [
-        (("certificate",), r"server\.tls_certificate needs server\.tls_key; set both or neither"),
-        (("key",), r"server\.tls_key needs server\.tls_certificate; set both or neither"),
-        (("client_ca",), r"server\.tls_client_ca needs server\.tls_certificate and server\.tls_key"),
-    ],
-)
-def test_half_of_the_settings_is_refused(files: Files, names: tuple[str, ...], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        server_credentials(ServerConfig.model_validate({f"tls_{name}": files.ca for name in names}))
+@pytest.mark.parametrize("name", ["tls_certificate", "tls_key", "tls_client_ca"])
+def test_half_of_the_settings_is_refused(files: Files, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.tls_certificate and server\.tls_key belong together"):
+        server_credentials(ServerConfig.model_validate({name: files.ca}))
 
 
 @pytest.mark.parametrize("setting", ["tls_certificate", "tls_key", "tls_client_ca"])

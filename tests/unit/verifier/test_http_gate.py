@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from speculant_graph.config import ServiceConfig
 from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.serving.http_gate import Gate, GateRules
 from speculant_verifier.http.errors import ApiError
-from speculant_verifier.http.gate import Gate
+from speculant_verifier.http.gate import API, endpoint_of
+from speculant_verifier.http.gate import refuse as answer_to
 
 
 async def answer(scope, receive, send):
@@ -63,9 +64,10 @@ def test_requests_are_counted_once(app, path, message, expected):
     async def send(message):
         sent.append(message)
 
-    gate = Gate(
-        app, ServiceConfig(max_message_bytes=1_024), AccessPolicy, str, lambda *request: counted.append(request)
-    )
+    def count(path, status):
+        counted.append((endpoint_of(path), status))
+
+    gate = Gate(app, GateRules(API, 9, 1_024), AccessPolicy, answer_to, count_request=count)
     scope = {"type": "http", "method": "POST", "path": path, "headers": []}
     asyncio.run(gate(scope, receive, send))
     assert counted == ([expected] if expected else [])

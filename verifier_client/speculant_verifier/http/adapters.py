@@ -10,12 +10,12 @@ from pydantic import Field
 
 from speculant_graph.errors import DraftLimitError, DraftRequestError, UnservedRequestError
 from speculant_graph.serving.access import EVERYBODY
+from speculant_graph.serving.http_gate import PRINCIPAL
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import Adapter, Adapters
 from speculant_verifier.draft_model.administration import adapters_of, load_adapter, rollback_adapter
 from speculant_verifier.http.answers import AdapterInfo, DraftModelState, ErrorAnswer
 from speculant_verifier.http.errors import ApiError, too_busy
-from speculant_verifier.http.gate import PRINCIPAL
 from speculant_verifier.http.schemas import Schema
 
 

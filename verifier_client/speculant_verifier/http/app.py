@@ -20,6 +20,8 @@ from starlette.types import ASGIApp
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.serving.http import METRICS_TYPE
+from speculant_graph.serving.http_gate import PRINCIPAL, Gate, GateRules
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import HarmonyTokens
@@ -28,7 +30,7 @@ from speculant_verifier.http.answering import Decoding, GenerationResponse
 from speculant_verifier.http.answers import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
 from speculant_verifier.http.bodies import JsonRoute
 from speculant_verifier.http.errors import ApiError, internal, no_such_model, of_content_type, of_validation
-from speculant_verifier.http.gate import PRINCIPAL, CountRequest, Gate
+from speculant_verifier.http.gate import API, endpoint_of, refuse
 from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.preparing import Preparation
 from speculant_verifier.http.responses.endpoint import add_responses_endpoint
@@ -36,8 +38,6 @@ from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from speculant_verifier.http.shapes import ChatShape, CompletionShape
 from speculant_verifier.load import Load
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of what Prometheus reads."""
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "A field is wrong, unknown or not supported."},
     401: {"model": ErrorAnswer, "description": "The key is missing or unknown."},
@@ -69,7 +69,7 @@ def create_app(
     load: Load,
     read_problem: Callable[[], str],
     render_metrics: Callable[[], bytes],
-    count_request: CountRequest = lambda endpoint, status: None,
+    count_request: Callable[[str, int], None] = lambda endpoint, status: None,
 ) -> ASGIApp:
     """Return the OpenAI-compatible API as an ASGI application.
 
@@ -81,7 +81,8 @@ def create_app(
         load: counts what is under way, here and elsewhere.
         read_problem: why nothing is served, one line; empty if it is. Called in the event loop.
         render_metrics: text for Prometheus. Called in the event loop.
-        count_request: told of every request to the API that is over. Called in the event loop.
+        count_request: told of every request to the API that is over: its endpoint and the status. Called in the event
+            loop.
 
     Raises:
         ConfigError: the model was given without its tokenizer.
@@ -154,7 +155,10 @@ def create_app(
         return Response(render_metrics(), media_type=METRICS_TYPE, headers={"cache-control": "no-store"})
 
     read_policy = (lambda: policy) if isinstance(policy, AccessPolicy) else policy
-    return Gate(app, config, read_policy, read_problem, count_request)
+    rules = GateRules(API, config.max_concurrent_rpcs, config.max_message_bytes)
+    return Gate(
+        app, rules, read_policy, refuse, read_problem, lambda path, status: count_request(endpoint_of(path), status)
+    )
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

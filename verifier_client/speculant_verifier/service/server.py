@@ -18,11 +18,12 @@ from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.errors import ConfigError, DrafterUnavailableError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallGate
-from speculant_graph.serving.credentials import server_credentials, warn_of_exposure
+from speculant_graph.serving.credentials import server_credentials, tls_context, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
+from speculant_graph.serving.http import METRICS_TYPE
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http import METRICS_TYPE, HttpServer, create_app
+from speculant_verifier.http import HttpServer, create_app
 from speculant_verifier.http.errors import unavailable
 from speculant_verifier.http.gate import API
 from speculant_verifier.load import Load
@@ -83,7 +84,7 @@ class VerifierServer:
         self._make_learning = make_learning
         self._learning: Learning | None = None
         self._app: ASGIApp | None = None
-        self._http = self._http_server() if config.http else None
+        self._http = HttpServer(self._serve_http, config.http, tls=tls_context(config)) if config.http else None
         self._draining: asyncio.Task[bool] | None = None
         self._is_hurried = False
         self.addresses: list[str] = []
@@ -196,16 +197,6 @@ class VerifierServer:
         requests: dict[RequestKey, int] = {("http", *key): number for key, number in self._http_requests.items()}
         requests |= {("grpc", *key): number for key, number in (self._gate.ended + self._admin_gate.ended).items()}
         return render_metrics(self._decoder, self._load, requests)
-
-    def _http_server(self) -> HttpServer:
-        config = self._config
-        return HttpServer(
-            self._serve_http,
-            config.http,
-            tls_certificate=config.tls_certificate,
-            tls_key=config.tls_key,
-            tls_client_ca=config.tls_client_ca,
-        )
 
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; until the model is there, that it is being loaded."""

@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from speculant_graph.serving.http_gate import PRINCIPAL
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import HarmonyTokens
 from speculant_verifier.http.answering import Decoding, GenerationResponse
 from speculant_verifier.http.errors import ApiError
-from speculant_verifier.http.gate import PRINCIPAL
 from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.preparing import Preparation
 from speculant_verifier.http.responses.answers import ResponseAnswer

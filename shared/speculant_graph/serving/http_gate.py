@@ -1,0 +1,206 @@
+"""What every HTTP request goes through first: its id, who sends it, whether there is capacity, how large it is.
+
+A middleware of ASGI and nothing else, as those of frameworks stand between an endpoint and the news that its client has
+left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loguru import logger
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from speculant_graph.errors import AccessError, DrafterUnavailableError, DraftLimitError, UnauthenticatedError
+from speculant_graph.serving.access import AccessPolicy, Principal
+from speculant_graph.serving.request_ids import REQUEST_ID_KEY, bound_to_messages, request_id_of
+
+CERTIFICATE_NAMES = "certificate_names"
+"""Where a connection's state has the names of the client's certificate; None where it showed none."""
+PRINCIPAL = "speculant.principal"
+"""Where a request's scope has who sends it."""
+
+_CLIENT_LEFT = 499
+"""What proxies write into their logs where a client left before there was a status."""
+_MAX_DISCARDED = 16
+"""So many times the allowed size of a body is read and thrown away, as most clients listen only when all is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateRules:
+    """What a gate asks of requests; those to paths without a prefix of these pass."""
+
+    prefixes: tuple[str, ...]
+    """What paths begin with that are for clients who may come in."""
+    max_requests: int
+    """Most requests at a time."""
+    max_body_bytes: int
+    """Longest body."""
+    body_timeout_s: float = 60.0
+    """Longest that a body may take to arrive."""
+    needs_certificate: bool = False
+    """Whether clients must have shown a certificate, though the address lets in others."""
+    own_host: str | None = None
+    """The host listened on; if set, requests must name it, localhost or an address, unless there is an access file."""
+
+
+class Gate:
+    """Lets requests in."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: GateRules,
+        read_policy: Callable[[], AccessPolicy],
+        refuse: Callable[[Exception], Response],
+        read_problem: Callable[[], str] = str,
+        count_request: Callable[[str, int], None] = lambda path, status: None,
+    ) -> None:
+        """Stand before an application.
+
+        Args:
+            app: what is behind.
+            rules: what is asked of requests.
+            read_policy: who may come in now.
+            refuse: the answer to a ``SpeculantError``, an ``HTTPException``, or any other failure of ours.
+            read_problem: why nobody may come in, one line; empty if all is well.
+            count_request: told of every request with a prefix that is over: its path and the status.
+        """
+        self._app, self._rules = app, rules
+        self._read_policy, self._refuse, self._read_problem = read_policy, refuse, read_problem
+        self._count_request = count_request
+        self._num_running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close"})
+            return
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        request_id = request_id_of(headers)
+        is_guarded = scope["path"].startswith(self._rules.prefixes)
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = status or message["status"]
+                id_header = (REQUEST_ID_KEY.encode(), request_id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), id_header]}
+            await send(message)
+
+        self._num_running += is_guarded
+        try:
+            with bound_to_messages(request_id):
+                try:
+                    if is_guarded:
+                        self._admit(scope, dict(headers))
+                        if scope["method"] == "POST":
+                            receive = await self._whole_body(receive, dict(headers))
+                    await self._app(scope, receive, send_with_id)
+                except _ClientLeftError:
+                    status = status or _CLIENT_LEFT
+                except Exception as error:
+                    answer = self._refuse(error)
+                    if answer.status_code == 500:
+                        logger.opt(exception=error).error("a request failed")
+                    if not status:
+                        await answer(scope, receive, send_with_id)
+        finally:
+            self._num_running -= is_guarded
+            if is_guarded:
+                self._count_request(scope["path"], status or _CLIENT_LEFT)
+
+    def _admit(self, scope: Scope, headers: dict[str, str]) -> None:
+        names = scope.get("state", {}).get(CERTIFICATE_NAMES)
+        try:
+            scope[PRINCIPAL] = self._principal(headers, names)
+        except UnauthenticatedError as error:
+            logger.debug("refused: {}", error)
+            raise
+        if problem := self._read_problem():
+            raise DrafterUnavailableError(problem)
+        if self._num_running > self._rules.max_requests:
+            raise DraftLimitError("too many requests are being answered; try again in a second", 1.0)
+
+    def _principal(self, headers: dict[str, str], names: tuple[str, ...] | None) -> Principal:
+        policy = self._read_policy()
+        if policy.is_open and self._rules.own_host is not None:
+            _require_own_name(headers.get("host", ""), self._rules.own_host)
+        if self._rules.needs_certificate and names is None:
+            raise UnauthenticatedError("show a certificate of an authority in server.tls_client_ca")
+        return policy.authenticate(headers.get("authorization"), names or ())
+
+    async def _whole_body(self, receive: Receive, headers: dict[str, str]) -> Receive:
+        """Read the body, and return what hands it on."""
+        most = self._rules.max_body_bytes
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > most * _MAX_DISCARDED:
+            raise _too_large(most)
+        body = bytearray()
+        length = 0
+        try:
+            async with asyncio.timeout(self._rules.body_timeout_s):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientLeftError
+                    piece = message.get("body", b"")
+                    length += len(piece)
+                    if length <= most:
+                        body += piece
+                    elif length > most * _MAX_DISCARDED:
+                        break
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise HTTPException(408, "the body did not come in time; send it again") from None
+        if length > most:
+            raise _too_large(most)
+        is_handed_on = False
+
+        async def hand_on() -> Message:
+            nonlocal is_handed_on
+            if is_handed_on:
+                return await receive()
+            is_handed_on = True
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        return hand_on
+
+
+class _ClientLeftError(Exception):
+    """Nobody waits for an answer."""
+
+
+def _too_large(most: int) -> HTTPException:
+    return HTTPException(413, f"the body may have {most} bytes; send less")
+
+
+def _require_own_name(host_header: str, own_host: str) -> None:
+    """Refuse names that anybody could have given to this address.
+
+    A page elsewhere may have its own name lead here after it was loaded (DNS rebinding); the browser would then let it
+    read our answers. With keys this is harmless, as such a page has none.
+    """
+    host = host_header if ":" in host_header.rpartition("]")[2] else f"{host_header}:80"
+    name = host.rpartition(":")[0].strip("[]").lower()
+    if not _is_address(name) and name not in ("localhost", own_host.lower()):
+        raise AccessError(
+            "without an access file this answers to localhost, to addresses and to the name in "
+            "server.metrics_listen; open it by one of these"
+        )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
