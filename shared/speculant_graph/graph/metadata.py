@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Base64Bytes, Field
 
 from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
@@ -11,6 +14,8 @@ FORMAT_VERSION = 3
 """Version of the graph file that this release writes and reads."""
 MAX_CALIBRATION_BYTES = 1 << 20
 """Largest calibration that a graph file holds."""
+
+_Number = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +28,19 @@ class GraphMetadata:
     """Tokenizer of the corpus; the verifier must use the same."""
     tokenizer_revision: str
     """Commit of the tokenizer on the hub; empty if it came from a folder."""
-    max_order: int
+    max_order: Annotated[int, Field(ge=1, le=10)]
     """Longest context N, in tokens."""
-    num_tokens: int
+    num_tokens: Annotated[int, Field(ge=1)]
     """Tokens counted, those that wrap documents included."""
-    num_documents: int
+    num_documents: Annotated[int, Field(ge=0)]
     """Documents counted: files, or records of JSON files."""
     document_boundaries: bool
     """True if no n-gram crosses from one document into the next."""
-    min_count: int
+    min_count: Annotated[int, Field(ge=1)]
     """N-grams with lower counts were pruned; 1 if none were."""
-    nodes_per_level: tuple[int, ...]
+    nodes_per_level: tuple[_Number, ...]
     """Distinct n-grams of 1 to N+1 tokens."""
-    contexts_per_order: tuple[int, ...]
+    contexts_per_order: tuple[_Number, ...]
     """Distinct contexts with a successor, for orders 1 to N."""
     head_token_ids: tuple[TokenId, ...]
     """The first N tokens, which a graph that is put before this one continues into."""
@@ -49,7 +54,7 @@ class GraphMetadata:
     """Files of the corpus in the order they were read; empty if it was made from token ids."""
     library_version: str
     """Release of speculant-graph that built it."""
-    calibration: bytes = b""
+    calibration: Annotated[Base64Bytes, Field(max_length=MAX_CALIBRATION_BYTES)] = b""
     """How far the contexts can be trusted, learned from the corpus, for whoever drafts; empty if that was not done."""
     special_tokens: SpecialTokensName = "text"
     """What special tokens were where texts spelt them out: ordinary text, or parsed to these tokens."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import hashlib
 import json
@@ -13,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.check import check_graph
 from speculant_graph.graph.container import (
@@ -34,13 +33,10 @@ from speculant_graph.graph.layout import MAX_VOCABULARY, Trie, array_offsets, tr
 from speculant_graph.graph.metadata import FORMAT_VERSION, MAX_CALIBRATION_BYTES, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.workspace import checked_output, workspace
-from speculant_graph.types import Fingerprint, SpecialTokensName
-
-Value = TypeVar("Value")
 
 _DTYPE = "<u4"
 _WORD_BYTES = 4
-_MAX_ORDER = 10
+_METADATA, _CHECKSUMS = TypeAdapter(GraphMetadata), TypeAdapter(tuple[str, ...])
 _SLACK = 256
 """Bytes that numbers known late may take beyond those that stand for them."""
 
@@ -228,8 +224,7 @@ def _description(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[
             f"the calibration has {len(metadata.calibration)} bytes and a graph file holds {MAX_CALIBRATION_BYTES}; "
             "make it smaller or build without one"
         )
-    packed = dataclasses.asdict(metadata) | {"format_version": FORMAT_VERSION}
-    packed["calibration"] = base64.b64encode(metadata.calibration).decode()
+    packed = _METADATA.dump_python(metadata, mode="json") | {"format_version": FORMAT_VERSION}
     packed["corpus_files"] = [dataclasses.astuple(file) for file in metadata.corpus_files]
     no_checksums = ["0" * 64] * (len(metadata.nodes_per_level) + 1)
     late = {"contexts_per_order": (), "build_seconds": 0.0, "array_sha256": no_checksums}
@@ -248,14 +243,16 @@ def _opened(name: str | Path, text: bytes, block: memoryview) -> tuple[NgramGrap
     """Return the graph of a description and a block, and the checksums that its arrays should have."""
     try:
         packed = json.loads(text.decode("ascii"))
-        version = _checked(packed["format_version"], int)
+        version = packed["format_version"]
+        if type(version) is not int:
+            raise ValueError("version")
         if version != FORMAT_VERSION:
             raise GraphFileError(
                 f"{name} has file format {version} and this release reads {FORMAT_VERSION}; "
                 "update speculant-graph or build the graph again"
             )
         metadata = _metadata(packed)
-        checksums = _list(packed["array_sha256"], str)
+        checksums = _CHECKSUMS.validate_json(_json(packed["array_sha256"]), strict=True)
         vocabulary_size = metadata.tokenizer.vocabulary_size
         offsets = array_offsets(metadata.nodes_per_level, vocabulary_size)
         if len(checksums) != len(offsets) - 1 or block.nbytes != max(_WORD_BYTES * offsets[-1], MIN_BLOCK_BYTES):
@@ -289,66 +286,21 @@ def _checksum(data: memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _metadata(packed: Any) -> GraphMetadata:
-    tokenizer = packed["tokenizer"]
-    metadata = GraphMetadata(
-        format_version=FORMAT_VERSION,
-        tokenizer=Fingerprint(
-            name=_checked(tokenizer["name"], str),
-            sha256=_checked(tokenizer["sha256"], str),
-            vocabulary_size=_checked(tokenizer["vocabulary_size"], int),
-        ),
-        tokenizer_revision=_checked(packed["tokenizer_revision"], str),
-        max_order=_checked(packed["max_order"], int),
-        num_tokens=_checked(packed["num_tokens"], int),
-        num_documents=_checked(packed["num_documents"], int),
-        document_boundaries=_checked(packed["document_boundaries"], bool),
-        min_count=_checked(packed["min_count"], int),
-        nodes_per_level=_list(packed["nodes_per_level"], int),
-        contexts_per_order=_list(packed["contexts_per_order"], int),
-        head_token_ids=_list(packed["head_token_ids"], int),
-        tail_token_ids=_list(packed["tail_token_ids"], int),
-        built_at=_checked(packed["built_at"], str),
-        build_seconds=_checked(packed["build_seconds"], float),
-        corpus_files=tuple(
-            CorpusFile(_checked(name, str), _checked(size_bytes, int), _checked(sha256, str))
-            for name, size_bytes, sha256 in _list(packed["corpus_files"], list)
-        ),
-        library_version=_checked(packed["library_version"], str),
-        calibration=_calibration(packed["calibration"]),
-        special_tokens=packed["special_tokens"],
-    )
-    if metadata.special_tokens not in get_args(SpecialTokensName):
-        raise ValueError("special tokens")
-    order = metadata.max_order
-    if not 1 <= order <= _MAX_ORDER or metadata.min_count < 1 or min(metadata.nodes_per_level) < 0:
-        raise ValueError("bounds")
+def _metadata(packed: dict[str, Any]) -> GraphMetadata:
+    packed["corpus_files"] = [
+        {"name": name, "size_bytes": size_bytes, "sha256": sha256}
+        for name, size_bytes, sha256 in packed["corpus_files"]
+    ]
+    fields = {field.name: packed[field.name] for field in dataclasses.fields(GraphMetadata)}
+    metadata = _METADATA.validate_json(_json(fields), strict=True)
+    order, vocabulary_size = metadata.max_order, metadata.tokenizer.vocabulary_size
     if len(metadata.nodes_per_level) != order + 1 or len(metadata.contexts_per_order) != order:
         raise ValueError("number of levels")
     if len(metadata.head_token_ids) != len(metadata.tail_token_ids) or len(metadata.head_token_ids) > order:
-        raise ValueError("number of seam tokens")
-    known = range(metadata.tokenizer.vocabulary_size)
+        raise ValueError("number of boundary tokens")
+    known = range(vocabulary_size)
     if not all(token_id in known for token_id in metadata.head_token_ids + metadata.tail_token_ids):
-        raise ValueError("seam tokens")
-    if metadata.num_tokens < 1 or metadata.num_documents < 0 or min(metadata.contexts_per_order) < 0:
-        raise ValueError("number of tokens")
-    if not 0 < metadata.tokenizer.vocabulary_size <= MAX_VOCABULARY:
+        raise ValueError("boundary tokens")
+    if not 0 < vocabulary_size <= MAX_VOCABULARY:
         raise ValueError("vocabulary")
     return metadata
-
-
-def _calibration(text: Any) -> bytes:
-    calibration = base64.b64decode(_checked(text, str), validate=True)
-    if len(calibration) > MAX_CALIBRATION_BYTES:
-        raise ValueError("size of the calibration")
-    return calibration
-
-
-def _list(values: Any, kind: type[Value]) -> tuple[Value, ...]:
-    return tuple(_checked(value, kind) for value in _checked(values, list))
-
-
-def _checked(value: Any, kind: type[Value]) -> Value:
-    if type(value) is not kind:
-        raise TypeError(f"{kind.__name__} expected")
-    return value
