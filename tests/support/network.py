@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from speculant_graph.client.actions import CloseSession, DropStream, OpenSession, Report, Send, StartProbing
+from speculant_graph.client.batches import InFlightBatch
 from speculant_graph.client.core import ClientCore
-from speculant_graph.client.rounds import Round
 from speculant_graph.client.sessions import Opening
 from speculant_graph.config import ClientConfig
 from speculant_graph.errors import DrafterUnavailableError, SpeculantError
@@ -89,14 +89,16 @@ class Network:
         replica, stream, payload = self.answers[place] if keeps else self.answers.pop(place)
         self.core.answered(replica, stream, payload, self.now_s)
 
-    def begin(self, steps: list[SequenceStep]) -> Round:
-        return self.core.begin(steps, self.now_s, lambda: None)
+    def begin(self, steps: list[SequenceStep]) -> InFlightBatch:
+        batch = self.core.begin(steps, self.now_s, lambda: None)
+        assert batch is not None, "no replica can be asked"
+        return batch
 
     def draft(self, steps: list[SequenceStep]) -> list[Draft]:
         """Run one step on a network without faults."""
-        if self.core.skips():
+        running = self.core.begin(steps, self.now_s, lambda: None)
+        if running is None:
             return [Draft()] * len(steps)
-        running = self.begin(steps)
         self.work()
         while running.waiting and (self.openings or self.answers):
             if self.openings:

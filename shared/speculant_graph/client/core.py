@@ -1,8 +1,7 @@
 """The client without its sockets: events in, actions out.
 
 It decides what is sent to whom, what an answer means, and when a drafter is left alone. It neither sends nor waits nor
-reads a clock, so that the blocking client and the asyncio one are thin shells round it, and tests can play any order of
-events. Not to be called by two threads at the same time.
+reads a clock, so that tests can play any order of events. Not to be called by two threads at the same time.
 
 As the whole sequence comes with every step, a session that a replica has lost, or that moves to another one, is opened
 and filled again on the way. Whatever goes wrong, a sequence without an answer is a sequence without a draft.
@@ -15,11 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from speculant_graph.client.actions import Action, DropStream, Report, Send
-from speculant_graph.client.book import ENDED, SessionBook
+from speculant_graph.client.batches import Entry, InFlightBatch, SentMessage
 from speculant_graph.client.counts import Counts
 from speculant_graph.client.packing import Message, Wishes, pack, with_wishes
-from speculant_graph.client.replica import Replica, is_refusal
-from speculant_graph.client.rounds import Entry, Round, SentStep
+from speculant_graph.client.registry import ENDED, SessionRegistry
+from speculant_graph.client.replica import Replica, is_refusal, retry_delay_s
 from speculant_graph.client.sessions import Opening, Session, new_wire_id
 from speculant_graph.errors import (
     DrafterUnavailableError,
@@ -84,7 +83,7 @@ class ClientCore:
         self._is_closed = False
         self.counts = Counts()
         """What was counted so far."""
-        self._book = SessionBook(
+        self._registry = SessionRegistry(
             self._replicas, self._actions, self.counts, request=opening, wire_ids=wire_ids, pause_s=self._pause_s
         )
         self.state: DrafterState = "ok"
@@ -107,7 +106,7 @@ class ClientCore:
         self,
         session_id: int,
         now_s: float,
-        listener: Callable[[], None],
+        callback: Callable[[], None],
         options: SessionOptions | None = None,
     ) -> Opening | SpeculantError | None:
         """Begin a session; one that has begun goes on.
@@ -115,7 +114,7 @@ class ClientCore:
         Args:
             session_id: the caller's id.
             now_s: now.
-            listener: called when the opening that is returned is over.
+            callback: called when the opening that is returned is over.
             options: what a session that begins wants beside the client's settings.
 
         Returns:
@@ -123,17 +122,17 @@ class ClientCore:
         """
         if self._is_closed:
             return DrafterUnavailableError("the client is closed; make another")
-        session = self._book.session(session_id, options)
-        replica = self._book.home(session)
+        session = self._registry.session(session_id, options)
+        replica = self._registry.assigned_replica(session)
         if session.is_open:
             return None
         if replica.breaker.is_open:
             return DrafterUnavailableError(f"the drafter at {replica.address} is down: {self.counts.last_failure}")
-        opening = self._book.begin_opening(session)
-        opening.listeners.append(listener)
+        opening = self._registry.begin_opening(session, now_s)
+        opening.callbacks.append(callback)
         return opening
 
-    def note_open(self, opening: Opening, started_s: float, now_s: float) -> SpeculantError | None:
+    def note_open(self, opening: Opening, now_s: float) -> SpeculantError | None:
         """Note the outcome of an opening that a caller waited for; return why it failed."""
         replica = self._replicas[opening.replica]
         error = opening.error if opening.is_over else DrafterUnavailableError("the drafter did not open the session")
@@ -146,60 +145,58 @@ class ClientCore:
             self.counts.last_failure = str(error)
         elif error is not ENDED:
             self.state, self.counts.last_failure = "unavailable", str(error)
-            self._note_failure(replica, error, started_s, now_s, was_late=False)
+            self._note_failure(replica, error, opening.started_s, now_s, was_late=False)
             self._actions += replica.report_outage(str(error))
         return error
 
-    def begin(self, steps: Sequence[SequenceStep], now_s: float, finished: Callable[[], None]) -> Round:
+    def begin(self, steps: Sequence[SequenceStep], now_s: float, finished: Callable[[], None]) -> InFlightBatch | None:
         """Begin a step of a batch.
 
         Args:
             steps: at least one.
             now_s: now.
-            finished: called when all sequences are settled before :meth:`end`.
+            finished: called when all sequences are resolved before :meth:`end`.
+
+        Returns:
+            What is under way; None if no replica can be asked.
         """
         self.counts.steps += 1
-        round_ = Round(steps, now_s, finished)
-        self._advance(round_, range(len(steps)), now_s)
-        return round_
+        if self._is_closed or all(replica.breaker.is_open for replica in self._replicas):
+            self.counts.failed_steps += 1
+            self.counts.skipped_steps += 1
+            self.state = "unavailable"
+            return None
+        batch = InFlightBatch(steps, now_s, finished)
+        self._advance(batch, range(len(steps)), now_s)
+        return batch
 
-    def skips(self) -> bool:
-        """Return whether nobody can be asked, and count a step that so is over before it began."""
-        if not self._is_closed and not all(replica.breaker.is_open for replica in self._replicas):
-            return False
-        self.counts.steps += 1
-        self.counts.failed_steps += 1
-        self.counts.skipped_steps += 1
-        self.state = "unavailable"
-        return True
-
-    def end(self, round_: Round, now_s: float) -> list[Draft]:
+    def end(self, batch: InFlightBatch, now_s: float) -> list[Draft]:
         """End a step, complete or not; return its drafts."""
-        if round_.is_over:
-            return round_.drafts
-        round_.is_over = True
-        for replica in round_.waiting.values():
-            round_.failures.setdefault(replica, self._too_late)
-        round_.waiting.clear()
-        for index in round_.answered:
+        if batch.is_over:
+            return batch.drafts
+        batch.is_over = True
+        for replica in batch.waiting.values():
+            batch.failures.setdefault(replica, self._too_late)
+        batch.waiting.clear()
+        for index in batch.answered:
             self._actions += self._replicas[index].note_success()
-        for index, error in round_.failures.items():
+        for index, error in batch.failures.items():
             if error is not None:
                 self.counts.last_failure = str(error)
-                if index not in round_.answered and not isinstance(error, UnknownGraphError):
+                if index not in batch.answered and not isinstance(error, UnknownGraphError):
                     late = error is self._too_late
-                    self._note_failure(self._replicas[index], error, round_.started_s, now_s, was_late=late)
-        if round_.failures:
+                    self._note_failure(self._replicas[index], error, batch.started_s, now_s, was_late=late)
+        if batch.failures:
             self.counts.failed_steps += 1
-            self.counts.skipped_steps += not round_.has_sent
+            self.counts.skipped_steps += not batch.has_sent
         else:
-            self.counts.round_trip_s.append(now_s - round_.started_s)
-        if round_.is_answered:
+            self.counts.round_trip_s.append(now_s - batch.started_s)
+        if batch.is_answered:
             self.state = "ok"
-        elif any(self._is_outage(index, error, now_s) for index, error in round_.failures.items()):
+        elif any(self._is_outage(index, error, now_s) for index, error in batch.failures.items()):
             self.state = "unavailable"
-        self.counts.drafted_nodes += sum(map(len, round_.drafts))
-        return round_.drafts
+        self.counts.drafted_nodes += sum(map(len, batch.drafts))
+        return batch.drafts
 
     def note_defect(self, error: Exception) -> None:
         """Note a step that an error of our own ended."""
@@ -211,16 +208,16 @@ class ClientCore:
 
     def finish(self, session_id: int) -> None:
         """End a session; unknown ids are ignored."""
-        self._book.finish(session_id)
+        self._registry.finish(session_id)
 
     def close(self) -> None:
         """End all sessions, streams and running steps."""
         self._is_closed = True
-        self._book.finish_all()
+        self._registry.finish_all()
         for replica in self._replicas:
             self._drop_stream(replica, ENDED)
 
-    # --- what the shells tell
+    # --- what the driver notes
 
     def answered(self, replica_index: int, stream: int, payload: bytes, now_s: float) -> None:
         """Take an answer from a stream, in time or not."""
@@ -235,33 +232,32 @@ class ClientCore:
         sent = replica.unanswered.pop(step_id, None)
         if sent is None:  # not asked, or answered twice
             return
-        round_ = sent.round
-        self.counts.late_answers += round_.is_over
+        batch = sent.batch
+        self.counts.late_answers += batch.is_over
         try:
             decoded = convert.decode_stream_answer(
                 payload, budgets=sent.budgets, strategy=self._strategy, vocabulary_size=replica.vocabulary_size
             )
         except SpeculantError as error:
             if isinstance(error, DraftLimitError):
-                replica.rests_until_s = max(replica.rests_until_s, now_s + error.retry_delay_s)
+                replica.retry_after_s = max(replica.retry_after_s, now_s + error.retry_delay_s)
             for entry in sent.entries:
-                round_.fail(entry.place, replica_index, error)
+                batch.fail(entry.batch_index, replica_index, error)
             return
-        if not round_.is_over:
-            round_.answered.add(replica_index)
+        if not batch.is_over:
+            batch.answered.add(replica_index)
         again = []
         for entry, outcome in zip(sent.entries, decoded.sequences, strict=True):
             must_resend = self._note_outcome(entry, outcome, decoded.draft_id)
-            if entry.place not in round_.waiting:
+            if entry.batch_index not in batch.waiting:
                 continue
             if must_resend:
-                again.append(entry.place)
-                continue
-            round_.is_answered = True
-            round_.drafts[entry.place] = outcome.draft
-            round_.settle(entry.place)
+                again.append(entry.batch_index)
+            else:
+                batch.is_answered = True
+                batch.resolve(entry.batch_index, outcome.draft)
         if again:
-            self._advance(round_, again, now_s)
+            self._advance(batch, again, now_s)
 
     def stream_ended(self, replica_index: int, stream: int, error: SpeculantError, now_s: float) -> None:
         """Take the end of a stream; the next step begins another."""
@@ -269,8 +265,7 @@ class ClientCore:
         if stream != replica.stream:
             return
         if is_refusal(error):  # as it would be a moment later
-            delay_s = error.retry_delay_s if isinstance(error, DraftLimitError) else 0.0
-            replica.rests_until_s = max(replica.rests_until_s, now_s + (delay_s or self._pause_s))
+            replica.retry_after_s = max(replica.retry_after_s, now_s + retry_delay_s(error, self._pause_s))
         self._drop_stream(replica, error)
 
     def opened(self, opening: Opening, outcome: OpenAnswer | SpeculantError, now_s: float) -> None:
@@ -280,15 +275,14 @@ class ClientCore:
             outcome = TokenizerMismatchError(
                 f"tokenizer {self._tokenizer_name} does not fit the drafter at {address}: {outcome}"
             )
-        if not self._book.note_opened(opening, outcome, now_s):
-            return
-        for listener in opening.listeners:
-            listener()
-        for round_, index in opening.waiting:
+        self._registry.note_opened(opening, outcome, now_s)
+        for callback in opening.callbacks:
+            callback()
+        for batch, index in opening.waiting:
             if opening.error is not None:
-                round_.fail(index, opening.replica, opening.error)
-            elif index in round_.waiting:
-                self._advance(round_, [index], now_s)
+                batch.fail(index, opening.replica, opening.error)
+            elif index in batch.waiting:
+                self._advance(batch, [index], now_s)
 
     def probed(self, replica_index: int, error: SpeculantError | None) -> None:
         """Take the outcome of a probe; None: it was answered."""
@@ -303,38 +297,38 @@ class ClientCore:
 
     # --- steps
 
-    def _advance(self, round_: Round, indices: Iterable[int], now_s: float) -> None:
+    def _advance(self, batch: InFlightBatch, indices: Iterable[int], now_s: float) -> None:
         """Do what comes next for sequences that wait: leave them out, open their sessions, or ask."""
         ready: dict[tuple[int, Wishes], list[tuple[int, SequenceStep, Session]]] = {}
         for index in indices:
-            step = round_.steps[index]
-            session = self._book.session(step.session_id)
-            if session.num_sent and session.holds_another_text(step):
-                self._book.renew(session)
-            replica = self._book.home(session)
-            round_.waiting[index] = replica.index
-            if replica.breaker.is_open or now_s < replica.rests_until_s or now_s < session.rests_until_s:
-                round_.fail(index, replica.index, None)
-            elif round_.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
-                round_.fail(index, replica.index, _LOSES_SESSIONS)
+            step = batch.steps[index]
+            session = self._registry.session(step.session_id)
+            if session.holds_another_text(step):
+                self._registry.restart(session)
+            replica = self._registry.assigned_replica(session)
+            batch.waiting[index] = replica.index
+            if replica.breaker.is_open or now_s < replica.retry_after_s or now_s < session.retry_after_s:
+                batch.fail(index, replica.index, None)
+            elif batch.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
+                batch.fail(index, replica.index, _LOSES_SESSIONS)
             elif session.is_open:
                 wishes = step.siblings if self._draws else "none", step.max_depth, step.temperature
                 ready.setdefault((replica.index, wishes), []).append((index, step, session))
             else:
-                self._book.begin_opening(session).waiting.append((round_, index))
-                round_.has_sent = True
-        for (replica_index, wishes), batch in ready.items():
-            round_.has_sent = True
+                self._registry.begin_opening(session, now_s).waiting.append((batch, index))
+                batch.has_sent = True
+        for (replica_index, wishes), sequences in ready.items():
+            batch.has_sent = True
             options = with_wishes(self._options, wishes)
-            for message in pack(batch, options):
-                self._send(round_, self._replicas[replica_index], message, options)
-            for index, step, session in batch:
+            for message in pack(sequences, options):
+                self._send(batch, self._replicas[replica_index], message, options)
+            for index, step, session in sequences:
                 session.note_sent(step)
-                round_.num_exchanges[index] += 1
+                batch.num_exchanges[index] += 1
 
-    def _send(self, round_: Round, replica: Replica, message: Message, options: StepOptions) -> None:
+    def _send(self, batch: InFlightBatch, replica: Replica, message: Message, options: StepOptions) -> None:
         budgets = [sequence.node_budget or 0 for sequence in message.sequences]
-        step_id = replica.note_sent(SentStep(round_, message.entries, budgets))
+        step_id = replica.note_sent(SentMessage(batch, message.entries, budgets))
         request = StepRequest(message.sequences, options)
         try:
             payload = convert.encode_stream_step(step_id, request)
@@ -342,19 +336,19 @@ class ClientCore:
             del replica.unanswered[step_id]
             if len(message.entries) > 1:
                 for sequence, entry in zip(message.sequences, message.entries, strict=True):
-                    self._send(round_, replica, Message([sequence], [entry]), options)
+                    self._send(batch, replica, Message([sequence], [entry]), options)
                 return
             reason = DraftRequestError(
                 f"a sequence can't be sent ({type(error).__name__}); give ids and budgets from 0 up"
             )
-            round_.fail(message.entries[0].place, replica.index, reason)
+            batch.fail(message.entries[0].batch_index, replica.index, reason)
             return
         self._actions.append(Send(replica.index, replica.stream, payload))
 
     def _note_outcome(self, entry: Entry, outcome: SequenceAnswer, draft_id: int) -> bool:
         """Note what a replica has taken of a sequence; return whether the sequence must be sent again."""
         session, status, position = entry.session, outcome.status, outcome.next_position
-        is_current = session.epoch == entry.epoch
+        is_current = entry.is_current
         if status is SequenceStatus.INVALID_TOKEN:
             return False  # what a server refuses once it will refuse again
         if status is SequenceStatus.OK and entry.end <= position <= (session.num_sent if is_current else entry.end):
@@ -367,10 +361,9 @@ class ClientCore:
         if status is SequenceStatus.OUT_OF_SYNC and position < entry.start:
             session.position = min(session.position, position)
         elif status is SequenceStatus.SESSION_LOST:
-            session.reset()
-            session.was_lost = True
+            self._registry.note_lost(session)
         else:
-            self._book.renew(session)  # nobody has sent what the replica says that it holds
+            self._registry.restart(session)  # nobody has sent what the replica says that it holds
         return True
 
     # --- failures
@@ -378,7 +371,7 @@ class ClientCore:
     def _is_outage(self, index: int, error: SpeculantError | None, now_s: float) -> bool:
         """Say whether a failure says anything of the replica: not if it is of a session that was refused."""
         replica = self._replicas[index]
-        rests = replica.breaker.is_open or now_s < replica.rests_until_s
+        rests = replica.breaker.is_open or now_s < replica.retry_after_s
         return rests if error is None else not isinstance(error, UnknownGraphError)
 
     def _note_failure(
@@ -394,4 +387,4 @@ class ClientCore:
             self._actions.append(DropStream(replica.index, replica.stream))
         for sent in replica.drop_stream():
             for entry in sent.entries:
-                sent.round.fail(entry.place, replica.index, error)
+                sent.batch.fail(entry.batch_index, replica.index, error)

@@ -10,11 +10,7 @@ from speculant_graph.types import DrafterStatistics
 _NUM_ROUND_TRIPS_KEPT = 1_000
 
 
-def _recent() -> deque[float]:
-    return deque(maxlen=_NUM_ROUND_TRIPS_KEPT)
-
-
-@dataclass(slots=True)
+@dataclass
 class Counts:
     """Running counts; the fields are those of :class:`~speculant_graph.types.DrafterStatistics`."""
 
@@ -25,19 +21,9 @@ class Counts:
     skipped_steps: int = 0
     late_answers: int = 0
     failovers: int = 0
-    round_trip_s: deque[float] = field(default_factory=_recent)
+    round_trip_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_ROUND_TRIPS_KEPT))
     last_failure: str = ""
 
     def snapshot(self) -> DrafterStatistics:
         """Return the counts as they are now."""
-        return DrafterStatistics(
-            steps=self.steps,
-            failed_steps=self.failed_steps,
-            drafted_nodes=self.drafted_nodes,
-            reopened_sessions=self.reopened_sessions,
-            skipped_steps=self.skipped_steps,
-            late_answers=self.late_answers,
-            failovers=self.failovers,
-            round_trip_s=tuple(self.round_trip_s),
-            last_failure=self.last_failure,
-        )
+        return DrafterStatistics(**vars(self) | {"round_trip_s": tuple(self.round_trip_s)})

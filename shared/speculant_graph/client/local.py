@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from loguru import logger
 
 from speculant_graph.client.counts import Counts
+from speculant_graph.client.sessions import Session
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learned import LearnedStore
@@ -24,26 +25,7 @@ from speculant_graph.types import (
     DrafterStatistics,
     SequenceStep,
     SessionOptions,
-    TokenId,
 )
-
-_TAIL_TOKENS = 16
-
-
-@dataclass(slots=True)
-class _Taken:
-    """What the drafter has of a sequence."""
-
-    options: SessionOptions | None = None
-    num_tokens: int = 0
-    tail: tuple[TokenId, ...] = ()
-    """The last of them, by which another text shows."""
-    draft_id: int = 0
-    """The latest draft."""
-
-    def begins(self, token_ids: Sequence[TokenId]) -> bool:
-        end = self.num_tokens
-        return end <= len(token_ids) and tuple(token_ids[end - len(self.tail) : end]) == self.tail
 
 
 class LocalDrafter:
@@ -72,7 +54,7 @@ class LocalDrafter:
         """
         self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
         self._cost = cost
-        self._taken: dict[int, _Taken] = {}
+        self._sessions: dict[int, Session] = {}
         self._draft_ids = itertools.count(1)
         self._state: DrafterState = "ok"
         self._counts = Counts()
@@ -93,14 +75,14 @@ class LocalDrafter:
         Raises:
             ConfigError: the options name a graph, and here is but one.
         """
-        if session_id in self._taken:
+        if session_id in self._sessions:
             return
         wanted = options or SessionOptions()
         if wanted.graph:
             raise ConfigError(f"there is no graph '{wanted.graph}' in this process; name none, or use a sidecar")
         learn = wanted.learn is not False
         self._drafter.open(session_id, tenant=wanted.tenant or "", learn=learn, cost=self._cost)
-        self._taken[session_id] = _Taken(options)
+        self._sessions[session_id] = Session(session_id, options=wanted)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
@@ -119,7 +101,7 @@ class LocalDrafter:
             self._counts.failed_steps += 1
             return [EMPTY_DRAFT] * len(steps)
         for step, draft in zip(steps, drafts, strict=True):
-            self._taken[step.session_id].draft_id = draft.draft_id
+            self._sessions[step.session_id].draft_id = draft.draft_id
         self._state = "ok"
         self._counts.drafted_nodes += sum(map(len, drafts))
         self._counts.round_trip_s.append(time.perf_counter() - started_s)
@@ -127,24 +109,24 @@ class LocalDrafter:
 
     def _order(self, step: SequenceStep) -> DraftOrder:
         """Tell the drafter what it has not seen of a sequence, and return what is wanted."""
-        taken = self._taken.get(step.session_id)
-        if taken is None or not taken.begins(step.token_ids):  # never opened, or not the sequence it was
+        session = self._sessions.get(step.session_id)
+        if session is None or session.holds_another_text(step):
             self.finish(step.session_id)
-            self.open(step.session_id, None if taken is None else taken.options)
-            taken = self._taken[step.session_id]
-        self._recycle(step, taken)
-        if taken.num_tokens < len(step.token_ids):
-            self._drafter.accept(step.session_id, step.token_ids[taken.num_tokens :])
-            taken.num_tokens, taken.tail = len(step.token_ids), tuple(step.token_ids[-_TAIL_TOKENS:])
+            self.open(step.session_id, None if session is None else session.options)
+            session = self._sessions[step.session_id]
+        self._recycle(step, session)
+        if session.num_sent < len(step.token_ids):
+            self._drafter.accept(step.session_id, step.token_ids[session.num_sent :])
+            session.note_sent(step)
         options = DraftOptions(siblings=step.siblings, max_depth=step.max_depth, temperature=step.temperature)
         return DraftOrder(step.session_id, step.node_budget, step.seed, options)
 
-    def _recycle(self, step: SequenceStep, taken: _Taken) -> None:
+    def _recycle(self, step: SequenceStep, session: Session) -> None:
         """Pass on what the target made of the latest draft; of another draft it would teach nonsense."""
-        feedback = step.feedback
-        if feedback is None or not taken.draft_id or feedback.draft_id != taken.draft_id:
+        feedback = session.fitting_feedback(step.feedback)
+        if feedback is None:
             return
-        taken.draft_id = 0  # once
+        session.draft_id = 0  # once
         try:
             self._drafter.recycle(step.session_id, feedback.nodes, feedback.rows)
         except DraftRequestError as error:
@@ -153,10 +135,10 @@ class LocalDrafter:
     def finish(self, session_id: int) -> None:
         """End a session; what it accepted helps later ones."""
         self._drafter.close(session_id)
-        self._taken.pop(session_id, None)
+        self._sessions.pop(session_id, None)
 
     def close(self) -> None:
         """End all sessions and bring what was learned to disk, if there is a store on disk."""
-        for session_id in list(self._taken):
+        for session_id in list(self._sessions):
             self.finish(session_id)
         self._drafter.save()

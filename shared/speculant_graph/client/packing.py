@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from speculant_graph.client.rounds import Entry
+from speculant_graph.client.batches import Entry
 from speculant_graph.client.sessions import Session
 from speculant_graph.rpc.messages import SequenceRequest, StepOptions
 from speculant_graph.types import SequenceStep, SiblingsName
@@ -50,7 +50,7 @@ def pack(batch: Sequence[tuple[int, SequenceStep, Session]], options: StepOption
     Long texts come first, in chunks of their own that ask for nothing.
 
     Args:
-        batch: sequences of a round with their place in it and their open sessions.
+        batch: sequences of a step with their index in it and their open sessions.
         options: how drafts are asked for.
     """
     node_bytes = _NODE_BYTES
@@ -63,7 +63,7 @@ def pack(batch: Sequence[tuple[int, SequenceStep, Session]], options: StepOption
         while end - start > MAX_TOKENS_PER_MESSAGE:
             stop = start + MAX_TOKENS_PER_MESSAGE
             chunk = SequenceRequest(step.token_ids[start:stop], session.wire_id, start, 0, feedback=feedback)
-            yield Message([chunk], [Entry(-1, session, session.epoch, start, stop)])
+            yield Message([chunk], [Entry(-1, session, session.wire_id, start, stop)])
             start, feedback = stop, None
         num_tokens += end - start
         num_bytes += step.node_budget * node_bytes
@@ -80,6 +80,6 @@ def pack(batch: Sequence[tuple[int, SequenceStep, Session]], options: StepOption
         message.sequences.append(
             SequenceRequest(step.token_ids[start:], session.wire_id, start, step.node_budget, step.seed, feedback)
         )
-        message.entries.append(Entry(index, session, session.epoch, start, end))
+        message.entries.append(Entry(index, session, session.wire_id, start, end))
     if message.entries:
         yield message

@@ -3,43 +3,54 @@
 from __future__ import annotations
 
 from speculant_graph.client.actions import Action, Report, StartProbing
+from speculant_graph.client.batches import SentMessage
 from speculant_graph.client.breaker import Breaker
-from speculant_graph.client.rounds import SentStep
-from speculant_graph.errors import AccessError, DraftRequestError, SpeculantError, TokenizerMismatchError
+from speculant_graph.errors import (
+    AccessError,
+    DraftLimitError,
+    DraftRequestError,
+    SpeculantError,
+    TokenizerMismatchError,
+)
 
 _MAX_UNANSWERED = 4_096
 """A drafter that skips steps must not fill the memory."""
 
 
 def is_refusal(error: SpeculantError) -> bool:
-    """Return whether a drafter said no, rather than nothing."""
+    """Return whether a drafter refused, rather than gave no answer."""
     return isinstance(error, DraftRequestError | TokenizerMismatchError | AccessError)
+
+
+def retry_delay_s(refusal: SpeculantError, default_s: float) -> float:
+    """Return for how long what was refused is not asked for again."""
+    return (refusal.retry_delay_s if isinstance(refusal, DraftLimitError) else 0.0) or default_s
 
 
 class Replica:
     """What a client knows of one drafter."""
 
     def __init__(self, index: int, address: str, failures_before_pause: int) -> None:
-        """Make a replica that counts as alive."""
+        """Make a replica that counts as up."""
         self.index = index
         self.address = address
         self.breaker = Breaker(failures_before_pause)
         self.stream = 1
         """Number of the stream in use, or of the next one."""
         self.has_stream = False
-        self.unanswered: dict[int, SentStep] = {}
+        self.unanswered: dict[int, SentMessage] = {}
         """Messages on the stream by step id, oldest first."""
         self.vocabulary_size = 0
         """Drafted token ids must be below it; it comes with every opened session."""
-        self.rests_until_s = 0.0
-        """It asked not to be asked before."""
+        self.retry_after_s = 0.0
+        """It asked not to be asked before this time."""
         self._failures_before_pause = failures_before_pause
         self._num_failures = 0
         self._last_step_id = 0
         self._is_reported = False
         self._unexplained = ""
 
-    def note_sent(self, sent: SentStep) -> int:
+    def note_sent(self, sent: SentMessage) -> int:
         """Note a message that is about to be sent; return its step id."""
         self.has_stream = True
         self._last_step_id += 1
@@ -48,7 +59,7 @@ class Replica:
             del self.unanswered[next(iter(self.unanswered))]
         return self._last_step_id
 
-    def drop_stream(self) -> list[SentStep]:
+    def drop_stream(self) -> list[SentMessage]:
         """Give up the stream for the next one; return what it will never answer."""
         lost = list(self.unanswered.values())
         self.unanswered.clear()
@@ -76,7 +87,7 @@ class Replica:
             error: what went wrong.
             started_s: when the step began.
             now_s: when it failed.
-            was_late: nothing was heard, so that ``error`` explains nothing.
+            was_late: no answer came, so that ``error`` explains nothing.
         """
         self._num_failures += 1
         opened = not is_refusal(error) and self.breaker.failed(started_s, now_s)

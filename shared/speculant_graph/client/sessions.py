@@ -16,7 +16,7 @@ from speculant_graph.rpc.messages import OpenRequest
 from speculant_graph.types import Feedback, SequenceStep, SessionOptions, TokenId
 
 if TYPE_CHECKING:
-    from speculant_graph.client.rounds import Round
+    from speculant_graph.client.batches import InFlightBatch
 
 _TAIL_TOKENS = 16
 _MAX_WIRE_TOKEN = (1 << 32) - 1
@@ -41,13 +41,17 @@ def problem_of(options: SessionOptions | None, error: SpeculantError | None) -> 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One sequence, at the replica that holds it. A wire id stands for one text: another one gets another id."""
+    """One sequence, at the replica that holds it.
+
+    A wire id stands for one text at one replica: whenever what a replica holds is given up, the next id is another one,
+    so that answers about the old one are known to be old.
+    """
 
     wire_id: int
-    replica: int
-    """Index of the replica it belongs to."""
-    epoch: int = 0
-    """Grows whenever what the replica holds is given up, so that answers about it are known to be old."""
+    replica: int = 0
+    """Index of the replica it is assigned to."""
+    options: SessionOptions = field(default_factory=SessionOptions)
+    """What it is opened with, beside what the client sets."""
     is_open: bool = False
     opening: Opening | None = None
     """Under way, if not None."""
@@ -61,20 +65,18 @@ class Session:
     """The latest draft received; 0 for none."""
     was_lost: bool = False
     """Whether the replica has lost it, so that its opening is one more."""
-    rests_until_s: float = 0.0
-    """No opening before: the replica has refused one."""
-    options: SessionOptions = field(default_factory=SessionOptions)
-    """What it is opened with, beside what the client sets."""
+    retry_after_s: float = 0.0
+    """No opening before this time: the replica has refused one."""
 
     @property
-    def placement(self) -> int:
-        """What decides which replica it belongs to."""
+    def placement_key(self) -> int:
+        """What decides which replica it is assigned to."""
         wanted = self.options
         return self.wire_id if wanted.conversation is None else key_of(wanted.tenant or "", wanted.conversation)
 
-    def reset(self) -> None:
-        """Give up what the replica holds of it."""
-        self.epoch += 1
+    def restart(self, wire_id: int) -> None:
+        """Give up what the replica holds of it, for another id."""
+        self.wire_id = wire_id
         self.is_open, self.opening = False, None
         self.position = self.num_sent = self.draft_id = 0
         self.tail = ()
@@ -108,11 +110,10 @@ class Opening:
     session: Session
     replica: int
     request: OpenRequest
-    is_repeated: bool = False
-    """Whether the replica held another session under the first id tried."""
-    waiting: list[tuple[Round, int]] = field(default_factory=list)
-    """Sequences of steps that go on when it succeeds."""
-    listeners: list[Callable[[], None]] = field(default_factory=list)
+    started_s: float
+    waiting: list[tuple[InFlightBatch, int]] = field(default_factory=list)
+    """Sequences of batches that go on when it succeeds."""
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
     """Called at its end."""
     is_over: bool = False
     error: SpeculantError | None = None

@@ -1,4 +1,4 @@
-"""What both clients are made of, from the same settings."""
+"""What a client is made of, from its settings."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ PROBE = b""
 """A DraftRequest of no sequences."""
 PROBE_TIMEOUT_S = 0.1
 """Patience with a probe."""
-OPEN_GRACE_S = 0.05
-"""How much longer than a call of OpenSession its outcome is waited for, as it says why."""
 _STATUS_DETAILS = "grpc-status-details-bin"
 """Where gRPC puts the google.rpc.Status of a unary call that failed."""
 

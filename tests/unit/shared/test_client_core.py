@@ -35,13 +35,12 @@ def test_only_new_tokens_travel(network: Network) -> None:
     assert network.core.counts.reopened_sessions == network.core.counts.failed_steps == 0
 
 
-def test_a_lost_session_is_filled_again_under_its_id_in_the_same_step(network: Network) -> None:
+def test_a_lost_session_is_filled_again_in_the_same_step(network: Network) -> None:
     network.draft([STEP])
-    [wire_id] = network.drafters[0].sessions
     network.drafters[0].sessions.clear()
     [draft] = network.draft([STEP])
     assert draft.token_ids == drafted(STEP.token_ids, 4)
-    assert list(network.drafters[0].sessions) == [wire_id]
+    assert list(network.drafters[0].sessions.values()) == [STEP.token_ids]
     assert (network.core.counts.reopened_sessions, network.core.counts.failed_steps) == (1, 0)
 
 
@@ -123,7 +122,7 @@ def test_feedback_travels_only_if_it_is_about_the_latest_draft_of_the_replica(ne
         return network.draft([SequenceStep(1, [1, 2, 3], 4, feedback=feedback)])[0]
 
     # The encoder may leave feedback out, so what it is given is looked at.
-    session = network.core._book.session(1)
+    session = network.core._registry.session(1)
     good = Feedback(first.draft_id, [0, 1], np.array([[1, 2], [3, 4]]))
     assert session.fitting_feedback(good) is good
     assert session.fitting_feedback(Feedback(first.draft_id, [0], np.array([[1, -1]]))) is None
@@ -384,7 +383,7 @@ def test_a_graph_that_is_not_there_says_nothing_of_the_drafter(network: Network)
         if network.openings:
             network.settle_opening(0, UnknownGraphError("there is no such graph"))
         if opening is not None and not isinstance(opening, SpeculantError):
-            assert isinstance(network.core.note_open(opening, network.now_s, network.now_s), UnknownGraphError)
+            assert isinstance(network.core.note_open(opening, network.now_s), UnknownGraphError)
         running = network.begin([other])
         network.work()
         while network.openings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_graph.client.rounds import Round
+from speculant_graph.client.batches import InFlightBatch
 from speculant_graph.errors import DraftLimitError, DraftRequestError, TokenizerMismatchError
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import SequenceStep
@@ -23,7 +23,7 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
     """Play operations; every draft that comes out must belong to the step that asked for it."""
     core = network.core
     texts: dict[int, list[int]] = {}
-    running: list[Round] = []
+    running: list[InFlightBatch] = []
 
     def end(number: int) -> None:
         ended = running.pop(number % len(running))
@@ -38,8 +38,8 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
             case "begin":
                 text.extend(range(number % 4))
                 steps = [SequenceStep(key, tuple(texts[key]), 3) for key in list(texts)[: 1 + number % 3]]
-                if not core.skips():
-                    running.append(network.begin(steps))
+                if batch := core.begin(steps, network.now_s, lambda: None):
+                    running.append(batch)
             case "end" if running:
                 end(number)
             case "open" if network.openings:
@@ -78,7 +78,7 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
                 answer.error.code = (3, 8, 13, 14)[number % 4]
                 core.answered(where, stream, answer.SerializeToString(), network.now_s)
         network.work(loses=number % 11 == 10)
-        for session in core._book._sessions.values():
+        for session in core._registry._sessions.values():
             assert session.position <= session.num_sent
     while running:
         end(0)
