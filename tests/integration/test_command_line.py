@@ -14,11 +14,11 @@ import pytest
 from speculant_graph.cli.build import BuildSettings
 from speculant_graph.cli.main import COMMANDS, main
 from speculant_graph.settings import load_settings
-from speculant_verifier.cli import GenerateSettings
 from speculant_verifier.demo.command import DemoSettings
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.report import DemoReport
 from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.generate.command import GenerateSettings
 from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent
 from support.pages import ROOT
 

@@ -15,7 +15,7 @@ from speculant_graph.cli.main import main
 from speculant_graph.config import GenerationConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.generate_output import InOrder, TextPrinter
+from speculant_verifier.generate.output import InOrder, TextPrinter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent
 from support.server import graph_file, serving

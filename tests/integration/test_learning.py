@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -94,30 +93,6 @@ def test_collecting_says_what_is_wrong_in_one_line(tmp_path: Path, models: Path,
     assert shown.out == "1 requests, 0 failures, 1 replay, 0 passed over, 0 lost, 4 tokens\n"
     assert "collect-data: line 2 of " in shown.err
     assert len(replay_of(tmp_path / "records", None, 9)) == 1
-
-
-@pytest.mark.slow
-def test_a_conversation_trains_and_compares(models: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    lines = ["/eval", *["The parties agree"] * 8, "/eval", "/train", "/eval"]
-    lines = [each for line in lines for each in ((line, "/clear") if line.startswith("The") else (line,))]
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-    monkeypatch.setenv("SPECULANT_TRAIN__LEARNING_RATE", "0.02")
-    monkeypatch.setenv("SPECULANT_TRAIN__ACCUMULATE", "2")
-    given = ["chat", *named(models), *DRAFTING, "--generation.max-tokens", "24", "--ignore-end-tokens"]
-    main([*given, "--record", str(tmp_path / "records")])
-    shown = capsys.readouterr().err
-    assert shown.count("no adapter drafts; /train makes one") == 2, shown
-    assert "draft drafts now, tokens a pass 1." in shown
-    assert "tokens a pass 1." in shown.rpartition("without and with ")[2]
-    assert read_adapter(tmp_path / "records" / "adapters" / "draft").note["gate"]["is_better"]
-
-
-@pytest.mark.parametrize("flags", [[], ["--draft-model", "draft"]])
-def test_what_a_conversation_can_not_learn_from(models: Path, flags: list[str], capsys, monkeypatch) -> None:
-    monkeypatch.chdir(models)
-    monkeypatch.setattr("sys.stdin", io.StringIO("/train\n/eval\n"))
-    assert main(["chat", "--model", "target", *flags, "--no-measure-costs", "--num-threads", "1"]) == 1
-    assert capsys.readouterr().err.count("begin with --record and --draft-model") == 2
 
 
 def test_what_was_published_is_loaded_after_whoever_loads(models: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from speculant_graph.cli.main import main
+from speculant_verifier.chat.conversation import COMMANDS
 from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.talk.conversation import COMMANDS
 from support.pages import blocks, rows, section
 from support.sidecar import start_sidecar
 

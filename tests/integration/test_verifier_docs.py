@@ -17,8 +17,8 @@ from speculant_graph.cli.main import main
 from speculant_graph.config import GenerationConfig
 from speculant_graph.settings import load_settings
 from speculant_graph.types import RuleName
-from speculant_verifier.cli import GenerateSettings
 from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.generate.command import GenerateSettings
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.speculation import load_or_measure
 from support.pages import blocks, rows, section

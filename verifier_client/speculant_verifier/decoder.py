@@ -20,7 +20,7 @@ from speculant_graph.draft.strategies import FROM_GRAPH
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, SessionOptions, TokenId
-from speculant_verifier.chat import Message, chat_tokens
+from speculant_verifier.chat_template import Message, chat_tokens
 from speculant_verifier.draft_model.adapters import Adapters
 from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter, require_strategy
 from speculant_verifier.engine import Engine

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from speculant_graph.types import DrafterState
-from speculant_verifier.results import NO_REQUESTS, RecentAcceptance
 
 if TYPE_CHECKING:
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.results import StepEvent
+
+_COUNTS = ("tokens", "steps", "steps_without_drafter", "drafted", "accepted", "from_target_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,6 @@ class RunStatistics:
 
     tokens: int = 0
     """Emitted."""
-    has_more_tokens: bool = False
-    """Whether there may be more: a server's answer that was left is known by its pieces, of a token or more."""
     elapsed_s: float = 0.0
     """From the call to now."""
     first_token_s: float | None = None
@@ -35,8 +34,6 @@ class RunStatistics:
     """Drafted tokens that were verified."""
     accepted: int = 0
     """How many of them were emitted."""
-    drafts: int = 0
-    """Steps that had a draft."""
     from_target_cache: int = 0
     """Tokens without a pass: the target's logits after their prefix were kept from an earlier one."""
     draft_s: tuple[float, ...] = ()
@@ -45,8 +42,6 @@ class RunStatistics:
     """How the drafter was at last; None if that is not known."""
     failure: str = ""
     """Why it did not answer, if it did not."""
-    recent: RecentAcceptance = NO_REQUESTS
-    """How drafts did over the decoder's latest requests; of none where the decoder is elsewhere."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -57,16 +52,6 @@ class RunStatistics:
     def tokens_per_step(self) -> float | None:
         """Tokens per forward pass, those from the target cache left out; 1 is plain decoding. None without a pass."""
         return (self.tokens - self.from_target_cache) / self.steps if self.steps else None
-
-    @property
-    def tree_hit_rate(self) -> float:
-        """Share of the tokens after the first of each pass; with the target cache's share, SpecExec's hit rate."""
-        return max(0, self.tokens - self.from_target_cache - self.steps) / self.tokens if self.tokens else 0.0
-
-    @property
-    def target_cache_hit_rate(self) -> float:
-        """Share of the tokens that came from the target cache."""
-        return self.from_target_cache / self.tokens if self.tokens else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -82,8 +67,7 @@ class RunStatistics:
 
     def line(self) -> str:
         """Return one line for people, without a line end."""
-        least = "at least " if self.has_more_tokens else ""
-        parts = [least + counted_tokens(self.tokens), f"{least}{self.tokens_per_s:.1f} tokens/s"]
+        parts = [counted_tokens(self.tokens), f"{self.tokens_per_s:.1f} tokens/s"]
         if self.first_token_s is not None:
             parts.append(f"first after {self.first_token_s:.2f} s")
         if self.tokens_per_step is not None:
@@ -103,37 +87,6 @@ class RunStatistics:
                 parts.append(f"{self.steps_without_drafter} of {self.steps} steps without the drafter")
         return ", ".join(parts)
 
-    def recent_line(self) -> str:
-        """Return how drafts did lately, for people; empty if there were none."""
-        recent = self.recent
-        if recent.tokens_per_pass is None:
-            return ""
-        requests = f"{recent.num_requests} request{'' if recent.num_requests == 1 else 's'}"
-        return f"latest {requests}: {recent.tokens_per_pass:.2f} per step, {recent.drafted_share:.0%} drafted"
-
-    def as_json(self) -> dict[str, object]:
-        """Return the same for machines."""
-        return {
-            "tokens": self.tokens,
-            "has_more_tokens": self.has_more_tokens,
-            "elapsed_s": round(self.elapsed_s, 6),
-            "first_token_s": None if self.first_token_s is None else round(self.first_token_s, 6),
-            "tokens_per_s": round(self.tokens_per_s, 2),
-            "steps": self.steps,
-            "tokens_per_step": None if self.tokens_per_step is None else round(self.tokens_per_step, 4),
-            "steps_without_drafter": self.steps_without_drafter,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "acceptance_rate": round(self.acceptance_rate, 4),
-            "drafts": self.drafts,
-            "from_target_cache": self.from_target_cache,
-            "tree_hit_rate": round(self.tree_hit_rate, 4),
-            "target_cache_hit_rate": round(self.target_cache_hit_rate, 4),
-            "drafter": self.drafter,
-            "draft_us_p50": self.draft_us(0.5),
-            "draft_us_p99": self.draft_us(0.99),
-        }
-
 
 def counted_tokens(count: int) -> str:
     """Return a number of tokens in words."""
@@ -143,22 +96,8 @@ def counted_tokens(count: int) -> str:
 def total(parts: Sequence[RunStatistics]) -> RunStatistics:
     """Add runs up; the time to the first token is the latest's, and so is the drafter's state."""
     latest = parts[-1] if parts else RunStatistics()
-    return RunStatistics(
-        tokens=sum(part.tokens for part in parts),
-        has_more_tokens=any(part.has_more_tokens for part in parts),
-        elapsed_s=sum(part.elapsed_s for part in parts),
-        first_token_s=latest.first_token_s,
-        steps=sum(part.steps for part in parts),
-        steps_without_drafter=sum(part.steps_without_drafter for part in parts),
-        drafted=sum(part.drafted for part in parts),
-        accepted=sum(part.accepted for part in parts),
-        drafts=sum(part.drafts for part in parts),
-        from_target_cache=sum(part.from_target_cache for part in parts),
-        draft_s=tuple(seconds for part in parts for seconds in part.draft_s),
-        drafter=latest.drafter,
-        failure=latest.failure,
-        recent=latest.recent,
-    )
+    sums = {name: sum(getattr(part, name) for part in parts) for name in ("elapsed_s", *_COUNTS)}
+    return replace(latest, **sums, draft_s=tuple(seconds for part in parts for seconds in part.draft_s))
 
 
 class RunMeter:
@@ -178,39 +117,28 @@ class RunMeter:
 
     def statistics(self) -> RunStatistics:
         """Return what the run came to so far."""
-        elapsed_s = time.perf_counter() - self._started_s
-        tokens, steps, alone, drafted, accepted, drafts, cached = (
-            now - before for now, before in zip(self._counts(), self._before, strict=True)
-        )
         drafter = self._decoder.drafter
         answered = self._answered() - self._drafts_before
+        counts = {name: now - self._before[name] for name, now in self._counts().items()}
         return RunStatistics(
-            tokens=tokens,
-            elapsed_s=elapsed_s,
+            elapsed_s=time.perf_counter() - self._started_s,
             first_token_s=self._first_token_s,
-            steps=steps,
-            steps_without_drafter=alone,
-            drafted=drafted,
-            accepted=accepted,
-            drafts=drafts,
-            from_target_cache=cached,
             draft_s=drafter.statistics.round_trip_s[-answered:] if answered else (),
             drafter=drafter.state,
             failure=drafter.statistics.last_failure if drafter.state == "unavailable" else "",
-            recent=self._decoder.totals.recent,
+            **counts,
         )
 
-    def _counts(self) -> tuple[int, ...]:
+    def _counts(self) -> dict[str, int]:
         totals = self._decoder.totals
-        return (
-            totals.num_tokens,
-            totals.num_rows,
-            totals.num_steps_without_drafter,
-            sum(totals.drafted_by_depth),
-            sum(totals.accepted_by_depth),
-            totals.num_drafts,
-            self._decoder.target_cache_statistics.hits,
-        )
+        return {
+            "tokens": totals.num_tokens,
+            "steps": totals.num_rows,
+            "steps_without_drafter": totals.num_steps_without_drafter,
+            "drafted": sum(totals.drafted_by_depth),
+            "accepted": sum(totals.accepted_by_depth),
+            "from_target_cache": self._decoder.target_cache_statistics.hits,
+        }
 
     def _answered(self) -> int:
         statistics = self._decoder.drafter.statistics

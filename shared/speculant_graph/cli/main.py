@@ -32,10 +32,10 @@ COMMANDS = {
     ),
     "admin": ("speculant_graph.cli.admin", "drafter", "look after running sidecars and verifiers' adapters"),
     "probe": ("speculant_graph.cli.probe", "drafter", "ask a running drafter or verifier whether it serves"),
-    "generate": ("speculant_verifier.cli", "verifier", "continue a prompt with a model and drafts"),
-    "chat": ("speculant_verifier.talk.command", "verifier", "talk with a model in the terminal"),
+    "generate": ("speculant_verifier.generate.command", "verifier", "continue a prompt with a model and drafts"),
+    "chat": ("speculant_verifier.chat.command", "verifier", "talk with a model in the terminal"),
     "collect-data": (
-        "speculant_verifier.collect_data",
+        "speculant_verifier.generate.collect",
         "verifier",
         "record what a model writes after prompts",
     ),

@@ -33,7 +33,6 @@ def test_an_answer_without_a_pass_has_no_mean(decoder):
     assert again.mean_accepted_tokens is None
     assert (again.tree_hit_rate, again.target_cache_hit_rate) == (0.0, 1.0)
     assert (run.tokens, run.steps, run.from_target_cache, run.tokens_per_step) == (24, 0, 24, None)
-    assert run.as_json()["tokens_per_step"] is None
     assert "24 from the target cache" in run.line()
     assert "per step" not in run.line()
 
@@ -48,9 +47,6 @@ def test_tokens_of_the_cache_are_left_out_of_the_mean(decoder):
     assert longer.num_from_tree == longer.num_accepted == passed - longer.num_steps
     assert longer.tree_hit_rate + longer.target_cache_hit_rate == pytest.approx(1 - longer.num_steps / 60)
     assert run.tokens_per_step == longer.mean_accepted_tokens
-    assert (run.drafts, run.tree_hit_rate, run.target_cache_hit_rate) == (
-        longer.num_drafts, longer.tree_hit_rate, longer.target_cache_hit_rate,
-    )  # fmt: skip
     assert total([run, run]).from_target_cache == 2 * longer.num_from_target_cache
 
 

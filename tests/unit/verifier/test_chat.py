@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from speculant_graph.errors import GenerationError
-from speculant_verifier.chat import chat_tokens
+from speculant_verifier.chat_template import chat_tokens
 from speculant_verifier.stream import TextStream
 from support.tiny_models import BOS, EOS, byte_tokenizer
 

@@ -9,7 +9,7 @@ import pytest
 from speculant_graph.config_learning import RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import load_settings
-from speculant_verifier.cli import GenerateSettings
+from speculant_verifier.generate.command import GenerateSettings
 from speculant_verifier.service.command import VerifierSettings
 
 

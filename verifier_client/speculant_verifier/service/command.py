@@ -5,38 +5,24 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
-from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
+from speculant_graph.config import ServiceConfig
+from speculant_graph.config_learning import TrainConfig
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import load_settings
+from speculant_verifier.command_settings import DecodingSettings
 
 
-class VerifierSettings(CommandSettings):
+class VerifierSettings(DecodingSettings):
     """Serve a model to clients over gRPC and HTTP, with drafts from a sidecar or from a graph in this process.
 
     Stops cleanly on SIGTERM or Ctrl-C, reads the access file again on SIGHUP.
     """
 
-    graph_path: Path | None = None
-    """Draft in this process from this graph file."""
     service: ServiceConfig = ServiceConfig()
     """The service."""
-    verifier: VerifierConfig = VerifierConfig()
-    """The model."""
-    draft: DraftConfig = DraftConfig()
-    """How much to draft."""
-    draft_model: DraftModelConfig = DraftModelConfig()
-    """A small language model that drafts, too; its name is enough."""
-    generation: GenerationConfig = GenerationConfig()
-    """What a request leaves open."""
-    client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if there is one."""
-    record: RecordConfig = RecordConfig()
-    """Detailed mode: whole requests in a database. --record DIR is short for --record.folder DIR."""
     train: TrainConfig = TrainConfig()
     """How the draft model is trained on the records, and after how many new failures."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

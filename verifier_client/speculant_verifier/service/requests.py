@@ -14,7 +14,7 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.types import Draft, Proposal, RuleName, TokenId
-from speculant_verifier.chat import Message
+from speculant_verifier.chat_template import Message
 from speculant_verifier.text import Prompt
 
 RULE_OF_NUMBER: dict[int, RuleName] = {

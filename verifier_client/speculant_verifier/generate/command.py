@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Literal
 from pydantic_settings import CliPositionalArg
 
 from speculant_graph.cli.terminal import printable
-from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig, RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import load_settings
+from speculant_verifier.command_settings import DecodingSettings
 
 if TYPE_CHECKING:
-    from speculant_verifier.collect_data import CollectSettings
+    from speculant_verifier.console import ColorChoice
     from speculant_verifier.decoder import SpeculativeDecoder
-    from speculant_verifier.generate_input import PromptLine
+    from speculant_verifier.generate.input import PromptLine
     from speculant_verifier.results import StepEvent
     from speculant_verifier.text import Prompt
 
 
-class GenerateSettings(CommandSettings):
+class GenerateSettings(DecodingSettings):
     """Continue prompts with a model, sooner with drafts. The text goes to standard output as it is made.
 
     A line of statistics goes to standard error, also after Ctrl-C. The exit status is 1 if a prompt could not be
@@ -41,25 +40,11 @@ class GenerateSettings(CommandSettings):
     """Put every prompt through the model's chat template, as a message of the user."""
     system: str = ""
     """With --chat: a system message before it."""
-    graph_path: Path | None = None
-    """Draft in this process from this graph file."""
     json_output: bool = False
     """Print one JSON object a line for every result, with text, token ids, statistics and any error, and with
     log-probabilities where they are asked for, instead of the text."""
     color: Literal["auto", "never", "always"] = "auto"
     """Colour accepted drafts and the model's own tokens: 'auto' does on a terminal, unless NO_COLOR is set."""
-    verifier: VerifierConfig = VerifierConfig()
-    """The model."""
-    draft: DraftConfig = DraftConfig()
-    """How much to draft."""
-    draft_model: DraftModelConfig = DraftModelConfig()
-    """A small language model that drafts, too; its name is enough."""
-    generation: GenerationConfig = GenerationConfig()
-    """How tokens are chosen."""
-    client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if there is one."""
-    record: RecordConfig = RecordConfig()
-    """Detailed mode: whole requests in a database. --record DIR is short for --record.folder DIR."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -67,21 +52,21 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(GenerateSettings, "generate", arguments)
     if settings.system and not settings.chat:
         raise ConfigError("--system is for conversations; add --chat")
-    from speculant_verifier.generate_input import prompts_for, read_prompts
+    from speculant_verifier.generate.input import prompts_for, read_prompts
 
     lines = read_prompts(settings.prompt, settings.prompts, settings.generation)
     log_to_stderr("INFO")
-    with open_decoder(settings) as decoder:
+    with open_decoder(settings, settings.color) as decoder:
         prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
         return _generate(decoder, prompts, lines, settings)
 
 
-def open_decoder(settings: GenerateSettings | CollectSettings) -> SpeculativeDecoder:
+def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
     """Load what the settings name, and say so if it drafts nothing."""
     from speculant_verifier.console import quiet_transformers, waiting_for
     from speculant_verifier.sources import require_sources
 
-    with waiting_for(f"loading {printable(settings.verifier.model_name)}", settings.color):
+    with waiting_for(f"loading {printable(settings.verifier.model_name)}", color):
         require_sources(settings.verifier, settings.graph_path, settings.client)
         from speculant_verifier.decoder import SpeculativeDecoder
 
@@ -106,7 +91,7 @@ def _generate(
     decoder: SpeculativeDecoder, prompts: list[Prompt], lines: Sequence[PromptLine], settings: GenerateSettings
 ) -> int:
     from speculant_verifier.console import legend, make_console
-    from speculant_verifier.generate_output import InOrder, JsonPrinter, TextPrinter, ending
+    from speculant_verifier.generate.output import InOrder, JsonPrinter, TextPrinter, ending
     from speculant_verifier.run_statistics import RunMeter
 
     num_samples = [line.config.n for line in lines]

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Literal
 from pydantic_settings import CliPositionalArg
 
 from speculant_graph.cli.terminal import printable
-from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig, RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import load_settings
+from speculant_verifier.command_settings import DecodingSettings
 
 if TYPE_CHECKING:
     from speculant_verifier.records.writer import WriterStatistics
 
 
-class CollectSettings(CommandSettings):
+class CollectSettings(DecodingSettings):
     """Continue the prompts of a file, as 'generate' does, and write records of them, which 'train' needs.
 
     The text goes nowhere. Ctrl-C keeps what was finished. The exit status is 1 if a prompt could not be continued.
@@ -33,24 +32,10 @@ class CollectSettings(CommandSettings):
     """Put every prompt through the model's chat template, as a message of the user."""
     system: str = ""
     """With --chat: a system message before it."""
-    graph_path: Path | None = None
-    """Draft in this process from this graph file."""
     json_output: bool = False
     """Print one JSON object with the counts as the last line."""
     color: Literal["auto", "never", "always"] = "auto"
     """Colour progress: 'auto' does on a terminal, unless NO_COLOR is set."""
-    verifier: VerifierConfig = VerifierConfig()
-    """The model."""
-    draft: DraftConfig = DraftConfig()
-    """How much to draft."""
-    generation: GenerationConfig = GenerationConfig()
-    """How tokens are chosen."""
-    client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if there is one."""
-    draft_model: DraftModelConfig = DraftModelConfig()
-    """A small language model that drafts, too; its name is enough."""
-    record: RecordConfig = RecordConfig()
-    """Where records go. --record DIR is short for --record.folder DIR."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -60,8 +45,8 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("there is no folder for records; name one with --record")
     if settings.system and not settings.chat:
         raise ConfigError("--system is for conversations; add --chat")
-    from speculant_verifier.cli import open_decoder
-    from speculant_verifier.generate_input import prompts_for, read_prompts
+    from speculant_verifier.generate.command import open_decoder
+    from speculant_verifier.generate.input import prompts_for, read_prompts
 
     lines = read_prompts((), settings.prompts, settings.generation)
     log_to_stderr("INFO")
@@ -70,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.console import make_console
 
     num_tokens = num_errors = 0
-    with open_decoder(settings) as decoder:
+    with open_decoder(settings, settings.color) as decoder:
         prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
         events = decoder.stream(prompts, [line.config for line in lines])
         ended = ((event.prompt_index, event.result) for event in events if event.result is not None)

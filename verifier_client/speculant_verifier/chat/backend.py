@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from speculant_verifier.run_statistics import RunStatistics
-
-if TYPE_CHECKING:
-    from speculant_verifier.draft_model.adapters import Adapters
 
 Messages = Sequence[dict[str, str]]
 """Each with 'role' and 'content', from the first to the latest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Delta:
     """What an answer grew by."""
 
-    reasoning: str
-    """Text of channels that are not the answer."""
-    content: str
+    content: str = ""
     """Text of the answer."""
+    reasoning: str = ""
+    """Text of channels that are not the answer."""
+    is_accepted: bool | None = None
+    """Whether it was accepted from a draft; None where that is not known."""
 
 
-class Partner(Protocol):
+class Backend(Protocol):
     """Answers conversations, one at a time."""
 
     name: str
     """Of the model, for people."""
+    finish_reason: str
+    """Why the latest answer ended; empty if it did not."""
 
-    def answer(self, messages: Messages, attempt: int) -> Generator[Piece, None, None]:
+    def answer(self, messages: Messages, attempt: int) -> Generator[Delta, None, None]:
         """Yield an answer as it comes; closing the generator ends it.
 
         Args:
@@ -41,14 +42,6 @@ class Partner(Protocol):
         Raises:
             SpeculantError: there is none, or it broke off.
         """
-
-    @property
-    def adapters(self) -> Adapters | None:
-        """The adapters of a draft model in this process, if there is one."""
-
-    @property
-    def finish_reason(self) -> str:
-        """Why the latest answer ended; empty if it did not."""
 
     @property
     def statistics(self) -> RunStatistics:

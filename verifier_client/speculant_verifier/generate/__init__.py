@@ -1,0 +1,1 @@
+"""``speculant generate``: texts continued on the command line."""
