@@ -18,7 +18,8 @@
     └── GenerationError        a prompt can't be continued; nothing was generated
         └── GenerationRequestError   the prompt or its settings are wrong
 
-Messages are one line and end in what to do about it. Nothing here knows gRPC, torch or the command line.
+Messages are one line and end in what to do about it, ``fix``, where that is told apart. Nothing here knows gRPC, torch
+or the command line.
 """
 
 from __future__ import annotations
@@ -26,6 +27,17 @@ from __future__ import annotations
 
 class SpeculantError(Exception):
     """Base of all errors raised on purpose."""
+
+    def __init__(self, message: str, *, fix: str = "", field: str = "") -> None:
+        """Make an error; as text it is ``message; fix``.
+
+        Args:
+            message: what is wrong.
+            fix: what to do about it, if the message does not end in it.
+            field: the setting or the field of a request that is wrong, as in ``verifier.model_name``.
+        """
+        super().__init__(f"{message}; {fix}" if fix else message)
+        self.message, self.fix, self.field = message, fix, field
 
 
 class ConfigError(SpeculantError):
@@ -59,14 +71,16 @@ class UnknownGraphError(DraftRequestError):
 class DraftLimitError(DraftRequestError):
     """A request, or the answer to it, is over a limit of the drafter."""
 
-    def __init__(self, message: str, retry_delay_s: float = 0.0) -> None:
+    def __init__(self, message: str, retry_delay_s: float = 0.0, *, fix: str = "", field: str = "") -> None:
         """Make an error.
 
         Args:
-            message: which limit, and what to do.
+            message: which limit.
             retry_delay_s: when to try again, seconds; 0: at once, but with less, as waiting does not help.
+            fix: what to do.
+            field: of the request.
         """
-        super().__init__(message)
+        super().__init__(message, fix=fix, field=field)
         self.retry_delay_s = retry_delay_s
 
 

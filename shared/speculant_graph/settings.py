@@ -9,6 +9,7 @@ the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` wh
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -31,7 +32,7 @@ from pydantic_settings import (
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter
-from speculant_graph.settings_errors import explain, explain_syntax
+from speculant_graph.settings_errors import setting_error, syntax_error
 
 SECTIONS = (
     "graph", "draft", "draft_model", "verifier", "record", "train", "generation", "client", "server", "service",
@@ -40,19 +41,6 @@ SECTIONS = (
 
 CONFIG_VARIABLE = "SPECULANT_CONFIG"
 DEFAULT_FILE = Path("speculant.toml")
-
-
-_WRAPPED = "verbatim-hex:"
-
-
-def _unwrap(value: object) -> object:
-    if isinstance(value, str) and value.startswith(_WRAPPED):
-        return bytes.fromhex(value.removeprefix(_WRAPPED)).decode(errors="surrogateescape")
-    if isinstance(value, list):
-        return [_unwrap(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _unwrap(item) for name, item in value.items()}
-    return value
 
 
 TypedPath = Annotated[Path, "as typed"]
@@ -120,17 +108,19 @@ def load_settings(
         ConfigError: any source holds something wrong; one line that names the setting.
         SystemExit: ``--help`` was asked for.
     """
+    return load_with_sources(kind, command, arguments, given)[0]
+
+
+def load_with_sources(
+    kind: type[Settings], command: str, arguments: Sequence[str], given: Mapping[str, Any] | None = None
+) -> tuple[Settings, Sequence[PydanticBaseSettingsSource]]:
+    """Read as :func:`load_settings` does; return where values come from, too, those sources that win first."""
     _require_known_variables()
     path = config_file(arguments)
     sources: list[PydanticBaseSettingsSource] = []
 
     class Loaded(kind):  # type: ignore[misc,valid-type]
         __doc__ = kind.__doc__
-
-        @model_validator(mode="before")
-        @classmethod
-        def unwrap_lists(cls, values: object) -> object:
-            return _unwrap(values)
 
         @classmethod
         def settings_customise_sources(
@@ -149,10 +139,10 @@ def load_settings(
     try:
         loaded: Settings = Loaded(**(given or {}))
     except ValidationError as error:
-        raise ConfigError(explain(kind, error, sources)) from error
+        raise setting_error(kind, error, sources) from error
     except SettingsError as error:
-        raise ConfigError(f"{explain_syntax(kind, error)} (see speculant {command} --help)") from error
-    return loaded
+        raise syntax_error(error, command) from error
+    return loaded, sources
 
 
 def make_parser(kind: type[CommandSettings], command: str) -> ArgumentParser:
@@ -201,11 +191,11 @@ def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
 
 
 def _parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
-    """Parse a command line and wrap the items of lists, which would be split at commas and read as JSON otherwise."""
+    """Parse a command line; lists become JSON, as otherwise their items would be split at commas and read as JSON."""
     parsed: Namespace = ArgumentParser.parse_args(parser, *arguments)
     for name, value in vars(parsed).items():
         if isinstance(value, list) and name in typed_lists:
-            setattr(parsed, name, [_WRAPPED + item.encode(errors="surrogateescape").hex() for item in value])
+            setattr(parsed, name, json.dumps(value))
     return parsed
 
 
@@ -243,14 +233,17 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
 
 
 def _require_known_variables() -> None:
-    """Refuse variables of sections that there are not: nobody would miss what they were to set."""
+    """Refuse variables of sections that there are not: what they were to set would be missed by none."""
     for variable in os.environ:
-        section, separator, setting = variable.lower().removeprefix("speculant_").partition("__")
+        section, separator, _ = variable.lower().removeprefix("speculant_").partition("__")
         if variable.lower().startswith("speculant_") and separator and section not in SECTIONS:
-            close = difflib.get_close_matches(section, SECTIONS, n=1)
-            known = f"it may be: {', '.join(SECTIONS)}"
-            hint = f"did you mean SPECULANT_{close[0].upper()}__{setting.upper()}?" if close else known
-            raise ConfigError(f"{variable} sets something of '{section}', which is no section; {hint}")
+            raise _unknown_section(f"the variable {variable}", section)
+
+
+def _unknown_section(where: str, section: str) -> ConfigError:
+    close = difflib.get_close_matches(section, SECTIONS, n=1)
+    fix = f"did you mean [{close[0]}]?" if close else f"it may be: {', '.join(SECTIONS)}"
+    return ConfigError(f"{where} is for an unknown section [{section}]", fix=fix)
 
 
 def config_file(arguments: Sequence[str]) -> Path | None:
@@ -259,12 +252,9 @@ def config_file(arguments: Sequence[str]) -> Path | None:
     Raises:
         ConfigError: it can't be read, is no TOML, or has unknown sections.
     """
-    named = os.environ.get(CONFIG_VARIABLE)
-    for place, argument in enumerate(arguments):
-        if argument == "--config" and place + 1 < len(arguments):
-            named = arguments[place + 1]
-        elif argument.startswith("--config="):
-            named = argument.removeprefix("--config=")
+    options = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    options.add_argument("--config", default=os.environ.get(CONFIG_VARIABLE), nargs="?")
+    named = options.parse_known_args(list(arguments))[0].config
     path = Path(named) if named else DEFAULT_FILE
     if not named and not path.is_file():
         return None
@@ -272,17 +262,14 @@ def config_file(arguments: Sequence[str]) -> Path | None:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = error.strerror or "it can't be opened"
-        raise ConfigError(f"can't read the configuration file '{path}': {reason}; name another by --config") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the configuration file '{path}' is no UTF-8; save it so") from error
-    except tomllib.TOMLDecodeError as error:
-        reason = str(error).replace("Cannot overwrite a value", "a setting is there twice")
-        raise ConfigError(f"the configuration file '{path}' is no TOML: {reason}; mend it there") from error
+        raise ConfigError(
+            f"can't read the configuration file '{path}': {reason}", fix="name another by --config"
+        ) from error
+    except ValueError as error:  # UTF-8 or TOML
+        raise ConfigError(f"the configuration file '{path}' is no TOML: {error}", fix="correct it there") from error
     for section, values in content.items():
-        if section in SECTIONS and not isinstance(values, dict):
-            raise ConfigError(f"'{path}': {section} is a section; write [{section}] and its settings below")
         if section not in SECTIONS:
-            close = difflib.get_close_matches(section, SECTIONS, n=1)
-            hint = f"did you mean [{close[0]}]?" if close else f"it may have: {', '.join(SECTIONS)}"
-            raise ConfigError(f"'{path}' has an unknown section [{section}]; {hint}")
+            raise _unknown_section(f"a table of '{path}'", section)
+        if not isinstance(values, dict):
+            raise ConfigError(f"'{path}': {section} is a section", fix=f"write [{section}] and its settings below")
     return path

@@ -100,7 +100,7 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["build", "nowhere.txt", "--tokenizer", str(MODEL_FOLDER)], "nowhere.txt does not exist"),
         (["build", "x", "--max-order", "11"], "build: --max-order (or SPECULANT_GRAPH__MAX_ORDER): "),
         (["build", "x", "--graph.max-order", "11"], "build: --graph.max-order (or "),
-        (["build", "x", "--memory", "lots"], "write a number of bytes, as 2GB"),
+        (["build", "x", "--memory", "lots"], "must be a number of bytes, as 2GB"),
         (["build", "x", "--colour", "blue"], "--colour"),
         (["build", __file__, "--tokenizer", "."], "tokenizer.json; set --tokenizer to"),
         (["build", __file__, "--graph.tokenizer-name=."], "tokenizer.json; set --graph.tokenizer-name to"),
@@ -108,7 +108,10 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["inspect", "no\x1b[31m\nwhere.pkl"], r"no\x1b[31m\nwhere.pkl"),
         (["inspect", "x", "--prompt", "\udcff"], "not valid UTF-8"),
         (["generate", "x", "--model", "./nowhere"], "set --model to"),
-        (["build", "x", "--memory", "1"], "--memory (or SPECULANT_GRAPH__MEMORY): give at least 512MB (got '1')"),
+        (
+            ["build", "x", "--memory", "1"],
+            "--memory (or SPECULANT_GRAPH__MEMORY): must be greater than or equal to 512000000 (got '1')",
+        ),
         (["generate", "x", "--max-tokens", "0"], "greater than or equal to 1 (got '0')"),
         (["drafter", "--graph", "nowhere.pkl", "--listen", "localhost:0"], "nowhere.pkl"),
         (
@@ -125,10 +128,7 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["bench", "lookup"], "bench: lookup: --corpus (or SPECULANT_CORPUS): is missing; give it"),
         (["inspect", "x", "--config", "missing.toml"], "'missing.toml': No such file or directory; name another by"),
         (["drafter", "--listen", "::1:5000"], "--listen: '::1:5000' is not an address; put that of IPv6 into brackets"),
-        (
-            ["inspect", "x", "some text"],
-            "nothing takes 'some text' where it stands; put the flag",
-        ),
+        (["inspect", "x", "some text"], "unrecognized arguments: some text"),
         (["probe", ", "], "probe: ADDRESS is empty; give unix:///path/to.sock or host:port"),
         (["generate", "x", "--graph", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
         (["verifier", "--graph-path", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),

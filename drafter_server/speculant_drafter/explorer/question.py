@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from speculant_graph.complaints import plainly
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.types import StrategyName
+from speculant_graph.validation_messages import humanise
 
 MAX_CHARACTERS, MAX_TOKENS = 20_000, 4_096
 MAX_SUCCESSORS, MAX_BUDGET = 100, 64
@@ -67,4 +67,4 @@ def _complaint(error: ValidationError) -> str:
         return f"there is no field {where!r}; send {', '.join(Question.model_fields)}"
     if not where:
         return "this is no question; send one JSON object"
-    return f"{where}: {plainly(complaint['msg'])}; correct it"
+    return f"{where}: {humanise(complaint)}; correct it"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import SecretStr
-from pydantic_settings import CliPositionalArg, EnvSettingsSource
+from pydantic_settings import CliPositionalArg
 
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import (
@@ -25,11 +24,10 @@ from speculant_graph.config import (
 )
 from speculant_graph.config_base import Config
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
-from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings
-from speculant_graph.settings_errors import variable_of
+from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings, load_with_sources
+from speculant_graph.settings_errors import origin_of
 
 _MASK = "********"
-_DEFAULT = "default"
 
 
 class ShowSettings(CommandSettings):
@@ -82,30 +80,24 @@ def run(arguments: Sequence[str]) -> int:
         ConfigError: a setting is wrong.
     """
     options = load_settings(ShowSettings, "config", arguments)
-    shown = _collect(config_file(arguments))
+    path = config_file(arguments)
+    shown = _collect([] if path is None else [f"--config={path}"])
     if options.section is not None:
         shown = {options.section: shown[options.section]}
     sys.stdout.write(_as_json(shown) if options.json_output else _as_toml(shown))
     return 0
 
 
-def _collect(path: Path | None) -> dict[str, dict[str, _Shown]]:
-    settings = load_settings(AllSettings, "config", [] if path is None else [f"--config={path}"])
-    in_file = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
-    in_environment = EnvSettingsSource(AllSettings)()
+def _collect(arguments: Sequence[str]) -> dict[str, dict[str, _Shown]]:
+    settings, sources = load_with_sources(AllSettings, "config", arguments)
     shown: dict[str, dict[str, _Shown]] = {}
     for section in SECTIONS:
         config: Config = getattr(settings, section)
         shown[section] = {}
         for name in type(config).model_fields:
-            if name in in_environment.get(section, {}):
-                origin = variable_of(section, name) or _DEFAULT
-            elif name in in_file.get(section, {}):
-                origin = str(path)
-            else:
-                origin = _DEFAULT
             value = getattr(config, name)
             is_secret = isinstance(value, SecretStr)
+            origin = str(origin_of((section, name), sources) or "default")
             shown[section][name] = _Shown(_MASK if is_secret else _plain(value), origin, is_secret)
     return shown
 

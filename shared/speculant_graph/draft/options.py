@@ -6,10 +6,10 @@ from dataclasses import fields
 
 from pydantic import ValidationError
 
-from speculant_graph.complaints import plainly
 from speculant_graph.config import DraftConfig
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions
+from speculant_graph.validation_messages import humanise
 
 __all__ = ["DEFAULT_OPTIONS", "WISHES", "DraftOptions", "changed", "options_of"]
 
@@ -41,5 +41,5 @@ def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
         return DraftConfig.model_validate(config.model_dump() | wishes)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name, problem = first["loc"][0], plainly(first["msg"])
+        name, problem = first["loc"][0], humanise(first)
         raise DraftRequestError(f"the option {name} {problem}; mend it, or leave it out") from None

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from speculant_graph.complaints import plainly
 from speculant_graph.errors import AccessError, ConfigError, UnauthenticatedError
+from speculant_graph.validation_messages import humanise
 
 ALL = "*"
 """Stands for every tenant, or every graph."""
@@ -84,9 +84,11 @@ class Principal:
         if self.owns_tenant(tenant):
             return tenant
         if tenant:
-            raise AccessError("this tenant is not the client's; name one that the access file gives to it")
+            raise AccessError(
+                "this tenant is not the client's", fix="name one that the access file gives to it", field="tenant"
+            )
         if len(self.tenants) > 1:
-            raise AccessError("the client has several tenants; name one of them")
+            raise AccessError("the client has several tenants", fix="name one of them", field="tenant")
         (only,) = self.tenants
         return only
 
@@ -97,11 +99,11 @@ class Principal:
             AccessError: it names one that is not the client's, or none where the client has several.
         """
         if name and not self.may_use_graph(name):
-            raise AccessError("no graph of this name is there for this client; name one that is")
+            raise AccessError("no graph of this name is there for this client", fix="name one that is", field="graph")
         if name or ALL in self.graphs:
             return name
         if len(self.graphs) > 1:
-            raise AccessError("the client has several graphs; name one of them")
+            raise AccessError("the client has several graphs", fix="name one of them", field="graph")
         (only,) = self.graphs
         return only
 
@@ -281,4 +283,4 @@ def _explain(error: ValidationError, content: dict[str, Any]) -> str:
         return f"{who} has an unknown key '{key}'; it may have {', '.join(_Entry.model_fields)}"
     if first["type"] == "missing":
         return f"{who} has no {key}; add it"
-    return f"{who}, {key}: {plainly(first['msg'])}"
+    return f"{who}, {key}: {humanise(first)}"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from speculant_graph.complaints import plainly
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import ConfigError, GenerationError
 from speculant_graph.types import TokenId
+from speculant_graph.validation_messages import humanise
 
 if TYPE_CHECKING:
     from speculant_verifier.chat_template import Message
@@ -112,7 +112,7 @@ def _with(config: GenerationConfig, changes: object, place: str) -> GenerationCo
     except ValidationError as error:
         first: Any = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{place}: generation.{setting}: {plainly(first['msg'])}") from error
+        raise ConfigError(f"{place}: generation.{setting}: {humanise(first)}") from error
 
 
 def prompts_for(

@@ -12,8 +12,8 @@ from typing import Any
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from speculant_graph.complaints import plainly
 from speculant_graph.errors import GenerationError
+from speculant_graph.validation_messages import humanise
 from speculant_verifier.engine.sequence import OUT_OF_MEMORY
 from speculant_verifier.http.schemas import SpeculantOptions
 from speculant_verifier.results import GenerationResult
@@ -180,7 +180,7 @@ def of_validation(complaints: Sequence[Mapping[str, Any]]) -> ApiError:
             return ApiError(400, f"{param}: {_EXPECTED[part]}", param=param)
     if complaint["type"] in ("model_attributes_type", "model_type"):
         return ApiError(400, f"{param}: give an object", param=param)
-    reason = plainly(str(complaint["msg"]))
+    reason = humanise(complaint)
     if reason.startswith("must "):
         return ApiError(400, f"{param} {reason}", param=param)
     if complaint["type"] != "value_error":

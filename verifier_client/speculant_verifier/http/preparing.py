@@ -215,8 +215,7 @@ def _session(
     try:
         return session_options(principal, options.tenant or "", options.graph or "", options.learn, conversation)
     except AccessError as error:
-        param = "speculant.graph" if "graph" in str(error) else "speculant.tenant"
-        raise ApiError(403, str(error), kind="permission_error", param=param) from error
+        raise ApiError(403, str(error), kind="permission_error", param=f"speculant.{error.field}") from error
 
 
 def _template_refusal(error: GenerationError) -> str:

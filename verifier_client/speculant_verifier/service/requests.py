@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from speculant_graph.complaints import plainly
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.types import Draft, Proposal, RuleName, TokenId
+from speculant_graph.validation_messages import humanise
 from speculant_verifier.chat_template import Message
 from speculant_verifier.text import Prompt
 
@@ -99,7 +99,7 @@ def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> Generation
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"])) or "the settings"
-        raise GenerationRequestError(f"{name}: {plainly(first['msg'])}") from None
+        raise GenerationRequestError(f"{name}: {humanise(first)}") from None
 
 
 def prompt_of(request: pb.GenerateRequest, read_chat: Callable[[Sequence[Message]], list[TokenId]]) -> Prompt:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
-from speculant_graph.complaints import plainly
+from speculant_graph.validation_messages import humanise
 
 
 class Closed(BaseModel, extra="forbid"):
@@ -44,4 +44,4 @@ def even(number: int) -> int:
 def test_complaints_are_the_rest_of_a_sentence(kind: Any, value: object, said: str) -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kind).validate_python(value)
-    assert plainly(caught.value.errors()[0]["msg"]) == said
+    assert humanise(caught.value.errors()[0]) == said

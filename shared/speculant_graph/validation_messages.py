@@ -1,0 +1,38 @@
+"""What is wrong with a value, in plain words, from pydantic's error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a number that is not infinite",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "an object",
+    "model": "an object",
+    "byte_size": "a number of bytes, as 2GB or 512MB",
+}
+"""Beginning of an error's type -> what should be there."""
+_ENDS = ("", "_type", "_parsing", "_from_float", "_number", "_attributes_type", "_unit")
+_BY_TYPE = {f"{kind}{end}": f"must be {expected}" for kind, expected in _EXPECTED.items() for end in _ENDS} | {
+    "extra_forbidden": "there is no such setting",
+    "missing": "is missing; give it",
+}
+
+
+def humanise(error: Mapping[str, Any]) -> str:
+    """Return the rest of a sentence that begins with the value's name: ``must be a whole number``.
+
+    Args:
+        error: one of pydantic's ``ValidationError.errors()``; a validator's own text is returned as it is.
+    """
+    if message := _BY_TYPE.get(error["type"]):
+        return message
+    text = str(error["msg"]).removeprefix("Value error, ").partition(" after validation")[0]
+    _, is_rule, rule = text.partition(" should ")
+    return f"must {rule}" if is_rule and error["type"] != "value_error" else text[:1].lower() + text[1:]
