@@ -91,7 +91,7 @@ class ClientCore:
 
     def statistics(self) -> DrafterStatistics:
         """Return the counts as they are now, and how many replicas are left alone."""
-        paused = sum(replica.breaker.is_open for replica in self._replicas)
+        paused = sum(replica.is_down for replica in self._replicas)
         return replace(self.counts.snapshot(), replicas=len(self._replicas), paused_replicas=paused)
 
     def take_actions(self) -> list[Action]:
@@ -126,7 +126,7 @@ class ClientCore:
         replica = self._registry.assigned_replica(session)
         if session.is_open:
             return None
-        if replica.breaker.is_open:
+        if replica.is_down:
             return DrafterUnavailableError(f"the drafter at {replica.address} is down: {self.counts.last_failure}")
         opening = self._registry.begin_opening(session, now_s)
         opening.callbacks.append(callback)
@@ -161,7 +161,7 @@ class ClientCore:
             What is under way; None if no replica can be asked.
         """
         self.counts.steps += 1
-        if self._is_closed or all(replica.breaker.is_open for replica in self._replicas):
+        if self._is_closed or all(replica.is_down for replica in self._replicas):
             self.counts.failed_steps += 1
             self.counts.skipped_steps += 1
             self.state = "unavailable"
@@ -293,7 +293,7 @@ class ClientCore:
 
     def to_probe(self) -> list[int]:
         """Return the replicas that are down."""
-        return [replica.index for replica in self._replicas if replica.breaker.is_open and not self._is_closed]
+        return [replica.index for replica in self._replicas if replica.is_down and not self._is_closed]
 
     # --- steps
 
@@ -307,7 +307,7 @@ class ClientCore:
                 self._registry.restart(session)
             replica = self._registry.assigned_replica(session)
             batch.waiting[index] = replica.index
-            if replica.breaker.is_open or now_s < replica.retry_after_s or now_s < session.retry_after_s:
+            if replica.is_down or now_s < replica.retry_after_s or now_s < session.retry_after_s:
                 batch.fail(index, replica.index, None)
             elif batch.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
                 batch.fail(index, replica.index, _LOSES_SESSIONS)
@@ -371,15 +371,15 @@ class ClientCore:
     def _is_outage(self, index: int, error: SpeculantError | None, now_s: float) -> bool:
         """Say whether a failure says anything of the replica: not if it is of a session that was refused."""
         replica = self._replicas[index]
-        rests = replica.breaker.is_open or now_s < replica.retry_after_s
+        rests = replica.is_down or now_s < replica.retry_after_s
         return rests if error is None else not isinstance(error, UnknownGraphError)
 
     def _note_failure(
         self, replica: Replica, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool
     ) -> None:
-        was_open = replica.breaker.is_open
+        was_open = replica.is_down
         self._actions += replica.note_failure(error, started_s, now_s, was_late=was_late)
-        if replica.breaker.is_open and not was_open:
+        if replica.is_down and not was_open:
             self._drop_stream(replica, error)  # nothing old must wait in it when the drafter is back
 
     def _drop_stream(self, replica: Replica, error: SpeculantError) -> None:

@@ -56,10 +56,10 @@ class SessionRegistry:
     def assigned_replica(self, session: Session) -> Replica:
         """Return a session's replica, after moving it if that is down and another one is not."""
         replica = self._replicas[session.replica]
-        if not replica.breaker.is_open:
+        if not replica.is_down:
             return replica
         best = self._best_replica(session)
-        if best.breaker.is_open:
+        if best.is_down:
             return replica
         session.restart(self._wire_ids())
         session.replica, session.was_lost, session.retry_after_s = best.index, False, 0.0
@@ -119,7 +119,7 @@ class SessionRegistry:
         """Return the replica that a session prefers of those that are up, if any is."""
         if len(self._replicas) == 1:
             return self._replicas[0]
-        up = [replica for replica in self._replicas if not replica.breaker.is_open] or self._replicas
+        up = [replica for replica in self._replicas if not replica.is_down] or self._replicas
         by_address = {replica.address: replica for replica in up}
         return by_address[preferred(session.placement_key, by_address)]
 
@@ -135,5 +135,5 @@ class SessionRegistry:
 
     def _close(self, replica: Replica, wire_id: int, tenant: str) -> None:
         # A drafter that is down drops its sessions itself, in time.
-        if not replica.breaker.is_open:
+        if not replica.is_down:
             self._actions.append(CloseSession(replica.index, wire_id, tenant))

@@ -1,10 +1,12 @@
-"""One drafter of a client: its stream, what it has not answered, and when it is not to be asked."""
+"""One drafter of a client: its stream, what it has not answered, and when it is not to be asked.
+
+A breaker opens after some failures in a row, so that a drafter that is down does not cost a deadline in every step.
+"""
 
 from __future__ import annotations
 
 from speculant_graph.client.actions import Action, Report, StartProbing
 from speculant_graph.client.batches import SentMessage
-from speculant_graph.client.breaker import Breaker
 from speculant_graph.errors import (
     AccessError,
     DraftLimitError,
@@ -34,7 +36,8 @@ class Replica:
         """Make a replica that counts as up."""
         self.index = index
         self.address = address
-        self.breaker = Breaker(failures_before_pause)
+        self.is_down = False
+        """Whether its breaker is open: steps must not ask it."""
         self.stream = 1
         """Number of the stream in use, or of the next one."""
         self.has_stream = False
@@ -46,6 +49,7 @@ class Replica:
         """It asked not to be asked before this time."""
         self._failures_before_pause = failures_before_pause
         self._num_failures = 0
+        self._last_failure_s = float("-inf")
         self._last_step_id = 0
         self._is_reported = False
         self._unexplained = ""
@@ -69,7 +73,6 @@ class Replica:
 
     def note_success(self) -> list[Action]:
         """Note a step or an opening that was answered in time; return what to tell people."""
-        self.breaker.succeeded()
         self._num_failures = 0
         self._unexplained = ""
         if not self._is_reported:
@@ -81,28 +84,33 @@ class Replica:
         """Note a failed step; return what to do about it.
 
         A single late answer is not yet an outage worth a warning, and a row of them is reported with the reason that
-        the first probe finds: a wrong certificate must not look like a slow drafter.
+        the first probe finds: a wrong certificate must not look like a slow drafter. Refusals do not open the breaker.
 
         Args:
             error: what went wrong.
-            started_s: when the step began.
+            started_s: when the step began. Steps that ran at the same time fail together and count as one.
             now_s: when it failed.
             was_late: no answer came, so that ``error`` explains nothing.
         """
+        if self.is_down or started_s < self._last_failure_s:
+            return []
+        self._last_failure_s = now_s
         self._num_failures += 1
-        opened = not is_refusal(error) and self.breaker.failed(started_s, now_s)
-        actions: list[Action] = [StartProbing()] if opened else []
-        if self._num_failures >= self._failures_before_pause and not self._is_reported:
-            if was_late:
-                self._unexplained = str(error)
-            else:
-                actions += self.report_outage(str(error))
+        if self._num_failures < self._failures_before_pause:
+            return []
+        self.is_down = not is_refusal(error)
+        actions: list[Action] = [StartProbing()] if self.is_down else []
+        if not was_late:
+            actions += self.report_outage(str(error))
+        elif not self._is_reported:
+            self._unexplained = str(error)
         return actions
 
     def note_probe(self, error: SpeculantError | None) -> list[Action]:
-        """Note the outcome of a probe; return what to tell people."""
-        if error is None:
-            self.breaker.probed()
+        """Note the outcome of a probe, which closes the breaker if it was answered; return what to tell people."""
+        if error is None and self.is_down:
+            self.is_down = False
+            self._num_failures = self._failures_before_pause - 1  # on trial: a probe is less work than a step
         if not self._unexplained:
             return []
         slow = "it answers, but too late; if that goes on, raise client.deadline_ms"

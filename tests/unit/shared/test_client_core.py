@@ -393,5 +393,5 @@ def test_a_graph_that_is_not_there_says_nothing_of_the_drafter(network: Network)
         assert network.core.state == "ok"
         network.now_s += 1.0
     assert [report for report in network.reports if report.level == "WARNING"] == []
-    assert not network.core._replicas[0].breaker.is_open
+    assert not network.core._replicas[0].is_down
     assert network.draft([STEP])[0].token_ids == drafted(STEP.token_ids, 4)
