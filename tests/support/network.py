@@ -27,7 +27,7 @@ class Network:
     num_replicas: int = 1
     now_s: float = 100.0
     openings: list[Opening] = field(default_factory=list)
-    answers: list[tuple[int, int, bytes]] = field(default_factory=list)
+    answers: list[tuple[int, bytes]] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     closed: list[tuple[int, str]] = field(default_factory=list)
@@ -42,21 +42,19 @@ class Network:
             strategy="greedy",
             opening=OpenRequest(1, tenant="ours", graph="usual", learn=True),
         )
-        self._streams: dict[int, int] = {}
         self._sent: dict[tuple[int, int], int] = {}
 
     def work(self, *, loses: bool = False) -> None:
         """Do what the core wants; openings and answers stay on the way, and messages may get lost."""
         for action in self.core.take_actions():
             match action:
-                case Send(replica, stream, payload):
-                    assert self._streams.setdefault(replica, stream) == stream
+                case Send(replica, payload):
                     self._check(replica, payload)
                     self.payloads.append(payload)
                     if not loses:
-                        self.answers.append((replica, stream, self.drafters[replica].answer(payload)))
-                case DropStream(replica, stream):
-                    assert self._streams.pop(replica, stream) == stream
+                        self.answers.append((replica, self.drafters[replica].answer(payload)))
+                case DropStream():
+                    pass  # what is on the way comes all the same
                 case OpenSession(opening):
                     self.openings.append(opening)
                 case CloseSession(replica, wire_id, tenant):
@@ -86,8 +84,8 @@ class Network:
 
     def deliver(self, number: int, *, keeps: bool = False) -> None:
         place = number % len(self.answers)
-        replica, stream, payload = self.answers[place] if keeps else self.answers.pop(place)
-        self.core.answered(replica, stream, payload, self.now_s)
+        replica, payload = self.answers[place] if keeps else self.answers.pop(place)
+        self.core.answered(replica, payload, self.now_s)
 
     def begin(self, steps: list[SequenceStep]) -> InFlightBatch:
         batch = self.core.begin(steps, self.now_s, lambda: None)
@@ -117,7 +115,7 @@ class Network:
             running = self.begin(steps)
             self.work(loses=True)
             for replica in range(self.num_replicas):
-                self.core.stream_ended(replica, self.core._replicas[replica].stream, UNAVAILABLE, self.now_s)
+                self.core.stream_ended(replica, UNAVAILABLE, self.now_s)
             self.now_s += 0.001
             self.core.end(running, self.now_s)
             self.now_s += 0.001

@@ -10,20 +10,17 @@ from speculant_graph.client.sessions import Opening
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send bytes on a stream of a replica, after those sent before; begin the stream if there is none."""
+    """Send bytes on the stream of a replica, after those sent before; begin the stream if there is none."""
 
     replica: int
-    stream: int
-    """Number of the stream; every replica counts its own."""
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """Cancel a stream. What it still says is ignored."""
+    """Cancel the stream of a replica, if there is one. What still comes from it is ignored."""
 
     replica: int
-    stream: int
 
 
 @dataclass(frozen=True, slots=True)

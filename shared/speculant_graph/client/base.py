@@ -91,7 +91,7 @@ class SidecarClient:
         self._channels = [endpoint.connect() for endpoint in endpoints]
         self._stubs = [DrafterServiceStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
-        self._streams: dict[int, tuple[int, StepStream]] = {}
+        self._streams: dict[int, StepStream] = {}
         self._calls: set[Any] = set()
         self._prober: threading.Thread | None = None
         self._is_closed = threading.Event()
@@ -159,7 +159,7 @@ class SidecarClient:
         deadline_s = time.monotonic() + self._open_deadline_s
         self._is_closed.set()
         with self._lock:
-            streams = [stream for _, stream in self._streams.values()]
+            streams = list(self._streams.values())
         self._do(self._core.close)
         for call in list(self._calls):
             try:
@@ -198,15 +198,14 @@ class SidecarClient:
         work: list[Callable[[], object]] = []
         for action in self._core.take_actions():
             match action:
-                case Send(replica, number, payload):
-                    current = self._streams.get(replica)
-                    if current is None or current[0] != number:
-                        current = self._streams[replica] = number, self._new_stream(replica, number)
-                        work.append(current[1].start)
-                    current[1].send(payload)
-                case DropStream(replica, number):
-                    if replica in self._streams and self._streams[replica][0] == number:
-                        work.append(self._streams.pop(replica)[1].close)
+                case Send(replica, payload):
+                    if replica not in self._streams:
+                        self._streams[replica] = self._new_stream(replica)
+                        work.append(self._streams[replica].start)
+                    self._streams[replica].send(payload)
+                case DropStream(replica):
+                    if replica in self._streams:
+                        work.append(self._streams.pop(replica).close)
                 case OpenSession(opening):
                     work.append(partial(self._start_opening, opening))
                 case CloseSession(replica, wire_id, tenant):
@@ -217,13 +216,18 @@ class SidecarClient:
                     work.append(partial(logger.log, level, "{}", text))
         return work
 
-    def _new_stream(self, replica: int, number: int) -> StepStream:
+    def _new_stream(self, replica: int) -> StepStream:
+        def note(event: Callable[..., None], what: bytes | SpeculantError) -> None:
+            if self._streams.get(replica) is stream:  # it may have been dropped meanwhile
+                event(replica, what, time.monotonic())
+
         method = self._channels[replica].stream_stream(STREAM_METHOD, None, None)
-        return StepStream(
+        stream = StepStream(
             partial(method, metadata=self._metadata[replica]),
-            lambda payload: self._do(self._core.answered, replica, number, payload, time.monotonic()),
-            lambda error: self._do(self._core.stream_ended, replica, number, error, time.monotonic()),
+            partial(self._do, note, self._core.answered),
+            partial(self._do, note, self._core.stream_ended),
         )
+        return stream
 
     def _start_opening(self, opening: Opening) -> None:
         def note(call: Any) -> None:

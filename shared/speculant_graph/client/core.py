@@ -219,11 +219,9 @@ class ClientCore:
 
     # --- what the driver notes
 
-    def answered(self, replica_index: int, stream: int, payload: bytes, now_s: float) -> None:
+    def answered(self, replica_index: int, payload: bytes, now_s: float) -> None:
         """Take an answer from a stream, in time or not."""
         replica = self._replicas[replica_index]
-        if stream != replica.stream:
-            return
         try:
             step_id = convert.read_answer_step_id(payload)
         except SpeculantError as error:
@@ -259,11 +257,9 @@ class ClientCore:
         if again:
             self._advance(batch, again, now_s)
 
-    def stream_ended(self, replica_index: int, stream: int, error: SpeculantError, now_s: float) -> None:
+    def stream_ended(self, replica_index: int, error: SpeculantError, now_s: float) -> None:
         """Take the end of a stream; the next step begins another."""
         replica = self._replicas[replica_index]
-        if stream != replica.stream:
-            return
         if is_refusal(error):  # as it would be a moment later
             replica.retry_after_s = max(replica.retry_after_s, now_s + retry_delay_s(error, self._pause_s))
         self._drop_stream(replica, error)
@@ -343,7 +339,7 @@ class ClientCore:
             )
             batch.fail(message.entries[0].batch_index, replica.index, reason)
             return
-        self._actions.append(Send(replica.index, replica.stream, payload))
+        self._actions.append(Send(replica.index, payload))
 
     def _note_outcome(self, entry: Entry, outcome: SequenceAnswer, draft_id: int) -> bool:
         """Note what a replica has taken of a sequence; return whether the sequence must be sent again."""
@@ -383,8 +379,7 @@ class ClientCore:
             self._drop_stream(replica, error)  # nothing old must wait in it when the drafter is back
 
     def _drop_stream(self, replica: Replica, error: SpeculantError) -> None:
-        if replica.has_stream:
-            self._actions.append(DropStream(replica.index, replica.stream))
-        for sent in replica.drop_stream():
+        self._actions.append(DropStream(replica.index))
+        for sent in replica.drop_unanswered():
             for entry in sent.entries:
                 sent.batch.fail(entry.batch_index, replica.index, error)

@@ -38,11 +38,8 @@ class Replica:
         self.address = address
         self.is_down = False
         """Whether its breaker is open: steps must not ask it."""
-        self.stream = 1
-        """Number of the stream in use, or of the next one."""
-        self.has_stream = False
         self.unanswered: dict[int, SentMessage] = {}
-        """Messages on the stream by step id, oldest first."""
+        """Messages on the stream by step id, oldest first. Ids are never used again, whatever becomes of the stream."""
         self.vocabulary_size = 0
         """Drafted token ids must be below it; it comes with every opened session."""
         self.retry_after_s = 0.0
@@ -56,19 +53,16 @@ class Replica:
 
     def note_sent(self, sent: SentMessage) -> int:
         """Note a message that is about to be sent; return its step id."""
-        self.has_stream = True
         self._last_step_id += 1
         self.unanswered[self._last_step_id] = sent
         if len(self.unanswered) > _MAX_UNANSWERED:
             del self.unanswered[next(iter(self.unanswered))]
         return self._last_step_id
 
-    def drop_stream(self) -> list[SentMessage]:
-        """Give up the stream for the next one; return what it will never answer."""
+    def drop_unanswered(self) -> list[SentMessage]:
+        """Return what is not answered, and forget it."""
         lost = list(self.unanswered.values())
         self.unanswered.clear()
-        self.stream += 1
-        self.has_stream = False
         return lost
 
     def note_success(self) -> list[Action]:

@@ -31,7 +31,7 @@ class StepStream:
         Args:
             start_call: starts the call with what is sent.
             on_answer: called by the reading thread.
-            on_end: called by the reading thread when nothing more will come, unless the stream was closed.
+            on_end: called by the reading thread when nothing more will come.
         """
         self._start_call, self._on_answer, self._on_end = start_call, on_answer, on_end
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
@@ -76,5 +76,4 @@ class StepStream:
                 self._call.cancel()
         finally:
             self._requests.put(None)  # gRPC's thread waits for one more
-            if not self._is_closed:
-                self._on_end(error)
+            self._on_end(error)

@@ -191,11 +191,11 @@ def test_refusals_cost_the_step_and_leave_the_breaker_closed(network: Network, c
     for _ in range(5):
         running = network.begin([STEP])
         network.work()
-        replica, stream, payload = network.answers.pop()
+        replica, payload = network.answers.pop()
         answer = pb.StreamDraftResponse(step_id=pb.StreamDraftResponse.FromString(payload).step_id)
         answer.error.code = code
         answer.error.retry_delay.FromMilliseconds(0)
-        network.core.answered(replica, stream, answer.SerializeToString(), network.now_s)
+        network.core.answered(replica, answer.SerializeToString(), network.now_s)
         assert not network.core.end(running, network.now_s)[0]
         network.work()
     assert network.core.to_probe() == []
@@ -207,11 +207,11 @@ def test_a_replica_that_asks_for_a_delay_is_left_alone_for_it(network: Network) 
     network.draft([STEP])
     running = network.begin([STEP])
     network.work()
-    replica, stream, payload = network.answers.pop()
+    replica, payload = network.answers.pop()
     answer = pb.StreamDraftResponse(step_id=pb.StreamDraftResponse.FromString(payload).step_id)
     answer.error.code = 8
     answer.error.retry_delay.FromMilliseconds(500)
-    network.core.answered(replica, stream, answer.SerializeToString(), network.now_s)
+    network.core.answered(replica, answer.SerializeToString(), network.now_s)
     network.core.end(running, network.now_s)
     num_payloads = len(network.payloads)
     assert not network.draft([STEP])[0]
@@ -281,11 +281,10 @@ def test_a_session_is_opened_as_it_wants_whenever_it_is_opened(
     network.drafters[home].sessions.clear()  # it was lost
     network.draft([STEP])
     network.draft([SequenceStep(1, [7, 7], 4)])  # another text, and so another session
-    replica = network.core._replicas[home]
     for _ in range(3):  # its replica goes
         running = network.begin([SequenceStep(1, [7, 7, 7], 4)])
         network.work(loses=True)
-        network.core.stream_ended(home, replica.stream, UNAVAILABLE, network.now_s)
+        network.core.stream_ended(home, UNAVAILABLE, network.now_s)
         network.core.end(running, network.now_s + 0.01)
         network.now_s += 0.02
     network.draft([SequenceStep(1, [7, 7, 7], 4)])
@@ -306,11 +305,10 @@ def test_sessions_move_when_their_replica_is_down_and_new_ones_prefer_it_again()
     at_first = [len(drafter.sessions) for drafter in network.drafters]
     assert sum(at_first) == 40
     assert min(at_first) > 5
-    first = network.core._replicas[0]
     for _ in range(3):
         running = network.begin(steps)
         network.work()
-        network.core.stream_ended(0, first.stream, UNAVAILABLE, network.now_s)
+        network.core.stream_ended(0, UNAVAILABLE, network.now_s)
         for _ in range(len(network.answers)):
             network.deliver(0)
         network.now_s += 0.01

@@ -53,7 +53,7 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
                 network.answers.pop(number % len(network.answers))
             case "end stream":
                 errors = (UNAVAILABLE, DraftLimitError("full", 0.01), DraftRequestError("odd"))
-                core.stream_ended(replica, core._replicas[replica].stream, errors[number % 3], network.now_s)
+                core.stream_ended(replica, errors[number % 3], network.now_s)
             case "lose session":
                 held = network.drafters[replica].sessions
                 if held:
@@ -71,12 +71,12 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
             case "shorter text":
                 texts[session_id] = text[: number % (len(text) + 1)] or [5]
             case "foreign answer":
-                core.answered(replica, core._replicas[replica].stream, bytes([number % 256] * 3), network.now_s)
+                core.answered(replica, bytes([number % 256] * 3), network.now_s)
             case "refuse step" if network.answers:
-                where, stream, payload = network.answers.pop()
+                where, payload = network.answers.pop()
                 answer = pb.StreamDraftResponse.FromString(payload)
                 answer.error.code = (3, 8, 13, 14)[number % 4]
-                core.answered(where, stream, answer.SerializeToString(), network.now_s)
+                core.answered(where, answer.SerializeToString(), network.now_s)
         network.work(loses=number % 11 == 10)
         for session in core._registry._sessions.values():
             assert session.position <= session.num_sent
