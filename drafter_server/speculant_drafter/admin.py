@@ -16,7 +16,7 @@ from speculant_drafter.service import parsed
 from speculant_drafter.sessions import SessionStore
 from speculant_drafter.tracing import Tracer
 from speculant_graph.errors import DrafterUnavailableError, DraftRequestError, GraphFileError
-from speculant_graph.rpc.convert.stream import duration_of
+from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.calls import Call, CallGate
 

@@ -67,7 +67,7 @@ class StepAnswerer:
         except Exception as error:
             step_id = convert.read_step_id(payload)
             self._counts.fail_step(log_failure("StreamDraft", error).name)
-            return convert.encode_stream_failure(step_id, error)
+            return convert.encode_step_failure(step_id, error)
 
     def answer(self, payload: bytes, principal: Principal) -> bytes:
         """Return the DraftResponse to a DraftRequest.

@@ -33,12 +33,13 @@ def server(graph_path: Path, tmp_path: Path) -> Iterator[LiveServer]:
 
 
 def exchanged(server: LiveServer, request: StepRequest) -> StepAnswer:
-    message = pb.DraftRequest.FromString(convert.encode_step_request(request))
+    message = pb.DraftRequest.FromString(convert.encode_step(None, request))
     return convert.decode_step_answer(
         server.drafter.Draft(message).SerializeToString(),
         budgets=[sequence.node_budget or 0 for sequence in request.sequences],
         strategy=request.options.strategy or "greedy",
         vocabulary_size=VOCABULARY_SIZE,
+        is_enveloped=False,
     )
 
 

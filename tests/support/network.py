@@ -12,9 +12,9 @@ from speculant_graph.config import ClientConfig
 from speculant_graph.errors import DrafterUnavailableError, SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import MAX_MESSAGE_BYTES
-from speculant_graph.rpc.messages import OpenRequest, StepOptions
+from speculant_graph.rpc.messages import OpenRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import Draft, SequenceStep
+from speculant_graph.types import Draft, DraftOptions, SequenceStep
 from support.dict_drafter import DictDrafter
 
 UNAVAILABLE = DrafterUnavailableError("UNAVAILABLE: gone")
@@ -38,7 +38,7 @@ class Network:
         self.core = ClientCore(
             [f"unix:///drafter-{number}" for number in range(self.num_replicas)],
             ClientConfig(address="unix:///unused", failures_before_pause=3, probe_interval_ms=50.0),
-            options=StepOptions("greedy"),
+            options=DraftOptions("greedy"),
             strategy="greedy",
             opening=OpenRequest(1, tenant="ours", graph="usual", learn=True),
         )

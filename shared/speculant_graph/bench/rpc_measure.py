@@ -26,8 +26,8 @@ from speculant_graph.errors import SpeculantError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel, connect_channel_async
-from speculant_graph.rpc.messages import OpenRequest, SequenceRequest, StepOptions, StepRequest
-from speculant_graph.types import DrafterStatistics, SequenceStep
+from speculant_graph.rpc.messages import OpenRequest, SequenceRequest, StepRequest
+from speculant_graph.types import DrafterStatistics, DraftOptions, SequenceStep
 
 ClientName = Literal["asyncio", "blocking"]
 """Which of the two clients steps go through; the echo is called in the same manner."""
@@ -77,7 +77,7 @@ class _Batch:
         self._start = self._sent = 0
         self._end = PROMPT_TOKENS
         self._grown = [text[:PROMPT_TOKENS] for text in plan.texts]
-        self._options = StepOptions(plan.draft.strategy, plan.draft.max_candidates)
+        self._options = DraftOptions(plan.draft.strategy, plan.draft.max_candidates)
 
     @property
     def session_ids(self) -> list[int]:
@@ -213,7 +213,7 @@ async def _typical_bytes(plan: Plan, config: ClientConfig) -> tuple[bytes, bytes
     pairs: list[tuple[bytes, bytes]] = []
     async with _opened_stream(config, batch) as call:
         for step_id in range(_SAMPLES + 1):
-            request = convert.encode_stream_step(step_id + 1, batch.next_request())
+            request = convert.encode_step(step_id + 1, batch.next_request())
             await call.write(request)
             pairs.append((request, await call.read()))
     return sorted(pairs[1:], key=lambda pair: len(pair[1]))[_SAMPLES // 2]  # the first brings the prompt
@@ -242,7 +242,7 @@ async def _streaming(plan: Plan, config: ClientConfig) -> AsyncIterator[Contende
     step_ids = itertools.count(1)
 
     def read(payload: bytes) -> None:
-        answer = convert.decode_stream_answer(
+        answer = convert.decode_step_answer(
             payload, budgets=budgets, strategy=plan.draft.strategy, vocabulary_size=plan.vocabulary_size
         )
         if len(answer.sequences) != plan.batch:
@@ -254,7 +254,7 @@ async def _streaming(plan: Plan, config: ClientConfig) -> AsyncIterator[Contende
             async def exchange() -> int:
                 request = batch.next_request()
                 started_ns = time.perf_counter_ns()
-                await call.write(convert.encode_stream_step(next(step_ids), request))
+                await call.write(convert.encode_step(next(step_ids), request))
                 read(await call.read())
                 return time.perf_counter_ns() - started_ns
 
@@ -270,7 +270,7 @@ async def _streaming(plan: Plan, config: ClientConfig) -> AsyncIterator[Contende
         async def exchange_blocking() -> int:
             request = batch.next_request()
             started_ns = time.perf_counter_ns()
-            requests.put(convert.encode_stream_step(next(step_ids), request))
+            requests.put(convert.encode_step(next(step_ids), request))
             read(next(answers))
             return time.perf_counter_ns() - started_ns
 

@@ -29,15 +29,16 @@ from speculant_graph.errors import (
     UnknownGraphError,
 )
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.messages import (
-    OpenAnswer,
-    OpenRequest,
-    SequenceAnswer,
-    SequenceStatus,
-    StepOptions,
-    StepRequest,
+from speculant_graph.rpc.messages import OpenAnswer, OpenRequest, SequenceAnswer, SequenceStatus, StepRequest
+from speculant_graph.types import (
+    Draft,
+    DrafterState,
+    DrafterStatistics,
+    DraftOptions,
+    SequenceStep,
+    SessionOptions,
+    StrategyName,
 )
-from speculant_graph.types import Draft, DrafterState, DrafterStatistics, SequenceStep, SessionOptions, StrategyName
 
 if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig
@@ -54,7 +55,7 @@ class ClientCore:
         addresses: Sequence[str],
         config: ClientConfig,
         *,
-        options: StepOptions,
+        options: DraftOptions,
         strategy: StrategyName,
         opening: OpenRequest,
         tokenizer_name: str = "",
@@ -233,7 +234,7 @@ class ClientCore:
         batch = sent.batch
         self.counts.late_answers += batch.is_over
         try:
-            decoded = convert.decode_stream_answer(
+            decoded = convert.decode_step_answer(
                 payload, budgets=sent.budgets, strategy=self._strategy, vocabulary_size=replica.vocabulary_size
             )
         except SpeculantError as error:
@@ -322,12 +323,12 @@ class ClientCore:
                 session.note_sent(step)
                 batch.num_exchanges[index] += 1
 
-    def _send(self, batch: InFlightBatch, replica: Replica, message: Message, options: StepOptions) -> None:
+    def _send(self, batch: InFlightBatch, replica: Replica, message: Message, options: DraftOptions) -> None:
         budgets = [sequence.node_budget or 0 for sequence in message.sequences]
         step_id = replica.note_sent(SentMessage(batch, message.entries, budgets))
         request = StepRequest(message.sequences, options)
         try:
-            payload = convert.encode_stream_step(step_id, request)
+            payload = convert.encode_step(step_id, request)
         except Exception as error:  # whatever a caller calls a token
             del replica.unanswered[step_id]
             if len(message.entries) > 1:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from speculant_graph.client.batches import Entry
 from speculant_graph.client.sessions import Session
-from speculant_graph.rpc.messages import SequenceRequest, StepOptions
-from speculant_graph.types import SequenceStep, SiblingsName
+from speculant_graph.rpc.messages import SequenceRequest
+from speculant_graph.types import DraftOptions, SequenceStep, SiblingsName
 
 MAX_TOKENS_PER_MESSAGE = 16_384
 """Tokens and feedback, 64 KiB of them: far below the message limit of any sensible server."""
@@ -23,7 +23,7 @@ Wishes = tuple[SiblingsName, int | None, float | None]
 _NO_WISHES: Wishes = ("none", None, None)
 
 
-def with_wishes(options: StepOptions, wishes: Wishes) -> StepOptions:
+def with_wishes(options: DraftOptions, wishes: Wishes) -> DraftOptions:
     """Return how steps are drafted for."""
     if wishes == _NO_WISHES:
         return options
@@ -44,7 +44,7 @@ class Message:
     entries: list[Entry] = field(default_factory=list)
 
 
-def pack(batch: Sequence[tuple[int, SequenceStep, Session]], options: StepOptions) -> Iterator[Message]:
+def pack(batch: Sequence[tuple[int, SequenceStep, Session]], options: DraftOptions) -> Iterator[Message]:
     """Yield the messages that bring every sequence up to date and ask for its draft, in the order to send them.
 
     Long texts come first, in chunks of their own that ask for nothing.

@@ -72,7 +72,7 @@ def make_core(
         cost=cost,
     )
     convert.encode_open_request(opening)  # mistakes show here rather than with the first session, or its steps
-    convert.encode_step_request(StepRequest((), options))
+    convert.encode_step(None, StepRequest((), options))
     return ClientCore(
         split_addresses(config.address),
         config,

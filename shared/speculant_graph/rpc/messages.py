@@ -15,8 +15,8 @@ from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, Fi
 if TYPE_CHECKING:
     from speculant_graph.draft.cost import CostCurve
 
-StepOptions = DraftOptions
-"""How to draft."""
+VERSION_KEY = "x-speculant-version"
+"""Trailing metadata in which a server names its version."""
 
 
 class SequenceStatus(enum.IntEnum):
@@ -55,7 +55,7 @@ class StepRequest:
 
     sequences: Sequence[SequenceRequest]
     """The batch, in order."""
-    options: StepOptions = field(default_factory=StepOptions)
+    options: DraftOptions = field(default_factory=DraftOptions)
     """How to draft."""
     graph: str = ""
     """Graph of stateless sequences; empty for the default graph."""

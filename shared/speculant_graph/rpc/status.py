@@ -12,15 +12,10 @@ import grpc
 
 from speculant_graph.errors import (
     AccessError,
-    ConfigError,
-    CorpusError,
     DrafterUnavailableError,
     DraftLimitError,
     DraftRequestError,
-    GenerationError,
     GenerationRequestError,
-    GraphError,
-    GraphFileError,
     SpeculantError,
     TokenizerMismatchError,
     UnauthenticatedError,
@@ -32,11 +27,6 @@ INTERNAL_MESSAGE = "the server failed on this request; its log says why"
 """All that a client learns of an error that is not its own."""
 
 STATUS_OF_ERROR: dict[type[SpeculantError], grpc.StatusCode] = {
-    SpeculantError: grpc.StatusCode.INTERNAL,
-    ConfigError: grpc.StatusCode.INTERNAL,
-    CorpusError: grpc.StatusCode.INTERNAL,
-    GraphError: grpc.StatusCode.INTERNAL,
-    GraphFileError: grpc.StatusCode.INTERNAL,
     TokenizerMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     DraftRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownGraphError: grpc.StatusCode.NOT_FOUND,
@@ -45,52 +35,43 @@ STATUS_OF_ERROR: dict[type[SpeculantError], grpc.StatusCode] = {
     DrafterUnavailableError: grpc.StatusCode.UNAVAILABLE,
     AccessError: grpc.StatusCode.PERMISSION_DENIED,
     UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
-    GenerationError: grpc.StatusCode.INTERNAL,
     GenerationRequestError: grpc.StatusCode.INVALID_ARGUMENT,
 }
-"""What a server answers; a subclass that is not listed takes its base's code."""
+"""What a server answers; a subclass that is not listed takes its base's code, everything else is INTERNAL."""
 
 ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
-    grpc.StatusCode.CANCELLED: DrafterUnavailableError,
-    grpc.StatusCode.UNKNOWN: DrafterUnavailableError,
     grpc.StatusCode.INVALID_ARGUMENT: DraftRequestError,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DrafterUnavailableError,
     grpc.StatusCode.NOT_FOUND: UnknownGraphError,
     grpc.StatusCode.ALREADY_EXISTS: DraftRequestError,
     grpc.StatusCode.PERMISSION_DENIED: AccessError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: DraftLimitError,
     grpc.StatusCode.FAILED_PRECONDITION: TokenizerMismatchError,
-    grpc.StatusCode.ABORTED: DrafterUnavailableError,
     grpc.StatusCode.OUT_OF_RANGE: DraftRequestError,
     grpc.StatusCode.UNIMPLEMENTED: UnservedRequestError,
-    grpc.StatusCode.INTERNAL: DrafterUnavailableError,
-    grpc.StatusCode.UNAVAILABLE: DrafterUnavailableError,
-    grpc.StatusCode.DATA_LOSS: DrafterUnavailableError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
 }
-"""What a client makes of an answer; every code but OK."""
+"""What a client makes of an answer; every other code is a drafter that is not available."""
 
 _CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
-_NOBODY = re.compile(r"failed to connect to all addresses.*(Connection refused|No such file or directory)")
-"""What gRPC says where nobody listens: each address in three spellings, and why not at the end."""
+_NO_SERVER = re.compile(r"failed to connect to all addresses.*(Connection refused|No such file or directory)")
+"""What gRPC tells of an address without a server: each address in three spellings, and the reason at the end."""
 
 
 def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
     """Return the status code and the message that a client may see for ``error``."""
     for base in type(error).__mro__:
-        code = STATUS_OF_ERROR.get(base, grpc.StatusCode.INTERNAL)
-        if code is not grpc.StatusCode.INTERNAL:
-            return code, str(error)
+        if base in STATUS_OF_ERROR:
+            return STATUS_OF_ERROR[base], str(error)
     return grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE
 
 
 def from_status(code: grpc.StatusCode, details: str | None) -> SpeculantError:
     """Return the error that a status stands for; its message is one line and begins with the code's name."""
     reason = " ".join((details or "no details").split())
-    if nobody := _NOBODY.fullmatch(reason):
-        reason = f"nobody answers there ({nobody[1]})"
+    if found := _NO_SERVER.fullmatch(reason):
+        reason = f"nobody answers there ({found[1]})"
     return ERROR_OF_STATUS.get(code, DrafterUnavailableError)(f"{code.name}: {reason}")
 
 

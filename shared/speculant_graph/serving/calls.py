@@ -20,8 +20,8 @@ from google.rpc.status_pb2 import Status
 from loguru import logger
 
 from speculant_graph.errors import DraftLimitError, DraftRequestError
-from speculant_graph.rpc.convert.stream import duration_of
-from speculant_graph.rpc.metadata import VERSION_KEY
+from speculant_graph.rpc.convert import duration_of
+from speculant_graph.rpc.messages import VERSION_KEY
 from speculant_graph.rpc.status import status_number, to_status
 from speculant_graph.serving.access import AccessPolicy, Principal
 from speculant_graph.serving.credentials import certificate_names

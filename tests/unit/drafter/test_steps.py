@@ -20,10 +20,10 @@ from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftLimitError, DraftRequestError, SpeculantError, UnservedRequestError
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.messages import SequenceRequest, StepOptions, StepRequest
+from speculant_graph.rpc.messages import SequenceRequest, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.access import EVERYBODY, Principal
-from speculant_graph.types import Feedback
+from speculant_graph.types import DraftOptions, Feedback
 from support.graphs import graph_of
 from support.step_reference import ReferenceAnswerer
 
@@ -49,7 +49,7 @@ class Server:
         self.sessions.open(session_id, self.graphs.get(""), **wanted)
 
     def step(self, request: StepRequest, principal: Principal = EVERYBODY) -> pb.StreamDraftResponse:
-        answer = self.steps.answer_enveloped(convert.encode_stream_step(9, request), principal)
+        answer = self.steps.answer_enveloped(convert.encode_step(9, request), principal)
         response = pb.StreamDraftResponse.FromString(answer)
         assert response.step_id == 9
         return response
@@ -130,7 +130,7 @@ def tight_pair(graph_path: Path) -> Pair:
 
 
 OPTIONS = st.builds(
-    StepOptions,
+    DraftOptions,
     strategy=st.sampled_from([None, *STRATEGIES, "sampling", "tree"]),
     max_candidates=st.sampled_from([None, 0, 2, 3]),
     omit_proposals=st.sampled_from([False, False, True]),
@@ -163,7 +163,7 @@ MUTATIONS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_
 STEPS = st.lists(st.tuples(SEQUENCES, OPTIONS, st.booleans(), st.just([]) | st.just([]) | MUTATIONS), max_size=8)
 
 
-def request_of(pair: Pair, sequences: list[Any], options: StepOptions, has_budgets: bool) -> StepRequest:
+def request_of(pair: Pair, sequences: list[Any], options: DraftOptions, has_budgets: bool) -> StepRequest:
     told = []
     for session_id, tokens, distance, budget, seed, rows in sequences:
         feedback = None
@@ -185,7 +185,7 @@ def play(pair: Pair, steps: list[Any]) -> None:
     for session_id in (1, 2, 3):
         pair.open(session_id)
     for sequences, options, has_budgets, mutations in steps:
-        payload = bytearray(convert.encode_step_request(request_of(pair, sequences, options, has_budgets)))
+        payload = bytearray(convert.encode_step(None, request_of(pair, sequences, options, has_budgets)))
         for place, value in mutations if payload else ():
             payload[place % len(payload)] = value
         pair.send(bytes(payload))
@@ -209,9 +209,9 @@ def test_drafts_end_where_an_answer_would_be_too_large(tight_pair: Pair) -> None
     for seed, budget in itertools.product(range(5), range(1, 31)):
         tight_pair.begin()
         tight_pair.open(1)
-        options = StepOptions("sampling", mixing="attention")
+        options = DraftOptions("sampling", mixing="attention")
         request = StepRequest((SequenceRequest(tuple(CORPUS[:9]), 1, 0, budget, seed),), options)
-        answer = tight_pair.send(convert.encode_step_request(request))
+        answer = tight_pair.send(convert.encode_step(None, request))
         assert answer is not None
         missing.add(budget - answer.draft_lengths[0])
     assert {0, 1, 3} <= missing
@@ -265,7 +265,7 @@ def test_groups_within_groups(pair: Pair, depth: int) -> None:
 
 def chain_step(session_id: int, position: int, tokens: list[int], strategy: Any = "sampling") -> StepRequest:
     return StepRequest(
-        (SequenceRequest(tuple(tokens), session_id, position, 5, 7),), StepOptions(strategy=strategy, max_candidates=2)
+        (SequenceRequest(tuple(tokens), session_id, position, 5, 7),), DraftOptions(strategy=strategy, max_candidates=2)
     )
 
 
@@ -282,7 +282,7 @@ def test_two_graphs_take_turns(tmp_path: Path) -> None:
             draft = server.step(chain_step(session_id, 3 + turn, [token])).draft
             assert list(draft.draft_tokens) == [(token + 1 + place) % modulus for place in range(5)]
             assert draft.graph_generation == session_id
-    both = StepRequest(tuple(SequenceRequest((), session_id, 6, 2) for session_id in (1, 2)), StepOptions("greedy"))
+    both = StepRequest(tuple(SequenceRequest((), session_id, 6, 2) for session_id in (1, 2)), DraftOptions("greedy"))
     draft = server.step(both).draft
     assert (draft.graph_generation, list(draft.sequence_generations)) == (0, [1, 2])
 
@@ -331,7 +331,7 @@ def test_refusals_in_an_envelope_keep_their_step_id(graph_path: Path) -> None:
         server.open(session_id)
     for budget, code in ((10, 0), (11, 8)):
         sequences = tuple(SequenceRequest((), session_id, 0, budget) for session_id in (1, 2))
-        answer = server.step(StepRequest(sequences, StepOptions("greedy")))
+        answer = server.step(StepRequest(sequences, DraftOptions("greedy")))
         assert answer.error.code == code
     assert "at most 20" in answer.error.message
     broken = pb.StreamDraftRequest(step_id=9).SerializeToString() + b"\x12\x01\xff"
@@ -355,7 +355,7 @@ def test_delays_are_told(graph_path: Path) -> None:
     server = Server(graph_path, max_session_memory=1_000_000, busy_s=4.0)
     for session_id in range(1, 7):
         server.open(session_id)
-    payloads = [convert.encode_step_request(chain_step(number, 0, CORPUS * 10)) for number in range(1, 7)]
+    payloads = [convert.encode_step(None, chain_step(number, 0, CORPUS * 10)) for number in range(1, 7)]
     for payload in payloads[:5]:
         server.steps.answer(payload, EVERYBODY)
     with pytest.raises(DraftLimitError, match=r"memory for sessions is full; .*, or try again in 4 s") as caught:

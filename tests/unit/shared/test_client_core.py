@@ -9,9 +9,8 @@ from speculant_graph.client.packing import MAX_TOKENS_PER_MESSAGE, pack
 from speculant_graph.client.placement import preferred, score
 from speculant_graph.client.sessions import Session
 from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, SpeculantError, UnknownGraphError
-from speculant_graph.rpc.messages import StepOptions
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import Draft, Feedback, SequenceStep, SessionOptions
+from speculant_graph.types import Draft, DraftOptions, Feedback, SequenceStep, SessionOptions
 from support.dict_drafter import drafted
 from support.network import UNAVAILABLE, Network
 
@@ -140,7 +139,7 @@ def test_feedback_comes_before_the_tokens_that_it_explains(num_tokens: int) -> N
     session = Session(wire_id=7, replica=0, is_open=True, draft_id=5)
     feedback = Feedback(5, [0], np.array([[1, 2]]))
     step = SequenceStep(1, [1] * num_tokens, 4, feedback=feedback)
-    messages = list(pack([(0, step, session)], StepOptions()))
+    messages = list(pack([(0, step, session)], DraftOptions()))
     found = [sequence.feedback for message in messages for sequence in message.sequences]
     assert found[0] is feedback
     assert found[1:] == [None] * (len(found) - 1)

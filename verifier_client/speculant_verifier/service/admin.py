@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import Message
 from loguru import logger
 
-from speculant_graph.rpc.convert.stream import duration_of
+from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.serving.calls import Call, CallGate
 from speculant_verifier.decoder import SpeculativeDecoder

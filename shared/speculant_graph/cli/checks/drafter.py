@@ -180,7 +180,7 @@ def _check_drafts(
 ) -> Iterator[Finding]:
     import grpc
 
-    from speculant_graph.rpc.metadata import VERSION_KEY
+    from speculant_graph.rpc.messages import VERSION_KEY
     from speculant_graph.rpc.status import from_status
     from speculant_graph.rpc.v1 import drafter_pb2 as pb
     from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub

@@ -8,29 +8,25 @@ message. What depends on the graph (token ids of a request, graph names) is left
 from __future__ import annotations
 
 from speculant_graph._core import read_answer_step_id, read_step_id
-from speculant_graph.rpc.convert.answers import decode_step_answer, decode_stream_answer
-from speculant_graph.rpc.convert.options import decode_options, encode_options
-from speculant_graph.rpc.convert.requests import encode_step_request, encode_stream_step
+from speculant_graph.rpc.convert.options import decode_options
 from speculant_graph.rpc.convert.sessions import (
     decode_open_answer,
     decode_open_request,
     encode_open_answer,
     encode_open_request,
 )
-from speculant_graph.rpc.convert.stream import encode_stream_failure
+from speculant_graph.rpc.convert.steps import decode_step_answer, duration_of, encode_step, encode_step_failure
 
 __all__ = [
     "decode_open_answer",
     "decode_open_request",
     "decode_options",
     "decode_step_answer",
-    "decode_stream_answer",
+    "duration_of",
     "encode_open_answer",
     "encode_open_request",
-    "encode_options",
-    "encode_step_request",
-    "encode_stream_failure",
-    "encode_stream_step",
+    "encode_step",
+    "encode_step_failure",
     "read_answer_step_id",
     "read_step_id",
 ]

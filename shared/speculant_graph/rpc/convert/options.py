@@ -4,50 +4,34 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 from google.protobuf.message import DecodeError
 
 from speculant_graph.errors import DraftRequestError, UnservedRequestError
-from speculant_graph.rpc.messages import StepOptions
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import CouplingName, MixingName, SiblingsName, SourceName, StrategyName
+from speculant_graph.types import CouplingName, DraftOptions, MixingName, SiblingsName, SourceName, StrategyName
 
-STRATEGY_NUMBERS: dict[StrategyName, pb.Strategy] = {
-    "greedy": pb.STRATEGY_GREEDY,
-    "sampling": pb.STRATEGY_SAMPLING,
-    "adaptive": pb.STRATEGY_ADAPTIVE,
-    "tree": pb.STRATEGY_TREE,
-    "nasd": pb.STRATEGY_NASD,
-    "specexec": pb.STRATEGY_SPECEXEC,
-    "beam": pb.STRATEGY_BEAM,
-}
-"""Strategies by their number on the wire."""
-_MIXING_NUMBERS: dict[MixingName, pb.Mixing] = {"longest": pb.MIXING_LONGEST, "attention": pb.MIXING_ATTENTION}
-COUPLING_NUMBERS: dict[CouplingName, pb.Coupling] = {"none": pb.COUPLING_NONE, "gumbel": pb.COUPLING_GUMBEL}
-"""Couplings by their number on the wire."""
-_SIBLINGS_NUMBERS: dict[SiblingsName, pb.Siblings] = {
-    "none": pb.SIBLINGS_UNSPECIFIED,
-    "without-replacement": pb.SIBLINGS_WITHOUT_REPLACEMENT,
-    "independent": pb.SIBLINGS_INDEPENDENT,
-}
-_SOURCE_BITS: dict[SourceName, int] = {
-    "corpus": pb.SOURCE_BIT_CORPUS,
-    "session": pb.SOURCE_BIT_SESSION,
-    "learned": pb.SOURCE_BIT_LEARNED,
-    "recycled": pb.SOURCE_BIT_RECYCLED,
-}
-_NUMBERS: dict[str, dict[Any, Any]] = {
-    "strategy": STRATEGY_NUMBERS,
-    "mixing": _MIXING_NUMBERS,
-    "coupling": COUPLING_NUMBERS,
-    "siblings": _SIBLINGS_NUMBERS,
+
+def _numbers(names: Any, enum: Any, prefix: str) -> dict[Any, int]:
+    """Return the numbers on the wire of those names of a Literal that travel."""
+    numbers = dict(enum.items())
+    fields = {name: prefix + name.upper().replace("-", "_") for name in get_args(names)}
+    return {name: numbers[field] for name, field in fields.items() if field in numbers}
+
+
+_NUMBERS: dict[str, dict[Any, int]] = {
+    "strategy": _numbers(StrategyName, pb.Strategy, "STRATEGY_"),
+    "mixing": _numbers(MixingName, pb.Mixing, "MIXING_"),
+    "coupling": _numbers(CouplingName, pb.Coupling, "COUPLING_"),
+    "siblings": {"none": pb.SIBLINGS_UNSPECIFIED} | _numbers(SiblingsName, pb.Siblings, "SIBLINGS_"),
 }
 """Options that are named here and numbered on the wire."""
+_SOURCE_BITS = _numbers(SourceName, pb.SourceBit, "SOURCE_BIT_")
 
 
 @lru_cache(maxsize=256)
-def encode_options(options: StepOptions) -> bytes:
+def encode_options(options: DraftOptions) -> bytes:
     """Return options as a StrategyOptions."""
     wanted = {name: value for name, value in asdict(options).items() if value is not None}
     for name, numbers in _NUMBERS.items():
@@ -59,7 +43,7 @@ def encode_options(options: StepOptions) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def decode_options(payload: bytes) -> StepOptions:
+def decode_options(payload: bytes) -> DraftOptions:
     """Return a StrategyOptions as options.
 
     Raises:
@@ -83,4 +67,4 @@ def decode_options(payload: bytes) -> StepOptions:
             raise UnservedRequestError(f"sources {message.sources} are not served; ask for those of SourceBit")
     if not 0.0 <= message.min_path_probability <= 1.0:  # written so that NaN fails
         raise DraftRequestError("min_path_probability is no probability; send one from 0 to 1")
-    return StepOptions(**wanted)
+    return DraftOptions(**wanted)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from google.protobuf.duration_pb2 import Duration
-
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import ConfigError, DraftLimitError, DraftRequestError
 from speculant_graph.rpc.messages import OpenAnswer, OpenRequest
@@ -24,8 +22,8 @@ def encode_open_request(request: OpenRequest) -> pb.OpenSessionRequest:
         graph=request.graph,
         tokenizer_sha256=_digest_bytes(request.tokenizer_sha256),
         tenant=request.tenant,
+        learn=request.learn,
     )
-    message.learn = request.learn
     if request.cost is not None:
         message.verify_cost.tokens.extend(request.cost.tokens)
         message.verify_cost.relative_costs.extend(request.cost.relative)
@@ -54,7 +52,7 @@ def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
         tokenizer_sha256=message.tokenizer_sha256.hex(),
         tenant=message.tenant,
         graph=message.graph,
-        idle_timeout_s=_seconds(message.idle_timeout) if message.HasField("idle_timeout") else None,
+        idle_timeout_s=_idle_timeout_s(message),
         learn=message.learn,
         cost=_cost(message.verify_cost) if message.HasField("verify_cost") else None,
     )
@@ -87,8 +85,10 @@ def _cost(message: pb.VerifyCost) -> CostCurve:
         raise DraftRequestError(f"verify_cost: {error}") from None
 
 
-def _seconds(duration: Duration) -> float:
-    seconds = duration.seconds + duration.nanos * 1e-9
+def _idle_timeout_s(message: pb.OpenSessionRequest) -> float | None:
+    if not message.HasField("idle_timeout"):
+        return None
+    seconds = message.idle_timeout.seconds + message.idle_timeout.nanos * 1e-9
     if seconds <= 0:
         raise DraftRequestError("idle_timeout is not positive; leave it unset for the server's default")
     return seconds
