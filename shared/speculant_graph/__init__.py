@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from speculant_graph.draft.learned_log import LearnedLog
     from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
     from speculant_graph.errors import SpeculantError
-    from speculant_graph.graph.builder import GraphBuilder
+    from speculant_graph.graph.build.builder import GraphBuilder
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.types import Draft, Drafter, Feedback, Proposal, SequenceStep
     from speculant_verifier.decoder import SpeculativeDecoder
@@ -62,7 +62,7 @@ _HOMES = {
     "Feedback": "speculant_graph.types",
     "GenerationConfig": "speculant_graph.config",
     "GenerationResult": "speculant_verifier.results",
-    "GraphBuilder": "speculant_graph.graph.builder",
+    "GraphBuilder": "speculant_graph.graph.build.builder",
     "GraphConfig": "speculant_graph.config",
     "GreedyProcessor": "speculant_verifier.ngram_assisted",
     "INgramStorage": "speculant_verifier.ngram_storage",

@@ -17,7 +17,7 @@ from speculant_graph.cli.view import run as view
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import SpecialTokensName
 from speculant_verifier.model import TargetModel

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.coverage import Coverage, OrderCoverage, measure_coverage
 from speculant_graph.types import Fingerprint
 from support.oracle import OracleGraph

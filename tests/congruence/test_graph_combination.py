@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.errors import GraphError, GraphFileError, TokenizerMismatchError
-from speculant_graph.graph.combine import merge_graphs, prune_graph, update_graph
+from speculant_graph.graph.build.combine import merge_graphs, prune_graph, update_graph
 from speculant_graph.graph.layout import Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.workspace import only_writer

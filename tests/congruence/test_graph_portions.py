@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
-from speculant_graph.graph import assemble, count, emit, finish, streams
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build import assemble, count, emit, finish, streams
+from speculant_graph.graph.build.builder import build_from_token_ids
+from speculant_graph.graph.build.combine import merge_graphs, prune_graph
 from speculant_graph.graph.check import check_graph
-from speculant_graph.graph.combine import merge_graphs, prune_graph
 from speculant_graph.graph.ngrams import NgramGraph
 from support.graphs import assert_same_arrays, counts_of, fingerprint, graph_in_parts, graph_of
 from support.oracle import OracleGraph

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from speculant_graph.graph.builder import GraphBuilder
+from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.rpc.v1 import drafter_pb2
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierServiceStub

@@ -17,7 +17,7 @@ import pytest
 
 from speculant_graph.config import ClientConfig
 from speculant_graph.engines.settings import EngineSettings, load_engine_settings
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.settings import load_settings
 from speculant_verifier.demo.run import MODEL_FOLDER

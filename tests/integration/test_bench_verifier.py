@@ -12,7 +12,7 @@ import torch
 
 from speculant_graph.cli.main import main
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.graph.builder import GraphBuilder
+from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_verifier.bench import gpu
 from speculant_verifier.demo.run import MODEL_FOLDER
 

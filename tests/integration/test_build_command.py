@@ -247,7 +247,7 @@ def test_bars_on_a_terminal(tmp_path: Path) -> None:
 REPORTING = """
 import sys, time
 import speculant_graph.cli.progress as progress
-from speculant_graph.graph.builder import BuildProgress
+from speculant_graph.graph.build.builder import BuildProgress
 
 total = int(sys.argv[1])
 progress.anonymous_bytes = lambda: total * 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.build.keys import KeyLayout
 
 TOKENIZER = Path(__file__).parents[2] / "verifier_client" / "speculant_verifier" / "demo" / "model"
 MEMORY = 512_000_000

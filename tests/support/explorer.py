@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from support.sidecar import Sidecar, start_sidecar
 
 PATIENCE_S = 240.0

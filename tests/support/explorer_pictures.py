@@ -8,7 +8,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page
 
-from speculant_graph.graph.builder import GraphBuilder
+from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_verifier.demo.corpus import training_files
 from support.browser import CHROMIUM, chromium, opened, settled, typed
 from support.explorer import exploring

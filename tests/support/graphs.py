@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
-from speculant_graph.graph.assemble import assemble_graph
-from speculant_graph.graph.builder import build_from_token_ids, describe_tokens
-from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.build.assemble import assemble_graph
+from speculant_graph.graph.build.builder import build_from_token_ids, describe_tokens
+from speculant_graph.graph.build.keys import KeyLayout
+from speculant_graph.graph.build.partition import KeyBuffers, count_partition, plan_partitions
+from speculant_graph.graph.build.report import Stopwatch
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
-from speculant_graph.graph.partition import KeyBuffers, count_partition, plan_partitions
-from speculant_graph.graph.report import Stopwatch
 from speculant_graph.graph.store import load_graph
 from speculant_graph.types import Fingerprint
 

@@ -29,7 +29,7 @@ MODULES = (
     "speculant_graph.engines.settings",
     "speculant_graph.engines.vllm",
     "speculant_graph.errors",
-    "speculant_graph.graph.builder",
+    "speculant_graph.graph.build.builder",
     "speculant_graph.graph.metadata",
     "speculant_graph.serving.access",
     "speculant_graph.types",

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import ClientConfig, DraftConfig, ServerConfig
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterAdminServiceStub, DrafterServiceStub

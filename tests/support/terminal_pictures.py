@@ -16,7 +16,7 @@ from rich.ansi import AnsiDecoder
 from rich.console import Console
 from rich.text import Text
 
-from speculant_graph.graph.builder import GraphBuilder
+from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_verifier.demo.corpus import standard_library_files
 from speculant_verifier.demo.run import MODEL_FOLDER
 

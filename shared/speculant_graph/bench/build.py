@@ -109,7 +109,7 @@ def compare_counting(token_ids: UInt32Array, fingerprint: Fingerprint, max_order
         max_order: longest context.
     """
     from speculant_graph.bench.dictionary import DictionaryGraph, count_by_iterators
-    from speculant_graph.graph.builder import build_from_token_ids
+    from speculant_graph.graph.build.builder import build_from_token_ids
 
     listed = token_ids.tolist()
     contenders: dict[str, Callable[[], object]] = {

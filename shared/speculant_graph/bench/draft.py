@@ -86,7 +86,7 @@ def _read(settings: BenchDraftSettings, plan: DraftPlan, progress: BenchProgress
     """Read the held-out text and the graph, and what may be refused at once before what takes long."""
     from speculant_graph.bench.tokens import bench_files, first_tokens
     from speculant_graph.corpus.tokenize import CorpusTokenizer
-    from speculant_graph.graph.builder import GraphBuilder
+    from speculant_graph.graph.build.builder import GraphBuilder
     from speculant_graph.graph.store import load_graph
 
     config = settings.graph

@@ -101,7 +101,7 @@ def run(arguments: Sequence[str]) -> int:
 def _make_stage(folder: Path, settings: BenchFaultsSettings, tell: Callable[[str, int, int], None]) -> Stage:
     from speculant_graph.bench.faults_server import Stage
     from speculant_graph.bench.rpc_text import drawn_texts, words_of_standard_library
-    from speculant_graph.graph.builder import build_from_token_ids
+    from speculant_graph.graph.build.builder import build_from_token_ids
 
     token_ids, tokenizer = words_of_standard_library(settings.tokens)
     graph, path = build_from_token_ids(token_ids, tokenizer), folder / "graph.pkl"

@@ -18,7 +18,7 @@ from speculant_graph.bench.faults_clients import BUDGET, quantiles, run_in_loop
 from speculant_graph.bench.faults_server import FaultyServer, Stage, running_drafter
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import SpeculantError
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc.channel import connect_channel_async
 from speculant_graph.rpc.v1 import drafter_pb2 as pb

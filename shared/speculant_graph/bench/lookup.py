@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.bench.report import print_report
     from speculant_graph.bench.tokens import bench_files, first_tokens
     from speculant_graph.corpus.tokenize import CorpusTokenizer
-    from speculant_graph.graph.builder import build_from_token_ids
+    from speculant_graph.graph.build.builder import build_from_token_ids
     from speculant_graph.graph.store import load_graph
 
     config = settings.graph

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from speculant_graph.view.wording import PHASE_LABELS
 
 if TYPE_CHECKING:
-    from speculant_graph.graph.builder import BuildProgress
+    from speculant_graph.graph.build.builder import BuildProgress
 
 _LABEL_CHARACTERS = 42
 _BAR_INTERVAL_S = 0.1

@@ -148,7 +148,7 @@ def _read(settings: BenchReplaySettings, progress: BenchProgress) -> tuple[Ngram
 
 def _build(settings: BenchReplaySettings, progress: BenchProgress) -> NgramGraph:
     from speculant_graph.draft.pretraining import pretrain
-    from speculant_graph.graph.builder import GraphBuilder
+    from speculant_graph.graph.build.builder import GraphBuilder
 
     builder = GraphBuilder(**settings.graph.model_dump())
     return builder.build_from_files(settings.corpus, progress=progress.show_build, calibrate=pretrain)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 

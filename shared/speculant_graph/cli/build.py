@@ -15,8 +15,8 @@ from speculant_graph.config import GraphConfig
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
 
 if TYPE_CHECKING:
+    from speculant_graph.graph.build.report import BuildReport
     from speculant_graph.graph.ngrams import NgramGraph
-    from speculant_graph.graph.report import BuildReport
 
 
 class BuildSettings(CommandSettings):
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.cli.progress import show_progress
     from speculant_graph.cli.summary import lines_of_skipped, sentence_of
     from speculant_graph.draft.pretraining import pretrain
-    from speculant_graph.graph.builder import GraphBuilder
+    from speculant_graph.graph.build.builder import GraphBuilder
     from speculant_graph.log import log_to_stderr
 
     builder = GraphBuilder(**settings.graph.model_dump())

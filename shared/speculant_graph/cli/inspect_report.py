@@ -14,7 +14,7 @@ from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.corpus.stream import write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.graph.count import map_tokens
+from speculant_graph.graph.build.count import map_tokens
 from speculant_graph.graph.coverage import measure_coverage
 from speculant_graph.graph.layout import CHILD
 from speculant_graph.graph.ngrams import NgramGraph

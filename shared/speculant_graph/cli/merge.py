@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(MergeSettings, "merge", arguments)
     from speculant_graph.cli.progress import show_progress
     from speculant_graph.cli.summary import print_graph
-    from speculant_graph.graph.combine import merge_graphs
+    from speculant_graph.graph.build.combine import merge_graphs
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
 

@@ -14,7 +14,7 @@ from speculant_graph.machine import anonymous_bytes
 from speculant_graph.view.wording import PHASE_LABELS
 
 if TYPE_CHECKING:
-    from speculant_graph.graph.builder import BuildProgress
+    from speculant_graph.graph.build.builder import BuildProgress
 
 _RATED = ("tokenize", "count")
 _UNITS = ("kB", "MB", "GB", "TB")
@@ -26,7 +26,7 @@ _STEADY_S = 0.5
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
-    """Yield a callback for :class:`~speculant_graph.graph.builder.GraphBuilder`; one bar per phase, on stderr."""
+    """Yield a callback for :class:`~speculant_graph.graph.build.builder.GraphBuilder`; one bar per phase, on stderr."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _ignore

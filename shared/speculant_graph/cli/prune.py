@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(PruneSettings, "prune", arguments)
     from speculant_graph.cli.progress import show_progress
     from speculant_graph.cli.summary import print_graph
-    from speculant_graph.graph.combine import prune_graph
+    from speculant_graph.graph.build.combine import prune_graph
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
 

@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(UpdateSettings, "update", arguments)
     from speculant_graph.cli.progress import show_progress
     from speculant_graph.cli.summary import print_graph
-    from speculant_graph.graph.combine import update_graph
+    from speculant_graph.graph.build.combine import update_graph
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
 

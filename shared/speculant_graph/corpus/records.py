@@ -17,18 +17,18 @@ _LISTED_FIELDS = 12
 
 
 def read_json_lines(texts: Iterable[str], label: str) -> Iterator[tuple[str, object]]:
-    """Stream the values of JSON Lines with the place of each, such as ``a.jsonl: line 3``; blank lines are left out.
+    """Stream the values of JSON Lines with a label for each, such as ``a.jsonl: line 3``; blank lines are left out.
 
     Raises:
         CorpusError: a line is no JSON.
     """
     for number, line in enumerate(_lines(texts), start=1):
         if line.strip(_BLANKS):
-            place = f"{label}: line {number}"
+            line_label = f"{label}: line {number}"
             try:
-                yield place, json.loads(line)
+                yield line_label, json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise _no_json(place, error) from error
+                raise _no_json(line_label, error) from error
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
@@ -43,7 +43,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def read_json(texts: Iterable[str], label: str) -> Iterator[tuple[str, object]]:
-    """Stream the elements of a JSON array with the place of each, or the one value that is no array.
+    """Stream the elements of a JSON array with a label for each, or the one value that is no array.
 
     Only about one element and one block of text are held at a time.
 
@@ -64,15 +64,15 @@ def read_json(texts: Iterable[str], label: str) -> Iterator[tuple[str, object]]:
         return
     while True:
         number += 1
-        place = f"{label}: record {number}"
-        yield place, _element(buffer, place)
+        record_label = f"{label}: record {number}"
+        yield record_label, _element(buffer, record_label)
         separator = buffer.next_character()
         buffer.position += 1
         if separator == "]":
             _expect_end(buffer, label)
             return
         if separator != ",":
-            raise _no_json(place, "no comma or bracket after it" if separator else "the file ends in its array")
+            raise _no_json(record_label, "no comma or bracket after it" if separator else "the file ends in its array")
 
 
 class _Buffer:
@@ -110,7 +110,7 @@ class _Buffer:
 _DECODER = json.JSONDecoder()
 
 
-def _element(buffer: _Buffer, place: str) -> object:
+def _element(buffer: _Buffer, label: str) -> object:
     buffer.next_character()
     while True:
         try:
@@ -119,9 +119,9 @@ def _element(buffer: _Buffer, place: str) -> object:
             may_go_on = error.msg.startswith("Unterminated") or error.pos > len(buffer.text) - _LONGEST_PART
             if may_go_on and buffer.grow():
                 continue
-            raise _no_json(place, error.msg) from error
+            raise _no_json(label, error.msg) from error
         except (ValueError, RecursionError) as error:
-            raise _no_json(place, error) from error
+            raise _no_json(label, error) from error
         if end > len(buffer.text) - _LONGEST_PART and buffer.grow():  # a number may go on
             continue
         buffer.position = end
@@ -133,12 +133,12 @@ def _expect_end(buffer: _Buffer, label: str) -> None:
         raise CorpusError(f"{label}: goes on after its JSON value; name it .jsonl if it holds one record a line")
 
 
-def text_of_record(record: object, place: str, text_field: str) -> str:
+def text_of_record(record: object, label: str, text_field: str) -> str:
     """Return the text of one record: a string itself, or what an object has in a field.
 
     Args:
         record: a JSON value.
-        place: where it is, for messages.
+        label: where it is, for messages.
         text_field: name of the field; dots lead into nested objects, unless the record has a field of that very
             name. A list of strings is joined with newlines.
 
@@ -148,20 +148,20 @@ def text_of_record(record: object, place: str, text_field: str) -> str:
     if isinstance(record, str):
         return record
     fix = "set --graph.text-field to one with text"
-    value = _field(record, place, text_field, fix)
+    value = _field(record, label, text_field, fix)
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return "\n".join(value)
-    raise CorpusError(f"{place}: field {text_field!r} is {_kind(value)}, not text; {fix}")
+    raise CorpusError(f"{label}: field {text_field!r} is {_kind(value)}, not text; {fix}")
 
 
-def token_ids_of_record(record: object, place: str, token_ids_field: str, vocabulary_size: int) -> NDArray[np.uint32]:
+def token_ids_of_record(record: object, label: str, token_ids_field: str, vocabulary_size: int) -> NDArray[np.uint32]:
     """Return the token ids of one record, shape ``[num_tokens]``.
 
     Args:
         record: a JSON value.
-        place: where it is, for messages.
+        label: where it is, for messages.
         token_ids_field: name of the field, as in :func:`text_of_record`; it holds a list.
         vocabulary_size: the ids must be below.
 
@@ -169,33 +169,33 @@ def token_ids_of_record(record: object, place: str, token_ids_field: str, vocabu
         CorpusError: the record has no such field, or anything but token ids in it.
     """
     fix = "set --graph.token-ids-field to one with token ids"
-    value = _field(record, place, token_ids_field, fix)
+    value = _field(record, label, token_ids_field, fix)
     if not isinstance(value, list):
-        raise CorpusError(f"{place}: field {token_ids_field!r} is {_kind(value)}, not a list of token ids; {fix}")
+        raise CorpusError(f"{label}: field {token_ids_field!r} is {_kind(value)}, not a list of token ids; {fix}")
     for index, item in enumerate(value):
         if type(item) is not int:
             kind = "a fraction" if isinstance(item, float) else _kind(item)
-            raise CorpusError(f"{place}: item {index} of field {token_ids_field!r} is {kind}, not a token id; {fix}")
+            raise CorpusError(f"{label}: item {index} of field {token_ids_field!r} is {kind}, not a token id; {fix}")
         if not 0 <= item < vocabulary_size:
             raise CorpusError(
-                f"{place}: item {index} of field {token_ids_field!r} is none of the ids 0 to {vocabulary_size - 1}; "
+                f"{label}: item {index} of field {token_ids_field!r} is none of the ids 0 to {vocabulary_size - 1}; "
                 "set --graph.tokenizer-name to the tokenizer of these ids"
             )
     return np.array(value, np.uint32)
 
 
-def _field(record: object, place: str, field: str, fix: str) -> object:
+def _field(record: object, label: str, field: str, fix: str) -> object:
     value = record
     is_plain = isinstance(record, dict) and field in record
     for name in [field] if is_plain else field.split("."):
         if not isinstance(value, dict):
             raise CorpusError(
-                f"{place}: {_kind(value)} where an object with field {field!r} should be; mend the record"
+                f"{label}: {_kind(value)} where an object with field {field!r} should be; correct the record"
             )
         if name not in value:
             fields = ", ".join(list(value)[:_LISTED_FIELDS]) or "none"
             more = ", ..." if len(value) > _LISTED_FIELDS else ""
-            raise CorpusError(f"{place}: no field {field!r} (there are: {fields}{more}); {fix}")
+            raise CorpusError(f"{label}: no field {field!r} (there are: {fields}{more}); {fix}")
         value = value[name]
     return value
 
@@ -205,5 +205,5 @@ def _kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _no_json(place: str, reason: object) -> CorpusError:
-    return CorpusError(f"{place}: is no JSON ({reason}); mend it, or name the file .txt to read it as plain text")
+def _no_json(label: str, reason: object) -> CorpusError:
+    return CorpusError(f"{label}: is no JSON ({reason}); correct it, or name the file .txt to read it as plain text")

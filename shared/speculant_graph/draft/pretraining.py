@@ -20,9 +20,9 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.calibration import save_calibration
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
-from speculant_graph.graph.builder import describe_tokens
+from speculant_graph.graph.build.builder import describe_tokens
+from speculant_graph.graph.build.count import count_tokens, map_tokens
 from speculant_graph.graph.container import writing
-from speculant_graph.graph.count import count_tokens, map_tokens
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.store import load_graph

@@ -73,7 +73,7 @@ class NewFile:
             folder: where it is written, on the same file system.
 
         Raises:
-            GraphFileError: there is no such folder, or something else than a file is in the place.
+            GraphFileError: there is no such folder, or something else than a file is there.
         """
         if path.exists() and not path.is_file():
             raise GraphFileError(f"{path} is there and is not an ordinary file; choose another path")

@@ -121,10 +121,10 @@ def _records(
     # Of several that are as frequent, the first.
     owners = np.repeat(np.arange(starts.size), np.diff(np.append(starts, of_successors.size)))
     candidates = np.flatnonzero(of_successors == best[owners])
-    places = candidates[np.searchsorted(owners[candidates], np.flatnonzero(kept))]
-    records = np.full((places.size, LONGEST + 3), -1, _WORD)
+    indices = candidates[np.searchsorted(owners[candidates], np.flatnonzero(kept))]
+    records = np.full((indices.size, LONGEST + 3), -1, _WORD)
     records[:, :length] = graph.ngrams(length, first, first + num_contexts)[has_successors][kept]
     records[:, LONGEST] = 1
-    records[:, LONGEST + 1] = below[places, TOKEN] & TOKEN_MASK
+    records[:, LONGEST + 1] = below[indices, TOKEN] & TOKEN_MASK
     records[:, LONGEST + 2] = np.clip(best[kept], ALWAYS_ENOUGH, LARGEST_COUNT)
     return records

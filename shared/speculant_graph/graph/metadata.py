@@ -55,7 +55,7 @@ class GraphMetadata:
     library_version: str
     """Release of speculant-graph that built it."""
     calibration: Annotated[Base64Bytes, Field(max_length=MAX_CALIBRATION_BYTES)] = b""
-    """How far the contexts can be trusted, learned from the corpus, for whoever drafts; empty if that was not done."""
+    """How reliable the contexts are, learned from the corpus, for drafters; empty if that was not done."""
     special_tokens: SpecialTokensName = "text"
     """What special tokens were where texts spelt them out: ordinary text, or parsed to these tokens."""
 

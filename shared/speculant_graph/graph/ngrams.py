@@ -5,7 +5,7 @@ Knows neither text nor strategies. Arrays may be memory-mapped and shared betwee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,6 @@ import numpy as np
 
 from speculant_graph import _core
 from speculant_graph.errors import GraphError
-from speculant_graph.graph.context_index import ContextIndex
 from speculant_graph.graph.layout import CUMULATIVE, Int64Array, Trie, UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.types import TokenId
@@ -302,3 +301,27 @@ class NgramGraph:
         # Nothing at all, or numbers beyond 64 bits, which are unknown.
         known = range(self.vocabulary_size)
         return np.array([token_id if token_id in known else -1 for token_id in token_ids], np.int64)
+
+
+class ContextIndex(Mapping[tuple[int, ...], int]):
+    """Every context that has successors -> its order; a lookup takes at most N searches in short rows."""
+
+    def __init__(self, graph: NgramGraph) -> None:
+        """Look into a graph."""
+        self._graph = graph
+
+    def __getitem__(self, context: tuple[int, ...]) -> int:
+        is_context = isinstance(context, tuple) and all(type(token_id) is int for token_id in context)
+        order = self._graph.order_of(context) if is_context else None
+        if order is None:
+            raise KeyError(context)
+        return order
+
+    def __len__(self) -> int:
+        return sum(self._graph.metadata.contexts_per_order)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        """Yield the contexts, shorter ones first, in lexicographic order."""
+        for order in range(1, self._graph.max_order + 1):
+            for context, _ in self._graph.contexts(order):
+                yield context

@@ -9,7 +9,7 @@ PHASE_LABELS = {
     "save": "linking",
     "combine": "combining",
 }
-"""What a phase of :class:`~speculant_graph.graph.builder.BuildProgress` is called, in at most 10 characters."""
+"""What a phase of :class:`~speculant_graph.graph.build.builder.BuildProgress` is called, in at most 10 characters."""
 
 
 def counted(number: int, noun: str) -> str:

@@ -24,8 +24,8 @@ from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.stream import write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
-from speculant_graph.graph.builder import build_from_token_ids
-from speculant_graph.graph.count import map_tokens
+from speculant_graph.graph.build.builder import build_from_token_ids
+from speculant_graph.graph.build.count import map_tokens
 from speculant_graph.settings import CommandSettings
 from speculant_graph.types import Fingerprint
 from support.oracle import OracleGraph

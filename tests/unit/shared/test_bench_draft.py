@@ -28,7 +28,7 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.proposal_tree import GraphProposals, draft_tree
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Draft, Fingerprint
 
 TIMES = {

@@ -14,7 +14,7 @@ from speculant_graph.cli.bench import run
 from speculant_graph.cli.main import main
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError, TokenizerMismatchError
-from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
 from speculant_graph.types import Fingerprint
 from support.oracle import OracleGraph
 

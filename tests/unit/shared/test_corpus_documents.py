@@ -151,7 +151,7 @@ def test_text_fields_may_have_dots_in_their_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{oops", r"a\.jsonl: line 2: is no JSON \(.*mend it"),
+        ("{oops", r"a\.jsonl: line 2: is no JSON \(.*correct it"),
         ("[" * 100_000, r"line 2: is no JSON"),
         ("1" * 5_000, r"line 2: is no JSON|line 2: a number where an object"),
         ("3", r"line 2: a number where an object with field 'a\.b' should be"),
@@ -186,7 +186,7 @@ def test_token_ids_of_records(tmp_path: Path) -> None:
     ("record", "message"),
     [
         ('{"text": "x"}', r"no field 'ids' \(there are: text\); set --graph\.token-ids-field to one with token ids$"),
-        ('"text"', "a string where an object with field 'ids' should be; mend the record$"),
+        ('"text"', "a string where an object with field 'ids' should be; correct the record$"),
         ('{"ids": "1 2"}', "field 'ids' is a string, not a list of token ids; set --graph.token-ids-field"),
         ('{"ids": [1, true]}', "item 1 of field 'ids' is a truth value, not a token id; set"),
         ('{"ids": [1.0]}', "item 0 of field 'ids' is a fraction, not a token id; set"),

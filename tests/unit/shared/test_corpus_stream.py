@@ -188,7 +188,7 @@ def test_documents_are_not_wrapped_without_special_tokens(tmp_path: Path, plain_
 
 
 BAD_FILES = {
-    "bad.txt": (b"fine text \xff", r"byte 10 is not utf-8 .*; set --graph\.encoding"),
+    "bad.txt": (b"fine text \xff", r"byte 10 is not UTF-8 .*; convert the file first"),
     "bad.bin": (b"\0\1\2", "looks binary; leave it out"),
     "bad.txt.gz": (gzip.compress(b"word " * 50_000)[:-9], r"damaged archive \(it ends too soon\); copy"),
     "bad.jsonl": (b'{"text": "one"}\n' * 900 + b'{"txt": 1}', r"line 901: no field 'text' \(there are: txt\); set"),
@@ -235,7 +235,7 @@ def test_a_corpus_without_text_is_said_in_proper_words(tmp_path: Path, tokenizer
     for files, message in (
         ([empty], f"{empty} holds no text; name files that do"),
         ([empty, other], "none of 2 files holds text; name files that do"),
-        ([bad], f"{bad} holds no text, it was left out: {bad}: byte 0 is not utf-8 "),
+        ([bad], f"{bad} holds no text, it was left out: {bad}: byte 0 is not UTF-8 "),
         ([empty, bad], f"none of 2 files holds text, 1 was left out: {bad}: byte 0 "),
         ([bad, worse], f"none of 2 files holds text, 2 were left out: {bad}: byte 0 "),
     ):

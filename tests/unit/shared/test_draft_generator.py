@@ -13,7 +13,7 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
-from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
 from speculant_graph.types import Draft, Fingerprint, StrategyName
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphFileError
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.export import export_graph, to_networkx
 from speculant_graph.graph.network import NgramDiGraph
 from speculant_graph.graph.ngrams import NgramGraph

@@ -18,7 +18,7 @@ import pytest
 from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph import store
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.container import (
     MIN_BLOCK_BYTES,
     aligned_text_bytes,

@@ -22,7 +22,7 @@ from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import ConfigError, CorpusError, GraphFileError, TokenizerMismatchError
-from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
 from speculant_graph.graph.layout import CUMULATIVE, Trie, array_offsets, record_words, trie_of
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint

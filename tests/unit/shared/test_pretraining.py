@@ -29,8 +29,8 @@ from speculant_graph.draft.pretraining import (
 )
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.errors import GraphFileError
-from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids, describe_tokens
-from speculant_graph.graph.combine import merge_graphs, prune_graph, update_graph
+from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids, describe_tokens
+from speculant_graph.graph.build.combine import merge_graphs, prune_graph, update_graph
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import MAX_CALIBRATION_BYTES, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph

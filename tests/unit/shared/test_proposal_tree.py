@@ -23,7 +23,7 @@ from speculant_graph.draft.proposal_tree import (
     draft_tree,
 )
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Draft
 from support.graphs import fingerprint
 from support.oracle import OracleGraph

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from speculant_graph.cli.view import run
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphFileError, TokenizerMismatchError
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.view.glyphs import visible
 from speculant_graph.view.neighbourhood import Neighbourhood, Step, explore

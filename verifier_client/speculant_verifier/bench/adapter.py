@@ -183,7 +183,7 @@ def _kinds(
     warm up with.
     """
     from speculant_graph.config import DraftConfig, GenerationConfig
-    from speculant_graph.graph.builder import GraphBuilder
+    from speculant_graph.graph.build.builder import GraphBuilder
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.demo.corpus import beginnings_of, draft_files, training_files
 

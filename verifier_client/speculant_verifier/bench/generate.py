@@ -212,7 +212,7 @@ def _drafting(settings: BenchGenerateSettings, target: TargetModel, place: int, 
 def _demo_decoder(settings: BenchGenerateSettings, target: TargetModel, progress: BenchProgress) -> Any:
     import tempfile
 
-    from speculant_graph.graph.builder import GraphBuilder
+    from speculant_graph.graph.build.builder import GraphBuilder
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.demo.corpus import standard_library_files
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from speculant_graph.cli import bench
-from speculant_graph.graph.builder import GraphBuilder
+from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_verifier.bench.models import RANDOM
 from speculant_verifier.demo.corpus import training_files
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from speculant_graph.bench.processes import await_health, free_ports, kill, running_module, start_module, stop
 from speculant_graph.bench.replay_progress import BenchProgress
-from speculant_graph.graph.builder import GraphBuilder
+from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_verifier.demo.corpus import standard_library_files
 from speculant_verifier.demo.run import MODEL_FOLDER
 

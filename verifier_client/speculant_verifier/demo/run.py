@@ -14,7 +14,7 @@ from speculant_graph.client import DrafterClient, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import GraphError
-from speculant_graph.graph.builder import GraphBuilder
+from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.log import log_to_stderr
 from speculant_verifier.console import quiet_transformers

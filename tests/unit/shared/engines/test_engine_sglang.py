@@ -15,7 +15,7 @@ import pytest
 from speculant_graph import DraftConfig, LocalDrafter, NgramGraph, SequenceStep
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.sglang import lay_out
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Draft
 from speculant_verifier.demo.run import MODEL_FOLDER
 

@@ -17,7 +17,7 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.metrics import EngineMetrics
 from speculant_graph.engines.vllm import SpeculantProposer
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
-from speculant_graph.graph.builder import build_from_token_ids
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Fingerprint
 from speculant_verifier.demo.run import MODEL_FOLDER
 

@@ -82,7 +82,7 @@ def _files(settings: BenchEnginesSettings, progress: BenchProgress) -> Iterator[
     import numpy as np
 
     from speculant_graph.corpus.tokenize import CorpusTokenizer
-    from speculant_graph.graph.builder import GraphBuilder, build_from_token_ids
+    from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
     from speculant_graph.graph.llama_lookup import export_llama_lookup
     from speculant_graph.graph.store import load_graph, save_graph
     from speculant_verifier.bench.engine_models import pad_checkpoint

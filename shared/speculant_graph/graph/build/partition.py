@@ -14,8 +14,8 @@ import numpy as np
 
 from speculant_graph import _core
 from speculant_graph.graph.container import write_all
-from speculant_graph.graph.emit import Emitter
-from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.build.emit import Emitter
+from speculant_graph.graph.build.keys import KeyLayout
 from speculant_graph.graph.layout import UInt32Array, UInt64Array
 
 
@@ -86,7 +86,7 @@ class KeyBuffers:
     """Room for the keys of one part at a time, kept from part to part."""
 
     def __init__(self, layout: KeyLayout, max_keys: int) -> None:
-        """Reserve room; it takes memory as far as it is used."""
+        """Reserve space; it takes memory as far as it is used."""
         self.keys: UInt64Array = np.empty((max_keys, layout.num_words), np.uint64)
         self.spare: UInt64Array = np.empty((max_keys, layout.num_words), np.uint64)
 
@@ -101,7 +101,7 @@ def count_partition(
         partition: the part.
         layout: how keys are packed.
         stem: the files are named ``stem.1``, ``stem.2``, ...
-        buffers: room for its keys.
+        buffers: space for its keys.
     """
     emitter = Emitter(layout)
     files = tuple(stem.with_name(f"{stem.name}.{length}") for length in range(1, layout.length + 1))

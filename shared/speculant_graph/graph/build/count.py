@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 
 from speculant_graph.errors import CorpusError, GraphError
-from speculant_graph.graph.assemble import assemble_graph
+from speculant_graph.graph.build.assemble import assemble_graph
 from speculant_graph.graph.container import writing
-from speculant_graph.graph.emit import emitter_bytes
-from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.build.emit import emitter_bytes
+from speculant_graph.graph.build.keys import KeyLayout
 from speculant_graph.graph.layout import MAX_NODES, UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import GraphMetadata
-from speculant_graph.graph.partition import (
+from speculant_graph.graph.build.partition import (
     KeyBuffers,
     Partition,
     PartitionRecords,
     count_partition,
     plan_partitions,
 )
-from speculant_graph.graph.report import Stopwatch
+from speculant_graph.graph.build.report import Stopwatch
 from speculant_graph.machine import anonymous_bytes
 
 CountProgress = Callable[[int, int], None]
@@ -80,7 +80,7 @@ def count_tokens(
         parts = list(plan_partitions(token_ids, vocabulary_size, layout, max_keys))
         count = _count_locally
         if engine == "ray":
-            from speculant_graph.graph.cluster import count_on_cluster
+            from speculant_graph.graph.build.cluster import count_on_cluster
 
             count = count_on_cluster
         records = []
@@ -142,15 +142,15 @@ def _count_locally(
     for _ in range(jobs):
         free_buffers.put(KeyBuffers(layout, largest))
 
-    def count(number: int) -> PartitionRecords:
+    def count(index: int) -> PartitionRecords:
         buffers = free_buffers.get()
         try:
-            return count_partition(token_ids, parts[number], layout, folder / f"part-{number}", buffers)
+            return count_partition(token_ids, parts[index], layout, folder / f"part-{index}", buffers)
         finally:
             free_buffers.put(buffers)
 
     with ThreadPoolExecutor(jobs) as threads:
-        futures: list[Future[PartitionRecords]] = [threads.submit(count, number) for number in range(len(parts))]
+        futures: list[Future[PartitionRecords]] = [threads.submit(count, index) for index in range(len(parts))]
         try:
             for future in futures:
                 yield future.result()

@@ -1,6 +1,6 @@
 """Graphs from graphs: put one behind another, add text to one, drop what is rare.
 
-The result has the arrays that a build of all the text would have made, n-grams across the seam included.
+The result has the arrays that a build of all the text would have made, n-grams across the boundary included.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError, GraphFileError, TokenizerMismatchError
-from speculant_graph.graph.assemble import assemble_graph
-from speculant_graph.graph.builder import (
+from speculant_graph.graph.build.assemble import assemble_graph
+from speculant_graph.graph.build.builder import (
     BuildProgress,
     GraphBuilder,
     ProgressCallback,
@@ -23,15 +23,15 @@ from speculant_graph.graph.builder import (
 )
 from speculant_graph.graph.check import check_graph
 from speculant_graph.graph.container import write_all, writing
-from speculant_graph.graph.emit import Emitter
-from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.build.emit import Emitter
+from speculant_graph.graph.build.keys import KeyLayout
 from speculant_graph.graph.layout import MAX_NODES
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
-from speculant_graph.graph.partition import Partition, PartitionRecords
-from speculant_graph.graph.report import Stopwatch, built_at
+from speculant_graph.graph.build.partition import Partition, PartitionRecords
+from speculant_graph.graph.build.report import Stopwatch, built_at
 from speculant_graph.graph.store import check_description, load_graph
-from speculant_graph.graph.streams import KeyStream, keys_of, keys_of_ngrams, merged
+from speculant_graph.graph.build.streams import KeyStream, keys_of, keys_of_ngrams, merged
 from speculant_graph.graph.workspace import checked_output, only_writer, workspace
 
 
@@ -69,7 +69,7 @@ def merge_graphs(
     layout = KeyLayout.of(first.vocabulary_size, first.max_order)
     stream = keys_of(first.trie, layout)
     if not ours.document_boundaries:
-        stream = merged(stream, keys_of_ngrams(_seam(ours, theirs), layout))
+        stream = merged(stream, keys_of_ngrams(_boundary(ours, theirs), layout))
     order = first.max_order
     metadata = dataclasses.replace(
         ours,
@@ -205,7 +205,7 @@ def _calibration_size(facts: GraphMetadata) -> int:
     return facts.num_tokens if facts.calibration else 0
 
 
-def _seam(ours: GraphMetadata, theirs: GraphMetadata) -> dict[Ngram, int]:
+def _boundary(ours: GraphMetadata, theirs: GraphMetadata) -> dict[Ngram, int]:
     """Return what changes at the end of the first stream: its last tokens go on now."""
     tail, head = ours.tail_token_ids, theirs.head_token_ids
     changes: Counter[Ngram] = Counter()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from speculant_graph import _core
-from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.build.keys import KeyLayout
 from speculant_graph.graph.layout import INNER_WORDS, Int64Array, UInt32Array, UInt64Array
 
 _RECORDS = 1 << 15

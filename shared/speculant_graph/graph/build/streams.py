@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from speculant_graph import _core
-from speculant_graph.graph.keys import KeyLayout
+from speculant_graph.graph.build.keys import KeyLayout
 from speculant_graph.graph.layout import Int64Array, Trie, UInt64Array
 
 _KEYS_AT_A_TIME = 1 << 16

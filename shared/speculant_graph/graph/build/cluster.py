@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from speculant_graph.errors import ConfigError, GraphError
-from speculant_graph.graph.keys import KeyLayout
-from speculant_graph.graph.partition import KeyBuffers, Partition, PartitionRecords, count_partition
+from speculant_graph.graph.build.keys import KeyLayout
+from speculant_graph.graph.build.partition import KeyBuffers, Partition, PartitionRecords, count_partition
 
 
 def count_on_cluster(
@@ -38,7 +38,7 @@ def count_on_cluster(
     ray = _connected(jobs)
     try:
         task = ray.remote(_count_part)
-        references = [task.remote(stream, part, layout, folder / f"part-{number}") for number, part in enumerate(parts)]
+        references = [task.remote(stream, part, layout, folder / f"part-{index}") for index, part in enumerate(parts)]
         for reference in references:
             try:
                 yield ray.get(reference)
@@ -71,7 +71,7 @@ def _connected(jobs: int) -> Any:
 
 
 def _count_part(stream: Path, part: Partition, layout: KeyLayout, stem: Path) -> PartitionRecords:
-    from speculant_graph.graph.count import map_tokens
+    from speculant_graph.graph.build.count import map_tokens
 
     cpu = time.process_time()
     buffers = KeyBuffers(layout, part.num_sorted(layout.length))

@@ -20,11 +20,11 @@ from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
 from speculant_graph.graph.container import writing
-from speculant_graph.graph.count import count_tokens, map_tokens
+from speculant_graph.graph.build.count import count_tokens, map_tokens
 from speculant_graph.graph.layout import UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.report import BuildReport, Phase, Stopwatch, built_at
+from speculant_graph.graph.build.report import BuildReport, Phase, Stopwatch, built_at
 from speculant_graph.graph.store import check_description, load_graph, save_graph
 from speculant_graph.graph.workspace import checked_output, workspace
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
@@ -40,7 +40,7 @@ class BuildProgress:
     """Units of the phase that are done: bytes of the corpus files, the whole slice, tokens, steps over the levels, or
     records."""
     total: int
-    """Units of the phase; 0 if nobody knows."""
+    """Units of the phase; 0 if it is not known."""
     num_tokens: int
     """Tokens read so far."""
 
@@ -102,7 +102,7 @@ class GraphBuilder:
             corpus: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
             output: the graph file.
             progress: told about every step.
-            calibrate: learns from the tokens how far contexts can be trusted, such
+            calibrate: learns from the tokens how reliable contexts are, such
                 as :func:`~speculant_graph.draft.pretraining.pretrain`.
 
         Returns:
@@ -186,7 +186,7 @@ class GraphBuilder:
         Args:
             paths: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
             progress: told about every step.
-            calibrate: learns from the tokens how far contexts can be trusted, as in :meth:`build`.
+            calibrate: learns from the tokens how reliable contexts are, as in :meth:`build`.
 
         Returns:
             The graph.
@@ -195,7 +195,7 @@ class GraphBuilder:
             ConfigError: the tokenizer can't be loaded.
             CorpusError: a file can't be read, or there is no text.
             GraphError: there are more tokens than a graph can hold.
-            GraphFileError: the folder for temporary files has no room.
+            GraphFileError: the folder for temporary files has no space.
         """
         with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
             # The file lives on, without a name, for as long as the graph is mapped.
