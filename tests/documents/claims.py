@@ -74,7 +74,6 @@ OUTPUT = {
     ("docs/sidecar.md",
      "address          name   generation  corpus tokens  max order  vocabulary size  tokenizer name  file bytes  "
      "open sessions"),
-    ("docs/sidecar.md", "bench faults"),
 }  # fmt: skip
 """(page, first line) of blocks that show what was printed, or draw something; their fences name no language."""
 

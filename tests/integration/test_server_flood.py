@@ -7,15 +7,20 @@ import os
 import random
 import re
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 
+from speculant_graph.client import DrafterClient
+from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.types import SequenceStep
 from support.mutants import PREFACE, Mutants, framed, malformed
 from support.server import OK, SERVICE, Wire, connected, graph_file, serving, step_of
 from support.sidecar import Sidecar, launch, wait_until_ready
@@ -87,6 +92,27 @@ def process(tmp_path: Path) -> Iterator[Process]:
         sidecar.wait()
 
 
+@contextlib.contextmanager
+def drafting_meanwhile(address: str) -> Iterator[list[tuple[int, ...]]]:
+    """Have a client draft in a thread for as long as the block lasts; yield its drafts, as they come."""
+    drafted: list[tuple[int, ...]] = []
+    is_over = threading.Event()
+
+    def run() -> None:
+        config = ClientConfig(address=address, deadline_ms=10_000.0, open_deadline_ms=10_000.0)
+        with DrafterClient(config, tokenizer=None, draft=DraftConfig(strategy="greedy"), strict=True) as client:
+            while not is_over.wait(0.005):
+                drafted.append(client.draft([SequenceStep(1 << 40, TEXT[:100], 8)])[0].token_ids)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            yield drafted
+        finally:
+            is_over.set()
+        running.result()
+
+
 def sent(channel: grpc.Channel, path: str, payloads: list[bytes], seen: Counter[str]) -> None:
     """Send messages to a unary method, some at a time, and look at what comes back."""
     call = channel.unary_unary(path)
@@ -143,7 +169,10 @@ def test_mutated_messages_are_answered_or_refused(process: Process, tmp_path: Pa
         flood(wire, 1, 600)
         settle(admin)
         before_bytes, before_descriptors = process.resident_bytes, process.num_descriptors
-        flood(wire, 2, 1_000)
+        with drafting_meanwhile(process.sidecar.address) as drafted:
+            flood(wire, 2, 1_000)
+        assert len(drafted) > 20
+        assert len(set(drafted)) == 1, "another client's drafts stay as they were"
         settle(admin)
         assert process.resident_bytes < 1.1 * before_bytes
         assert process.num_descriptors <= before_descriptors
@@ -218,6 +247,7 @@ def test_sessions_that_nobody_closes_stay_within_their_memory(tmp_path: Path) ->
     with serving(graph, tmp_path, max_session_memory=limit, max_sessions=700, busy_s=0.0) as server:
         kept: list[int] = []
         resident_bytes = []
+        in_use, length = server.open(), 0
         for turn in range(10):
             requests = []
             for _ in range(1_000):
@@ -230,14 +260,17 @@ def test_sessions_that_nobody_closes_stay_within_their_memory(tmp_path: Path) ->
                     for answer in server.drafter.StreamDraft(iter(requests)):
                         assert list(answer.draft.sequence_statuses) == [OK]
                     requests = []
+                    answer = server.drafter.Draft(step_of(in_use, TEXT[length : length + 2], length))
+                    assert list(answer.sequence_statuses) == [OK], "a session in use is kept"
+                    length += 2
             told = server.metrics()
             assert 0 < told["session_bytes"] <= limit
             assert told['open_sessions{graph="graph"}'] <= 700
             resident_bytes.append(resident_bytes_of(os.getpid()))
         assert resident_bytes[-1] < resident_bytes[4] + limit // 2, "the second half takes no more than the first"
-        assert told["opened_sessions_total"] == 10_000
+        assert told["opened_sessions_total"] == 10_001
         ended = told['ended_sessions_total{reason="memory"}'] + told['ended_sessions_total{reason="limit"}']
-        assert ended == 10_000 - told['open_sessions{graph="graph"}']
+        assert ended == 10_001 - told['open_sessions{graph="graph"}']
         # The longest idle went first: those that are left are the latest.
         alive = [server.open(session_id) and session_id for session_id in kept[-5:]]
         statuses = [server.drafter.Draft(step_of(each, [], 2_420)).sequence_statuses[0] for each in alive]

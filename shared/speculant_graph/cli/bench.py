@@ -15,7 +15,6 @@ BENCHES = {
     "draft": ("speculant_graph.bench.draft", "draft for sessions: latency by strategy, batches, cost of learning"),
     "start": ("speculant_graph.bench.start", "start the sidecar: time until it serves, memory, beside a bare server"),
     "rpc": ("speculant_graph.bench.rpc", "draft over the wire: latency by batch, against echoes of the same bytes"),
-    "faults": ("speculant_graph.bench.faults", "stop, kill, reload, fill and fuzz a drafter: what its clients notice"),
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
     "verify-cost": ("speculant_verifier.bench.verify_cost", "verify drafts: time of a forward pass by batch and nodes"),
     "generate": ("speculant_verifier.bench.generate", "decode: plainly, with drafts, and with transformers' own"),
