@@ -1,26 +1,27 @@
-"""``speculant bench rpc``: what a step costs over the wire, beside echoes that carry the same bytes."""
+"""``speculant bench rpc``: steps over the wire, against echoes of the same bytes."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from speculant_graph.bench.arguments import COMMAS, EACH_ONCE
 from speculant_graph.config import DraftConfig
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import SpeculantError
 from speculant_graph.settings import CommandSettings, load_settings
 
 if TYPE_CHECKING:
-    from speculant_graph.bench.rpc_processes import TransportName
+    from speculant_graph.bench.rpc_trials import Server
 
-
-def _split(value: object) -> object:
-    return value.split(",") if isinstance(value, str) else value
+TransportName = Literal["uds", "tcp"]
+"""Unix socket, or TCP on the loopback interface."""
 
 
 class BenchRpcSettings(CommandSettings):
@@ -33,14 +34,10 @@ class BenchRpcSettings(CommandSettings):
     # One setting of a section leaves the bench's own defaults of the others.
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
-    batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], BeforeValidator(_split)] = [1, 8, 32]  # noqa: RUF012
+    batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS, EACH_ONCE] = [1, 8, 32]  # noqa: RUF012
     """Sequences of a step, one or several numbers."""
-    transport: Annotated[list[Literal["uds", "tcp"]], BeforeValidator(_split)] = ["uds"]  # noqa: RUF012
+    transport: Annotated[list[TransportName], COMMAS, EACH_ONCE] = ["uds"]  # noqa: RUF012
     """'uds': a Unix socket. 'tcp': the loopback interface."""
-    client: Annotated[list[Literal["asyncio", "blocking"]], BeforeValidator(_split)] = ["blocking", "asyncio"]  # noqa: RUF012
-    """Which clients of ours to call with; the echo is called in the same manner."""
-    tls: bool = False
-    """Encrypt; over TCP only."""
     graph: Path | None = None
     """Draft from this graph file; by default from one of the words of Python's own sources."""
     steps: Annotated[int, Field(ge=100, le=100_000)] = 2_000
@@ -60,23 +57,14 @@ class BenchRpcSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchRpcSettings, "bench rpc", arguments)
-    transports: list[TransportName] = list(settings.transport)
-    if settings.tls and transports != ["tcp"]:
-        if "transport" in settings.model_fields_set:
-            raise ConfigError("a Unix socket is never encrypted; give --transport tcp with --tls")
-        transports = ["tcp"]
+    from speculant_graph.bench.drawn_texts import drawn_texts, graph_of_standard_library
     from speculant_graph.bench.progress import show_progress
     from speculant_graph.bench.report import print_report
-    from speculant_graph.bench.rpc_measure import PROMPT_TOKENS, TOKENS_PER_STEP, Plan, run_plans
-    from speculant_graph.bench.rpc_processes import make_certificate, running_servers
-    from speculant_graph.bench.rpc_text import drawn_texts, graph_of_standard_library
+    from speculant_graph.bench.rpc_trials import PROMPT_TOKENS, TOKENS_PER_STEP, RpcWorkload, measure_steps
     from speculant_graph.draft.cost import COST_CURVES
     from speculant_graph.graph.store import load_graph
 
-    cost = COST_CURVES["dense"] if settings.client_cost else None
     results: list[dict[str, Any]] = []
-    cores = sorted(os.sched_getaffinity(0))
-    pinned = settings.pin and len(cores) > 1
     with tempfile.TemporaryDirectory(prefix="speculant-bench-") as temporary, show_progress() as progress:
         folder = Path(temporary)
         if settings.graph is None:
@@ -88,37 +76,20 @@ def run(arguments: Sequence[str]) -> int:
         progress.begin("drawing texts")
         num_tokens = PROMPT_TOKENS + TOKENS_PER_STEP * (2 * settings.steps + 200)
         texts = drawn_texts(graph, max(settings.batch), num_tokens, settings.seed)
-        certificate = make_certificate(folder) if settings.tls else None
-        for transport in transports:
+        cost = COST_CURVES["dense"] if settings.client_cost else None
+        for transport in settings.transport:
             progress.begin(f"starting servers ({transport})")
-            with running_servers(transport, path, [], folder, certificate, cores[1] if pinned else None) as servers:
-                plans = [
-                    Plan(batch, client, settings.steps, settings.draft, texts[:batch], graph, cost)
-                    for client in settings.client
-                    for batch in settings.batch
-                ]
-                if pinned:
-                    os.sched_setaffinity(0, cores[:1])
-                try:
-                    measured = run_plans(
-                        plans,
-                        servers,
-                        certificate,
-                        lambda plan: progress.begin(f"{plan.client} client, batch of {plan.batch}"),
-                    )
-                finally:
-                    os.sched_setaffinity(0, cores)
-                results += [{"transport": transport, "tls": settings.tls, **result} for result in measured]
-    first_batch = {(each["transport"], each["client"]): each for each in reversed(results) if each["batch"] == 1}
-    for each in results:
-        alone = first_batch.get((each["transport"], each["client"]))
-        each["batch_1_ratio"] = round(each["p50_us"] / alone["p50_us"], 3) if alone else None
+            with _running_servers(transport, path, folder) as servers, _pinned(settings.pin, servers):
+                for batch in settings.batch:
+                    progress.begin(f"{transport}, batch of {batch}")
+                    workload = RpcWorkload(settings.draft, texts[:batch], graph.vocabulary_size, cost)
+                    results.append({"transport": transport, **measure_steps(workload, servers, settings.steps)})
     figures = {
         "graph_tokens": graph.metadata.num_tokens,
         "strategy": settings.draft.strategy,
         "k": settings.draft.k,
         "max_candidates": settings.draft.max_candidates,
-        "pinned": pinned,
+        "pinned": settings.pin and len(os.sched_getaffinity(0)) > 1,
         **(results[0] if len(settings.batch) == 1 else {}),
         "results": results,
     }
@@ -126,12 +97,51 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-_ENGINE_STEPS = {"engine": "an engine's step", "engine_in_process": "an engine's step, in process"}
+@contextmanager
+def _running_servers(transport: TransportName, graph: Path, folder: Path) -> Iterator[dict[str, Server]]:
+    """Run a drafter and the two echoes inside of the block.
+
+    Raises:
+        SpeculantError: one does not start.
+    """
+    import psutil
+
+    from speculant_graph.bench.processes import HOST, await_health, free_ports, running_module
+    from speculant_graph.bench.rpc_trials import Server
+
+    names = ("drafter", "grpc", "socket")
+    if transport == "uds":
+        addresses = dict(zip(names, (f"unix://{folder}/{name}.sock" for name in names), strict=True))
+    else:
+        addresses = dict(zip(names, (f"{HOST}:{port}" for port in free_ports(len(names))), strict=True))
+    drafter = ["--listen", addresses["drafter"], "--server.graph", str(graph), "--log-level", "WARNING"]
+    with ExitStack() as stack:
+        processes = {"drafter": stack.enter_context(running_module("speculant_drafter", drafter))}
+        for kind in ("grpc", "socket"):
+            process = running_module("speculant_graph.bench.echo", [kind, addresses[kind]])
+            processes[kind] = stack.enter_context(process)
+        await_health(processes["drafter"], addresses["drafter"])
+        for kind in ("grpc", "socket"):
+            output = processes[kind].stdout
+            if output is None or not output.readline():
+                raise SpeculantError("an echo server did not start; its message is above")
+        yield {name: Server(addresses[name], psutil.Process(processes[name].pid)) for name in names}
 
 
-def _engine_figures(result: dict[str, Any], name: str) -> str:
-    p50, p99, ratio = (result[f"{name}_{figure}"] for figure in ("p50_us", "p99_us", "echo_ratio"))
-    return f"{p50:,.0f} / {p99:,.0f} µs; ×{ratio:.2f}"
+@contextmanager
+def _pinned(is_wanted: bool, servers: dict[str, Server]) -> Iterator[None]:
+    """Keep this process on one core and the servers on another inside of the block, where there are two."""
+    cores = sorted(os.sched_getaffinity(0))
+    if not is_wanted or len(cores) < 2:
+        yield
+        return
+    for server in servers.values():
+        server.process.cpu_affinity(cores[1:2])
+    os.sched_setaffinity(0, cores[:1])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
@@ -141,17 +151,14 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ("figures", "median / 99th percentile"),
     ]
     for result in figures["results"]:
-        encrypted = ", encrypted" if result["tls"] else ""
         rows += [
-            (f"{result['transport']}{encrypted}, {result['client']}, batch of {result['batch']}", ""),
+            (f"{result['transport']}, batch of {result['batch']}", ""),
             ("  StreamDraft", f"{result['p50_us']:,.0f} / {result['p99_us']:,.0f} µs"),
             (f"  gRPC echo, {result['request_bytes']:,} + {result['reply_bytes']:,} bytes; above over it",
              f"{result['echo_p50_us']:,.0f} / {result['echo_p99_us']:,.0f} µs; ×{result['echo_ratio']:.2f}"),
             ("  whole step of our client; over the echo",
              f"{result['client_p50_us']:,.0f} / {result['client_p99_us']:,.0f} µs; ×{result['client_echo_ratio']:.2f}"),
-            *((f"  {label}; over the echo", _engine_figures(result, name)) for name, label in _ENGINE_STEPS.items()
-              if f"{name}_p50_us" in result),
-            ("  raw socket echo, not encrypted", f"{result['socket_p50_us']:,.0f} µs"),
+            ("  raw socket echo", f"{result['socket_p50_us']:,.0f} µs"),
             ("  a second, without pause: StreamDraft; client",
              f"{result['rpc_per_s']:,.0f}; {result['client_rpc_per_s']:,.0f}"),
             ("  processor time: StreamDraft; client; echo",

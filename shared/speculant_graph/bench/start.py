@@ -121,7 +121,7 @@ def _echo_s(folder: Path) -> float:
     from speculant_graph.bench.processes import running_module
 
     start = time.perf_counter()
-    with running_module("speculant_graph.bench.rpc_echo", ["grpc", f"unix://{folder}/echo.sock"]) as process:
+    with running_module("speculant_graph.bench.echo", ["grpc", f"unix://{folder}/echo.sock"]) as process:
         assert process.stdout is not None
         process.stdout.readline()
         return time.perf_counter() - start
