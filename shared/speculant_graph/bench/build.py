@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from speculant_graph.types import Fingerprint
 
 _ROUNDS = 2
-_NETWORK_TOKENS = 100_000
 
 
 class BenchBuildSettings(CommandSettings):
-    """Build a graph in a process of its own, then count the corpus's first tokens against a dict and NetworkX."""
+    """Build a graph in a process of its own, then count the corpus's first tokens against a dict of dicts."""
 
     corpus: CliVariadicArg[list[TypedPath]]
     """Files, folders and patterns, as for 'speculant build'."""
@@ -108,23 +107,21 @@ def compare_counting(token_ids: UInt32Array, fingerprint: Fingerprint, max_order
         fingerprint: their tokenizer.
         max_order: longest context.
     """
-    from speculant_graph.bench.dictionary import DictionaryGraph, count_by_iterators
+    from speculant_graph.bench.dictionary import count_by_hand, count_by_iterators
     from speculant_graph.graph.build.builder import build_from_token_ids
 
     listed = token_ids.tolist()
-    contenders: dict[str, Callable[[], object]] = {
+    trials: dict[str, Callable[[], object]] = {
         "our": lambda: build_from_token_ids(token_ids, fingerprint, max_order=max_order),
-        "dict": lambda: DictionaryGraph(listed, max_order),
+        "dict": lambda: count_by_hand(listed, max_order),
         "fast_dict": lambda: count_by_iterators(listed, max_order),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: dict[str, list[float]] = {name: [] for name in trials}
     for _ in range(_ROUNDS):
-        for name, count in contenders.items():
+        for name, count in trials.items():
             seconds[name].append(_cpu_s(count))
-    seconds["our"].append(_cpu_s(contenders["our"]))
+    seconds["our"].append(_cpu_s(trials["our"]))
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    some = listed[:_NETWORK_TOKENS]
-    network_s = _cpu_s(lambda: count_into_network(some, max_order))
     return {
         "dict_tokens": len(listed),
         "our_cpu_s": round(median["our"], 3),
@@ -132,25 +129,7 @@ def compare_counting(token_ids: UInt32Array, fingerprint: Fingerprint, max_order
         "dict_cpu_ratio": round(median["dict"] / median["our"], 2),
         "fast_dict_cpu_s": round(median["fast_dict"], 3),
         "fast_dict_cpu_ratio": round(median["fast_dict"] / median["our"], 2),
-        "networkx_tokens": len(some),
-        "networkx_cpu_s": round(network_s, 3),
-        "networkx_cpu_ratio": round(network_s / len(some) / (median["our"] / len(listed)), 2),
     }
-
-
-def count_into_network(token_ids: Sequence[int], max_order: int) -> Any:
-    """Count all n-grams into a :class:`networkx.DiGraph`, edge by edge, and return it."""
-    import networkx as nx
-
-    network: nx.DiGraph[Any] = nx.DiGraph()
-    for order in range(1, max_order + 1):
-        for end in range(order, len(token_ids)):
-            context, token_id = tuple(token_ids[end - order : end]), token_ids[end]
-            if network.has_edge(context, token_id):
-                network[context][token_id]["count"] += 1
-            else:
-                network.add_edge(context, token_id, count=1, order=order)
-    return network
 
 
 def _cpu_s(function: Callable[[], object]) -> float:
@@ -187,6 +166,4 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ("bytes per n-gram, per token", f"{figures['bytes_per_node']}, {figures['bytes_per_token']}"),
         (f"CPU of a dict of dicts / ours, {figures['dict_tokens']:,} tokens", f"×{figures['dict_cpu_ratio']:.1f}"),
         ("the same, the dict filled by iterators", f"×{figures['fast_dict_cpu_ratio']:.1f}"),
-        (f"CPU per token of NetworkX / ours, {figures['networkx_tokens']:,} tokens",
-         f"×{figures['networkx_cpu_ratio']:.1f}"),
     ]  # fmt: skip

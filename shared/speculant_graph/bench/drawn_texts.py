@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
@@ -18,16 +17,20 @@ _MOST_TOKENS = 1_500_000
 _TOKENS_AT_A_TIME = 64
 
 
-def graph_of_standard_library() -> NgramGraph:
-    """Count the words of Python's standard library: real text without a tokenizer."""
+def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int], Fingerprint]:
+    """Return the words of Python's standard library as ids, and what numbers them: real text without a tokenizer.
+
+    Args:
+        max_tokens: no further file is read when there are so many.
+    """
     ids: dict[str, int] = {}
     token_ids: list[int] = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
         token_ids.extend(ids.setdefault(word, len(ids)) for word in _WORDS.findall(text))
-        if len(token_ids) >= _MOST_TOKENS:
+        if len(token_ids) >= max_tokens:
             break
-    return build_from_token_ids(token_ids, Fingerprint("words of Python's sources", "57" * 32, len(ids)), max_order=5)
+    return token_ids, Fingerprint("words of Python's sources", "57" * 32, len(ids))
 
 
 def drawn_texts(graph: NgramGraph, num_texts: int, num_tokens: int, seed: int) -> list[list[int]]:

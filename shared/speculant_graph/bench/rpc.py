@@ -57,11 +57,12 @@ class BenchRpcSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchRpcSettings, "bench rpc", arguments)
-    from speculant_graph.bench.drawn_texts import drawn_texts, graph_of_standard_library
+    from speculant_graph.bench.drawn_texts import drawn_texts, words_of_standard_library
     from speculant_graph.bench.progress import show_progress
     from speculant_graph.bench.report import print_report
     from speculant_graph.bench.rpc_trials import PROMPT_TOKENS, TOKENS_PER_STEP, RpcWorkload, measure_steps
     from speculant_graph.draft.cost import COST_CURVES
+    from speculant_graph.graph.build.builder import build_from_token_ids
     from speculant_graph.graph.store import load_graph
 
     results: list[dict[str, Any]] = []
@@ -69,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         folder = Path(temporary)
         if settings.graph is None:
             progress.begin("counting Python's own sources")
-            graph, path = graph_of_standard_library(), folder / "graph.pkl"
+            graph, path = build_from_token_ids(*words_of_standard_library()), folder / "graph.pkl"
             graph.save(path)
         else:
             graph, path = load_graph(settings.graph), settings.graph

@@ -11,8 +11,6 @@ from speculant_graph.extras import missing_extra
 
 BENCHES = {
     "build": ("speculant_graph.bench.build", "build a graph: time, memory, size, and CPU against plain Python"),
-    "lookup": ("speculant_graph.bench.lookup", "draft from a graph: latency against plain Python, opening, sharing"),
-    "draft": ("speculant_graph.bench.draft", "draft for sessions: latency by strategy, batches, cost of learning"),
     "start": ("speculant_graph.bench.start", "start the sidecar: time until it serves, memory, beside a bare server"),
     "rpc": ("speculant_graph.bench.rpc", "draft over the wire: latency by batch, against echoes of the same bytes"),
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
