@@ -21,8 +21,8 @@ from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel
-from speculant_graph.rpc.messages import OpenRequest, SequenceRequest, StepOptions, StepRequest
-from speculant_graph.types import SequenceStep
+from speculant_graph.rpc.messages import OpenRequest, SequenceRequest, StepRequest
+from speculant_graph.types import DraftOptions, SequenceStep
 
 TOKENS_PER_STEP = 4
 """Accepted tokens that a step brings."""
@@ -153,7 +153,7 @@ class _Batch:
             SequenceRequest(tuple(text[start : self._sent]), session_id, start, draft.k, session_id)
             for session_id, text in zip(self.session_ids, self._workload.texts, strict=True)
         )
-        return StepRequest(sequences, StepOptions(draft.strategy, draft.max_candidates))
+        return StepRequest(sequences, DraftOptions(draft.strategy, draft.max_candidates))
 
     def next_steps(self) -> list[SequenceStep]:
         """Return the next step as a client is given it: whole sequences."""
@@ -200,7 +200,7 @@ def _typical_bytes(workload: RpcWorkload, config: ClientConfig) -> tuple[bytes, 
     pairs: list[tuple[bytes, bytes]] = []
     with _drafting_stream(workload, config) as (batch, exchange):
         for step_id in range(_SAMPLES + 1):
-            request = convert.encode_stream_step(step_id + 1, batch.next_request())
+            request = convert.encode_step(step_id + 1, batch.next_request())
             pairs.append((request, exchange(request)))
     return sorted(pairs[1:], key=lambda pair: len(pair[1]))[_SAMPLES // 2]  # the first brings the prompt
 
@@ -215,8 +215,8 @@ def _stream_steps(workload: RpcWorkload, config: ClientConfig) -> Iterator[Trial
         def step() -> int:
             request = batch.next_request()
             started_ns = time.perf_counter_ns()
-            answer = convert.decode_stream_answer(
-                exchange(convert.encode_stream_step(next(step_ids), request)),
+            answer = convert.decode_step_answer(
+                exchange(convert.encode_step(next(step_ids), request)),
                 budgets=budgets,
                 strategy=workload.draft.strategy,
                 vocabulary_size=workload.vocabulary_size,
