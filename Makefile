@@ -163,7 +163,7 @@ test-sanitized: $(TOOLS) ## run the tests of damaged graphs and messages against
 		PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider -n auto --maxprocesses 4 --dist worksteal -m hostile
 
 train: $(CORE) ## train the demo model again (about an hour on two cores)
-	$(BIN)/python -m speculant_verifier.demo.train
+	$(BIN)/python tests/models/train_demo.py
 
 pictures: $(TOOLS) ## take the pictures of README.md, docs/explorer.md and docs/terminal.md again, where there is Chromium
 	PYTHONPATH=tests $(BIN)/python -m support.explorer_pictures

@@ -1,1 +1,1 @@
-"""The demo: everything real, small enough for any machine. ``speculant demo`` runs it, ``train`` made its model."""
+"""The demo: everything real, small enough for any machine."""

@@ -80,12 +80,6 @@ def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
     return general + known * _TIMES_KNOWN, [path for path in learned if is_unknown(path)]
 
 
-def text_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return a folder's ``.txt`` files, sorted, as (training, validation): every tenth is held out."""
-    files = sorted(folder.glob("*.txt"))
-    return [path for i, path in enumerate(files) if i % 10 != 9], files[9::10]
-
-
 def beginnings(count: int, root: Path | None = None) -> list[str]:
     """Return the first two lines of so many functions that the demo model was trained on.
 

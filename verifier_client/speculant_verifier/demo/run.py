@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from speculant_graph.bench.processes import await_health, running_module
 from speculant_graph.cli.progress import show_progress
 from speculant_graph.client import DrafterClient, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
@@ -23,7 +24,6 @@ from speculant_verifier.demo.command import DemoSettings
 from speculant_verifier.demo.corpus import standard_library_files
 from speculant_verifier.demo.prompts import PROMPTS
 from speculant_verifier.demo.report import DemoReport, Outcome
-from speculant_verifier.demo.sidecar import running_sidecar
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult
 
@@ -50,7 +50,9 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
         graph_path = _graph(folder, report)
         # The socket is always in the short temporary path: socket names are limited to about 100 characters.
         address = f"unix://{temporary}/drafter.sock"
-        process = stack.enter_context(running_sidecar(graph_path, address))
+        command = ["--listen", address, "--graph", str(graph_path), "--log-level", "WARNING"]
+        process = stack.enter_context(running_module("speculant_drafter", command))
+        await_health(process, address)
         report.say(f"sidecar: process {process.pid} serves it at {address}")
         # One thread: matrices this small gain nothing from more, and threads that wait for each other would fight
         # with the sidecar for the cores.

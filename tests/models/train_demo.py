@@ -1,16 +1,14 @@
-"""Train the demo model: a small gpt-oss and its own byte-level BPE tokenizer, from the standard library.
+"""Trains the demo's models again: small gpt-oss of the standard library, with a byte-level BPE tokenizer of its own.
 
-Usage: ``python -m speculant_verifier.demo.train --minutes 50 [--out FOLDER] [--text FOLDER] [--threads 2]``. The
-result is what ``speculant demo`` loads: ``model.safetensors`` in bfloat16, ``config.json``, ``tokenizer.json`` and a
-model card with the losses. The last line of standard output is one JSON object with the same figures. With ``--draft``
-it trains the demo's draft model instead: the same architecture with 2 layers, the same tokenizer, and more text but not
-all of it, so that it is right now and then. With ``--text`` it trains on a folder's ``.txt`` files, for experiments:
-every tenth of them is held out.
+Usage: ``python tests/models/train_demo.py --minutes 50 [--draft] [--out FOLDER] [--threads 2]``, or ``make train``. It
+writes what ``speculant demo`` loads: ``model.safetensors`` in bfloat16, ``config.json``, ``tokenizer.json`` and a model
+card with the losses. The last line of standard output is one JSON object with the same figures. ``--draft`` trains the
+draft model: 2 layers, the same tokenizer, and more text but not all of it, so that it is right now and then.
 
-Training runs every expert on every token (exact, since the router's weights of the others are zero) inside
-``torch.compile`` with bfloat16 autocast; matrices are optimised by Muon (orthogonalised momentum), the rest by
-AdamW. On a CPU that is about ten times faster than the stock loop over routed tokens. A CPU without instructions for
-bfloat16 takes 24 times as long for a product of such matrices as in float32: give it ``--float32``.
+Every expert runs on every token (exact, since the router's weights of the others are zero) inside ``torch.compile``
+with bfloat16 autocast; matrices are optimised by Muon, the rest by AdamW. On a CPU that is about ten times faster than
+the stock loop over routed tokens. A CPU without instructions for bfloat16 takes 24 times as long for a product of such
+matrices as in float32: give it ``--float32``.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ import math
 import platform
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,84 @@ from torch import Tensor, nn
 from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from speculant_verifier.demo.card import model_card
-from speculant_verifier.demo.corpus import draft_files, text_files, training_files
-from speculant_verifier.demo.muon import Muon
+from speculant_verifier.demo.corpus import draft_files, training_files
+from speculant_verifier.demo.run import DRAFT_MODEL_FOLDER, MODEL_FOLDER
 
 BOS, PAD, EOS = "<|startoftext|>", "<|pad|>", "<|endoftext|>"
 VOCABULARY_SIZE = 4096
 SEQUENCE_LENGTH = 320
-MODEL_FOLDER = Path(__file__).with_name("model")
-DRAFT_MODEL_FOLDER = Path(__file__).with_name("draft_model")
 BATCH_SIZE = 10
+
+_CARD = """# speculant demo model
+
+A {parameters:,}-parameter gpt-oss (14 layers, alternating sliding and full attention, attention sinks, 4 experts of
+which 2 per token) with its own 4,096-token byte-level BPE tokenizer. It exists so that `speculant demo` can run a real
+model of the real architecture on any machine; it is not useful for anything else.
+
+| | |
+| --- | --- |
+| trained on | the standard library of CPython {python}: what `demo/corpus.py` lists, {corpus_tokens:,} tokens |
+| licence of that text | Python Software Foundation License 2 |
+| training | {steps:,} steps, {trained_tokens:,} tokens, {seconds:,} s on {threads} CPU cores |
+| training loss | {training_loss} nats a token (moving average at the end) |
+| validation loss | {validation_loss} nats a token, on files of the same packages that training never saw |
+| weights | bfloat16 safetensors, loaded as float32 for exact comparisons |
+
+The gap between the two losses is meant: the model knows its library nearly by heart, as a model served on its own
+domain knows its documents, and it does not generalise far beyond it.
+
+Retrain: `python tests/models/train_demo.py --minutes {minutes:g}` (another interpreter version trains on that
+version's library).
+"""
+_DRAFT_CARD = """# speculant demo draft model
+
+A {parameters:,}-parameter gpt-oss of 2 layers with the tokenizer of the demo model, for which it drafts. It knows
+Python, and a part of what that one knows by heart, so that it is right now and then, and can learn the rest; it is not
+useful for anything else.
+
+| | |
+| --- | --- |
+| trained on | the standard library of CPython {python}, `UNKNOWN_MODULES` left out, {corpus_tokens:,} tokens |
+| licence of that text | Python Software Foundation License 2 |
+| training | {steps:,} steps, {trained_tokens:,} tokens, {seconds:,} s on {threads} CPU cores |
+| training loss | {training_loss} nats a token (moving average at the end) |
+| loss on the rest | {validation_loss} nats a token, on the modules that the demo model knows and this one does not |
+| weights | bfloat16 safetensors, loaded as float32 for exact comparisons |
+
+Retrain: `python tests/models/train_demo.py --draft --minutes {minutes:g} --threads {threads}`
+"""
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose matrix updates are orthogonalised by Newton-Schulz steps (Jordan et al. 2024).
+
+    Works on the last two dimensions, so a stack of expert matrices is updated expert by expert; torch's takes single
+    matrices.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, dtype: torch.dtype) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": 0.95})
+        self._dtype = dtype
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                velocity = self.state[parameter].setdefault("velocity", torch.zeros_like(parameter))
+                velocity.lerp_(parameter.grad, 1 - group["momentum"])
+                update = self._orthogonalised(parameter.grad.lerp(velocity, group["momentum"]))
+                scale = math.sqrt(max(1.0, parameter.shape[-1] / parameter.shape[-2]))
+                parameter.mul_(1 - 0.01 * group["lr"]).add_(update, alpha=-group["lr"] * scale)
+
+    def _orthogonalised(self, matrix: Tensor) -> Tensor:
+        x = (matrix / (matrix.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(self._dtype)
+        transposed = x.shape[-2] > x.shape[-1]
+        x = x.mT if transposed else x
+        for _ in range(5):
+            gram = x @ x.mT
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        result: Tensor = (x.mT if transposed else x).to(matrix.dtype)
+        return result
 
 
 def train_tokenizer(files: list[Path]) -> PreTrainedTokenizerFast:
@@ -215,28 +282,25 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=50.0, help="training time after compilation")
     parser.add_argument("--out", type=Path, help="output folder; by default that of the demo")
     parser.add_argument("--draft", action="store_true", help="train the draft model, from the folder of the demo's")
-    parser.add_argument("--text", type=Path, help="train on the .txt files of this folder, and hold every tenth out")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--float32", action="store_true", help="compute in float32 instead of bfloat16")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    training, validation = text_files(options.text) if options.text else training_files()
     if options.draft:
-        training, validation = draft_files()
+        (training, validation), card, out = draft_files(), _DRAFT_CARD, options.out or DRAFT_MODEL_FOLDER
         tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL_FOLDER)
     else:
+        (training, validation), card, out = training_files(), _CARD, options.out or MODEL_FOLDER
         tokenizer = train_tokenizer(training)
     config, dtype = model_config(is_draft=options.draft), torch.float32 if options.float32 else torch.bfloat16
     trainer = Trainer(config, tokenizer, training, validation, dtype)
-    out: Path = options.out or (DRAFT_MODEL_FOLDER if options.draft else MODEL_FOLDER)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     figures = trainer.run(options.minutes * 60, options.seed, out)
-    if not options.text:
-        card = model_card(figures, platform.python_version(), options.minutes, is_draft=options.draft)
-        (out / "README.md").write_text(card, encoding="utf-8")
+    text = card.format(python=platform.python_version(), minutes=options.minutes, threads=options.threads, **figures)
+    (out / "README.md").write_text(text, encoding="utf-8")
     print(json.dumps(figures))
 
 
