@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_verifier.bench.engine_models import pad_checkpoint
 from speculant_verifier.demo.corpus import standard_library_files
 from speculant_verifier.demo.run import MODEL_FOLDER
+from support.engine_checkpoint import pad_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from speculant_graph.cli.main import main
+from support.gguf_file import write_gguf
 from support.real_engines import FOLDER, installed
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1_800)]
@@ -21,11 +23,20 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(1_800)]
     ],
 )
 def test_no_token_differs_and_ours_need_the_fewest_passes(
-    engine: str, program: str, batches: list[int], capsys: pytest.CaptureFixture[str]
+    engine: str,
+    program: str,
+    batches: list[int],
+    checkpoint: Path,
+    graph: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     installed(program)
-    arguments = ["--engines", str(FOLDER), "--only", engine, "--width", "192", "--limit", "16", "--max-tokens", "60"]
-    assert main(["bench", "engines", *arguments, "--json"]) == 0
+    gguf = tmp_path / "model.gguf"
+    write_gguf(checkpoint, gguf)
+    sources = ["--model", str(checkpoint), "--gguf", str(gguf), "--graph-path", str(graph)]
+    arguments = ["--engines", str(FOLDER), "--only", engine, "--limit", "16", "--max-tokens", "60"]
+    assert main(["bench", "engines", *sources, *arguments, "--json"]) == 0
     results = [
         each for each in json.loads(capsys.readouterr().out.splitlines()[-1])["results"] if "skipped" not in each
     ]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from speculant_verifier.bench.gguf_model import write_gguf
 from speculant_verifier.demo.run import MODEL_FOLDER
+from support.gguf_file import write_gguf
 from support.pages import all_blocks, read_page
 from support.real_engines import installed
 

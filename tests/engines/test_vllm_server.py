@@ -18,7 +18,7 @@ import pytest
 
 from speculant_graph.bench.processes import free_ports
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_verifier.bench.engines.methods import PROPOSER
+from speculant_verifier.bench.engine_candidates import PROPOSER
 from speculant_verifier.bench.serve_processes import OwnDrafter
 from speculant_verifier.demo.corpus import beginnings
 from speculant_verifier.demo.run import MODEL_FOLDER

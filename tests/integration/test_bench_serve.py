@@ -36,7 +36,6 @@ def test_a_running_service_is_measured(tmp_path: Path, capsys: pytest.CaptureFix
     assert figures["steps_without_drafter"] == figures["drafter_kills"] == 0
     for way in WAYS:
         assert figures[f"{way}_tokens_per_s"] > 0
-        assert figures[f"{way}_fastest_by_slowest"] >= 1
         assert 0 < figures[f"{way}_ttft_ms_p50"] <= figures[f"{way}_ttft_ms_p99"]
     assert figures["mean_accepted_tokens"] >= 1
     assert "requests that failed" in out

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from speculant_graph.cli.main import main
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_verifier.bench import gpu
 from speculant_verifier.demo.run import MODEL_FOLDER
 
 MODEL = ["--model", str(MODEL_FOLDER), "--device", "cpu", "--num-threads", "1"]
@@ -101,10 +100,8 @@ def test_replaying_workloads(bench: Bench, traces: list[Path], tmp_path: Path) -
     corpus, graph = tmp_path / "corpus.txt", tmp_path / "graph.pkl"
     corpus.write_text("def echo(self, value):\n    return value\n" * 5, encoding="utf-8")
     GraphBuilder(tokenizer_name=str(MODEL_FOLDER), calibrate=False).build([corpus], graph)
-    figures = bench(
-        "generate", *RANDOM, "--replay", *traces, "--graph-path", graph, "none", "--max-tokens", 24, "--limit", 2
-    )
-    assert figures.keys() >= GENERATE_KEYS | {"cost_efficiency"}
+    figures = bench("generate", *RANDOM, "--replay", *traces, "--graph-path", graph, "--max-tokens", 24, "--limit", 2)
+    assert figures.keys() >= GENERATE_KEYS
     assert figures["identical"]
     assert figures["assisted_tokens_per_s"] is None
     assert [group["workload"] for group in figures["workloads"]] == ["short", "long"]
@@ -112,10 +109,6 @@ def test_replaying_workloads(bench: Bench, traces: list[Path], tmp_path: Path) -
         assert (group["requests"], group["tokens"]) == (2, 48)
         assert group["mean_accepted_tokens"] > 1.5
         assert group["prompt_lookup_mean_accepted_tokens"] > 1.5
-        assert group["relative_pass_cost"] >= 1
-        expected = group["decode_speedup"] * group["relative_pass_cost"] / group["mean_accepted_tokens"]
-        assert group["cost_efficiency"] == pytest.approx(expected, rel=1e-2)
-        assert group["cost_efficiency_in_run"] > 0
     assert figures["tokens"] == sum(group["tokens"] for group in figures["workloads"])
 
 
@@ -126,40 +119,17 @@ def test_a_batch_is_replayed_without_transformers_own_speculation(bench: Bench, 
     assert figures["batch"] == 2
 
 
-def test_refilled_rows_against_fixed_batches(bench: Bench, prompts: Path) -> None:
-    figures = bench(
-        "generate", *RANDOM, "--prompts", prompts, "--mixed-lengths", "--requests", 9, "--batch", 3,
-        "--max-tokens", 40, "-k", 0, "--ignore-end-tokens",
-    )  # fmt: skip
-    assert figures["identical"]
-    assert figures["refilled"]["tokens"] == figures["fixed"]["tokens"] == figures["refilled"]["steps"]
-    assert figures["steps_ratio"] == pytest.approx(figures["fixed"]["passes"] / figures["refilled"]["passes"], abs=1e-3)
-    assert figures["steps_ratio"] > 1
-    assert figures["fixed"]["steps_efficiency"] < figures["refilled"]["steps_efficiency"] <= 1
-
-
-def test_what_a_step_takes_beside_the_pass(bench: Bench) -> None:
-    figures = bench("generate", *RANDOM, "--engine-overhead", "--batch", 3)
-    assert figures["phase_ms"].keys() == PHASES
-    beside = sum(figures["phase_ms"][phase] for phase in ("verify", "commit", "other"))
-    assert figures["overhead_ms"] == pytest.approx(beside, abs=1e-3)
-    assert 12 < figures["nodes_per_row"] <= 16
-    assert figures["mean_accepted_tokens"] > 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["verify-cost", *RANDOM, "--batch", "0"], "--batch: '0' is no whole number from 1 to 1,024; write"),
-        (["verify-cost", *RANDOM, "--tokens", "1,x"], "--tokens: 'x' is no whole number"),
+        (["verify-cost", *RANDOM, "--batch", "0"], "--batch"),
+        (["verify-cost", *RANDOM, "--tokens", "1,x"], "--tokens"),
         (["verify-cost", *RANDOM, "--plot", "costs.gif"], "ends in none of .png, .svg"),
         (["verify-cost", "--model", "random:huge", "--tokenizer", "x"], "'huge' is no size of a random model"),
         (["verify-cost", "--model", "random:1M"], "needs a tokenizer; name its folder with --tokenizer"),
         (["generate", *RANDOM], "say what to decode: one of --prompts FILE, --replay TRACES and --demo"),
         (["generate", *RANDOM, "--prompts", "there-is-none"], "there-is-none: can't be read"),
         (["generate", *RANDOM, "--demo", "--prompts", "x"], "say what to decode"),
-        (["generate", *RANDOM, "--demo", "--mixed-lengths", "--engine-overhead"], "measure different things"),
-        (["generate", *RANDOM, "--replay", "a", "--graph-path", "c", "d"], "takes one graph, or one for each"),
         (["generate", *RANDOM, "--demo", "--batch", "2", "--assistant", "x"], "takes one request at a time"),
     ],
 )  # fmt: skip
@@ -179,16 +149,11 @@ def test_the_demo_from_its_own_graph(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_all_benches_of_a_gpu_on_a_small_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.run_all(["--model", "random:1M", "--device", "cpu"], batch=2, limit=2) == 0
+    run_all = runpy.run_path(str(Path(__file__).parents[1] / "gpu" / "bench.py"))["run_all"]
+    assert run_all(["--model", "random:1M", "--device", "cpu"], batch=2, limit=2) == 0
     objects = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [each["command"][2] for each in objects] == ["verify-cost", "generate", "generate", "generate"]
-    assert all(each["identical"] for each in objects[1:3])
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main() == 0
-    assert capsys.readouterr().out == "torch sees no GPU here: nothing was measured\n"
+    assert [each["command"][2] for each in objects] == ["verify-cost", "generate", "generate"]
+    assert all(each["identical"] for each in objects[1:])
 
 
 @pytest.mark.gpu
@@ -197,7 +162,6 @@ def test_ways_of_decoding_on_a_gpu(bench: Bench, traces: list[Path]) -> None:
         "generate", "--model", "random:150M", "--tokenizer", MODEL_FOLDER, "--device", "cuda", "--replay", *traces
     )
     assert figures["identical"]
-    assert all(group["cost_efficiency"] > 0 for group in figures["workloads"])
 
 
 @pytest.mark.slow

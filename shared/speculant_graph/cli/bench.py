@@ -19,7 +19,7 @@ BENCHES = {
     "adapter": ("speculant_verifier.bench.adapter", "decode with a draft model: beside n-grams, alone, and trained"),
     "structured": ("speculant_verifier.bench.structured", "decode answers of a form, second calls and predicted edits"),
     "offload": ("speculant_verifier.bench.offload", "decode with a model larger than memory: plainly, and with trees"),
-    "engines": ("speculant_verifier.bench.engines.command", "decode with vLLM and llama.cpp: their drafts and ours"),
+    "engines": ("speculant_verifier.bench.engines", "decode with vLLM and llama.cpp: their drafts and ours"),
     "serve": ("speculant_verifier.bench.serve", "ask a service for many streams at a time, plainly and with drafts"),
 }
 """Bench -> (module with ``run(arguments) -> exit status``, what it measures). Those of the verifier are named as text

@@ -1,4 +1,4 @@
-"""Models of benches: a checkpoint, or random weights of a given size where there is none.
+"""Models of benches: a checkpoint, or where there is none, random weights of a given size.
 
 The time of a pass hardly depends on the weights, so a model of random weights measures what a real one of its shape
 would take. What it writes means nothing: replay recorded outputs with it.
@@ -7,7 +7,7 @@ would take. What it writes means nothing: replay recorded outputs with it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM
@@ -21,32 +21,11 @@ RANDOM = "random:"
 """Prefix of names of models with random weights: 'random:150M', 'random:gpt-oss-20b'."""
 
 _REAL = "gpt-oss-20b"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([MB])")
+_SIZE = re.compile(r"\d+(?:\.\d+)?[MB]")
 _UNITS = {"M": 1_000_000, "B": 1_000_000_000}
 _HIDDEN, _NARROWEST = 512, 64
 _HEAD, _EXPERTS, _ACTIVE = 64, 32, 4
 _SEED = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What of a random model depends on its size."""
-
-    hidden: int
-    """Width; a power of two."""
-    layers: int
-    """Even: full and sliding attention take turns."""
-
-    @classmethod
-    def of(cls, num_parameters: int, vocabulary_size: int) -> Shape:
-        """Choose the shape whose size is nearest: 512 wide, or narrower if the vocabulary would take most of it."""
-        hidden = _HIDDEN
-        while hidden > _NARROWEST and vocabulary_size * hidden > 0.8 * num_parameters:
-            hidden //= 2
-        # Experts of a quarter of the width: 32 of them and their two matrices, and about 3 squares of attention.
-        per_layer = _EXPERTS * 3 * hidden * (hidden // 4) + 3 * hidden * hidden
-        pairs = (num_parameters - vocabulary_size * hidden) / (2 * per_layer)
-        return cls(hidden, 2 * max(1, round(pairs)))
 
 
 def load_target(config: VerifierConfig) -> TargetModel:
@@ -70,30 +49,45 @@ def load_target(config: VerifierConfig) -> TargetModel:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     else:
         dtype = getattr(torch, config.dtype)
-    architecture = _real() if size == _REAL else _small(size, fingerprint.vocabulary_size)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(_SEED)
-        model = GptOssForCausalLM._from_config(architecture, dtype=dtype)
+        model = GptOssForCausalLM._from_config(_architecture(size, fingerprint.vocabulary_size), dtype=dtype)
     return TargetModel(model, tokenizer, config.model_name, fingerprint)
 
 
-def _real() -> GptOssConfig:
-    """The configuration of the released model, whose values are the defaults of transformers but for the layers."""
-    return GptOssConfig(num_hidden_layers=24, num_local_experts=32, eos_token_id=None, pad_token_id=None)
+def describe(target: TargetModel) -> dict[str, Any]:
+    """Return what was measured on which device, ready for JSON."""
+    device = target.device
+    return {
+        "model": target.name,
+        "parameters": sum(parameter.numel() for parameter in target.model.parameters()),
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "attention": target.model.config._attn_implementation,
+    }
 
 
-def _small(size: str, vocabulary_size: int) -> GptOssConfig:
-    match = _SIZE.fullmatch(size)
-    assert match is not None
-    shape = Shape.of(round(float(match[1]) * _UNITS[match[2]]), vocabulary_size)
+def _architecture(size: str, vocabulary_size: int) -> GptOssConfig:
+    """Return a shape of about that size: 512 wide, or narrower if the vocabulary would take most of it."""
+    if size == _REAL:
+        # The values of the released model are the defaults of transformers but for the layers.
+        return GptOssConfig(num_hidden_layers=24, num_local_experts=32, eos_token_id=None, pad_token_id=None)
+    num_parameters = round(float(size[:-1]) * _UNITS[size[-1]])
+    hidden = _HIDDEN
+    while hidden > _NARROWEST and vocabulary_size * hidden > 0.8 * num_parameters:
+        hidden //= 2
+    # Experts of a quarter of the width: 32 of them and their two matrices, and about 3 squares of attention.
+    per_layer = _EXPERTS * 3 * hidden * (hidden // 4) + 3 * hidden * hidden
+    pairs = (num_parameters - vocabulary_size * hidden) / (2 * per_layer)  # full and sliding attention take turns
     return GptOssConfig(
         vocab_size=vocabulary_size,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.hidden // 4,
+        hidden_size=hidden,
+        intermediate_size=hidden // 4,
         head_dim=_HEAD,
-        num_attention_heads=shape.hidden // _HEAD,
-        num_key_value_heads=max(1, shape.hidden // _HEAD // 8),
-        num_hidden_layers=shape.layers,
+        num_attention_heads=hidden // _HEAD,
+        num_key_value_heads=max(1, hidden // _HEAD // 8),
+        num_hidden_layers=2 * max(1, round(pairs)),
         num_local_experts=_EXPERTS,
         num_experts_per_tok=_ACTIVE,
         tie_word_embeddings=True,

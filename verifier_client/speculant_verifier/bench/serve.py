@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, SecretStr
 
+from speculant_graph.bench.progress import BenchProgress, show_progress
+from speculant_graph.bench.report import ReportTable, print_report
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
 
 if TYPE_CHECKING:
-    from speculant_graph.bench.replay_progress import BenchProgress
     from speculant_verifier.bench.serve_load import Reading
     from speculant_verifier.bench.serve_processes import OwnDrafter
 
 _WAYS: dict[str, dict[str, Any]] = {"plain": {"speculant": {"speculation": "off"}}, "speculative": {}}
+_COUNTS = ("steps", "drafted", "accepted", "steps_without_drafter")
+_NUM_WARM_UP = 4
 
 
 class BenchServeSettings(CommandSettings):
@@ -57,8 +60,6 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(BenchServeSettings, "bench serve", arguments)
     if settings.url and settings.kill_drafter:
         raise ConfigError("--kill-drafter kills a drafter of the bench's own; leave it or --url out")
-    from speculant_graph.bench.replay_progress import show_progress
-    from speculant_graph.bench.report import print_report
     from speculant_verifier.bench.serve_processes import own_servers
 
     with ExitStack() as stack:
@@ -67,10 +68,11 @@ def run(arguments: Sequence[str]) -> int:
         if not url:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speculant-")))
             url, drafter = stack.enter_context(own_servers(folder, settings.streams, progress))
-        readings = asyncio.run(_play(settings, url, drafter, progress))
-    figures = {"url": settings.url or None, **_figures(readings, settings)}
+        rounds = asyncio.run(_play(settings, url, drafter, progress))
+    figures = {"url": settings.url or None, **_figures(rounds, settings)}
     figures["drafter_kills"] = drafter.num_kills if drafter is not None else 0
-    print_report("serve", _rows(figures), figures, arguments, as_json=settings.json_output)
+    rows = _rows(figures)
+    print_report("serve", rows, figures, arguments, as_json=settings.json_output, tables=[_table(figures)])
     return int(bool(figures["failed"]))
 
 
@@ -78,39 +80,44 @@ async def _play(
     settings: BenchServeSettings, url: str, drafter: OwnDrafter | None, progress: BenchProgress
 ) -> dict[str, list[list[Reading]]]:
     """Return the answers of every way and round."""
-    from speculant_verifier.bench.serve_load import LoadClient, LoadPlan
-    from speculant_verifier.bench.serve_processes import killing
+    from speculant_verifier.bench.serve_load import LoadClient
 
-    options = {"max_tokens": settings.max_tokens, "temperature": settings.temperature, "ignore_eos": True}
+    client = LoadClient(url, settings.api_key.get_secret_value(), settings.streams)
+    fields = {
+        "model": await client.model(), "max_tokens": settings.max_tokens, "temperature": settings.temperature,
+        "ignore_eos": True,
+    }  # fmt: skip
     prompts = _prompts(settings)
-    client = LoadClient(url, settings.api_key.get_secret_value())
-    model = await client.model()
-    await client.play(LoadPlan(prompts[-1:], 4, 4, options), model, {}, lambda *_: None)  # first uses are slow
+    await client.play([prompts[-1]] * _NUM_WARM_UP, fields, lambda *_: None)  # first uses are slow
     rounds: dict[str, list[list[Reading]]] = {way: [] for way in _WAYS}
     for number in range(settings.rounds):
         first = number * settings.requests
-        asked = [prompts[place % len(prompts)] for place in range(first, first + settings.requests)]
+        asked = [prompts[index % len(prompts)] for index in range(first, first + settings.requests)]
         for way, extra in _WAYS.items():
-            tells = [progress.teller(f"{way}, round {number + 1}")]
-            with ExitStack() as stack:
+            show = progress.teller(f"{way}, round {number + 1}")
+            may_kill = asyncio.Event()
+
+            def tell(done: int, total: int, show: Any = show, may_kill: asyncio.Event = may_kill) -> None:
+                show(done, total)
+                if 4 * done >= total:
+                    may_kill.set()
+
+            async with asyncio.TaskGroup() as group:
                 if settings.kill_drafter and way == "speculative" and drafter is not None:
-                    tells.append(stack.enter_context(killing(drafter)))
-                plan = LoadPlan(asked, settings.requests, settings.streams, options)
-                rounds[way].append(await client.play(plan, model, extra, _told(tells)))
+                    group.create_task(_kill(drafter, may_kill))
+                rounds[way].append(await client.play(asked, {**fields, **extra}, tell))
     return rounds
 
 
-def _told(tells: Sequence[Callable[[int, int], None]]) -> Callable[[int, int], None]:
-    def tell_all(done: int, total: int) -> None:
-        for tell in tells:
-            tell(done, total)
-
-    return tell_all
+async def _kill(drafter: OwnDrafter, may_kill: asyncio.Event) -> None:
+    """Kill a drafter and start it again in the midst of a round."""
+    await may_kill.wait()
+    await asyncio.to_thread(drafter.kill_and_start)
 
 
 def _prompts(settings: BenchServeSettings) -> Sequence[str]:
     if settings.prompts is not None:
-        from speculant_verifier.bench.cases import read_prompts
+        from speculant_verifier.bench.workload import read_prompts
 
         return read_prompts(settings.prompts, None)
     from speculant_verifier.demo.corpus import beginnings
@@ -121,70 +128,60 @@ def _prompts(settings: BenchServeSettings) -> Sequence[str]:
 def _figures(rounds: Mapping[str, list[list[Reading]]], settings: BenchServeSettings) -> dict[str, Any]:
     import numpy as np
 
-    figures: dict[str, Any] = {
-        "streams": settings.streams, "requests": settings.requests, "rounds": settings.rounds,
-        "max_tokens": settings.max_tokens, "temperature": settings.temperature,
-    }  # fmt: skip
-    everything = [reading for way in rounds.values() for readings in way for reading in readings]
-    failures = [reading.failure for reading in everything if reading.failure]
-    texts = [[[reading.text for reading in readings] for readings in way] for way in rounds.values()]
-    figures["failed"], figures["failures"] = len(failures), sorted(set(failures))[:5]
+    figures: dict[str, Any] = settings.model_dump(
+        include={"streams", "requests", "rounds", "max_tokens", "temperature"}
+    )
+    failures = [each.failure for way in rounds.values() for one in way for each in one if each.failure]
+    texts = [[[reading.text for reading in one] for one in way] for way in rounds.values()]
+    figures |= {"failed": len(failures), "failures": sorted(set(failures))[:5]}
     figures["identical"] = not failures and all(each == texts[0] for each in texts)
     for way, played in rounds.items():
-        whole = [[reading for reading in readings if not reading.failure] for readings in played]
-        spans = [max(each.ended_s for each in one) - min(each.started_s for each in one) for one in whole if one]
+        whole = [one for readings in played if (one := [each for each in readings if not each.failure])]
+        seconds = sum(max(each.ended_s for each in one) - min(each.started_s for each in one) for one in whole)
         answers = [reading for one in whole for reading in one]
-        num_tokens = sum(reading.num_tokens for reading in answers)
-        figures[f"{way}_tokens_per_s"] = num_tokens / sum(spans) if answers else 0.0
-        first = [1e3 * (each.first_s - each.started_s) for each in answers if each.text]
-        rest = [
-            1e3 * (each.ended_s - each.first_s) / (each.num_tokens - 1)
-            for each in answers
-            if each.text and each.num_tokens > 1
-        ]
-        for key, values in (("ttft_ms", first), ("itl_ms", rest)):
+        figures[f"{way}_tokens_per_s"] = sum(each.num_tokens for each in answers) / seconds if whole else 0.0
+        times = {
+            "ttft_ms": [each.first_s - each.started_s for each in answers if each.text],
+            "itl_ms": [
+                (each.ended_s - each.first_s) / (each.num_tokens - 1)
+                for each in answers
+                if each.text and each.num_tokens > 1
+            ],
+        }
+        for key, values in times.items():
             for percent in (50, 99):
-                figures[f"{way}_{key}_p{percent}"] = float(np.percentile(values, percent)) if values else None
-        ratios = []
-        for readings in played:  # those that began together
-            rates = [each.tokens_per_s for each in readings[: settings.streams] if each.num_tokens]
-            ratios += [max(rates) / min(rates)] if rates else []
-        figures[f"{way}_fastest_by_slowest"] = max(ratios) if ratios else None
-        if way == "speculative":
-            steps = sum(each.statistics.get("steps", 0) for each in answers)
-            drafted = sum(each.statistics.get("drafted", 0) for each in answers)
-            accepted = sum(each.statistics.get("accepted", 0) for each in answers)
-            figures["mean_accepted_tokens"] = 1.0 + accepted / steps if steps else None
-            figures["acceptance_rate"] = accepted / drafted if drafted else None
-            figures["steps_without_drafter"] = sum(each.statistics.get("steps_without_drafter", 0) for each in answers)
+                value = 1e3 * float(np.percentile(values, percent)) if values else None
+                figures[f"{way}_{key}_p{percent}"] = value
+    # Of the last way, which has drafts.
+    counts = {key: sum(each.statistics.get(key, 0) for each in answers) for key in _COUNTS}
     plain = figures["plain_tokens_per_s"]
-    figures["speedup"] = figures["speculative_tokens_per_s"] / plain if plain else None
-    return figures
+    return figures | {
+        "mean_accepted_tokens": 1.0 + counts["accepted"] / counts["steps"] if counts["steps"] else None,
+        "acceptance_rate": counts["accepted"] / counts["drafted"] if counts["drafted"] else None,
+        "steps_without_drafter": counts["steps_without_drafter"],
+        "speedup": figures["speculative_tokens_per_s"] / plain if plain else None,
+    }
+
+
+def _shown(value: float | None, pattern: str) -> str:
+    return "–" if value is None else pattern.format(value)
+
+
+def _table(figures: Mapping[str, Any]) -> ReportTable:
+    keys = ("tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99")
+    headings = ("", "tokens/s of\nall streams", "first text\nms, p50", "\np99", "a token every\nms, p50", "\np99")
+    rows = [(way, *(_shown(figures[f"{way}_{key}"], "{:.1f}") for key in keys)) for way in _WAYS]
+    return ReportTable(headings, rows, f"{figures['streams']} streams")
 
 
 def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    def shown(key: str, pattern: str) -> str:
-        return "–" if figures[key] is None else pattern.format(figures[key])
-
-    rows = [
+    return [
         ("requests that failed", f"{figures['failed']} of {2 * figures['rounds'] * figures['requests']}"),
         *((f"  {failure}", "") for failure in figures["failures"]),
         ("texts the same with and without drafts", "yes" if figures["identical"] else "no"),
+        ("faster with drafts", _shown(figures["speedup"], "×{:.2f}")),
+        ("tokens a step", _shown(figures["mean_accepted_tokens"], "{:.2f}")),
+        ("drafted tokens accepted", _shown(figures["acceptance_rate"], "{:.0%}")),
+        ("the drafter was killed", f"{figures['drafter_kills']} times"),
+        ("steps without it", f"{figures['steps_without_drafter']}"),
     ]
-    for way in _WAYS:
-        rows += [
-            (f"{way}: tokens/s of all {figures['streams']} streams", shown(f"{way}_tokens_per_s", "{:.0f}")),
-            ("  first text after, p50 and p99", f"{shown(f'{way}_ttft_ms_p50', '{:.0f}')} and "
-             f"{shown(f'{way}_ttft_ms_p99', '{:.0f} ms')}"),
-            ("  a token every, p50 and p99", f"{shown(f'{way}_itl_ms_p50', '{:.1f}')} and "
-             f"{shown(f'{way}_itl_ms_p99', '{:.1f} ms')}"),
-            ("  fastest stream by slowest, of those begun together", shown(f"{way}_fastest_by_slowest", "×{:.2f}")),
-        ]  # fmt: skip
-    return [
-        *rows,
-        ("faster with drafts", shown("speedup", "×{:.2f}")),
-        ("tokens a step, accepted of drafted", f"{shown('mean_accepted_tokens', '{:.2f}')}, "
-         f"{shown('acceptance_rate', '{:.0%}')}"),
-        ("the drafter was killed; steps without it", f"{figures['drafter_kills']} times; "
-         f"{figures['steps_without_drafter']}"),
-    ]  # fmt: skip

@@ -31,38 +31,18 @@ class Reading:
     failure: str = ""
     """Why there is no whole answer; empty if there is one."""
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens a second, from the request on."""
-        return self.num_tokens / max(self.ended_s - self.started_s, 1e-9)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """What is asked for, in every round."""
-
-    prompts: Sequence[str]
-    """Used in turn."""
-    num_requests: int
-    num_streams: int
-    """Requests at the same time."""
-    options: Mapping[str, Any]
-    """Fields of every request."""
-
-    def body(self, number: int, model: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a request; its number is its seed."""
-        return {
-            "model": model, "prompt": self.prompts[number % len(self.prompts)], "seed": number, "stream": True,
-            "stream_options": {"include_usage": True}, **self.options, **extra,
-        }  # fmt: skip
-
 
 class LoadClient:
     """Clients of one server."""
 
-    def __init__(self, url: str, key: str) -> None:
-        """Take its address, ending in /v1, and the key that it wants."""
-        self._url, self._headers = url.rstrip("/"), {"authorization": f"Bearer {key}"} if key else {}
+    def __init__(self, url: str, key: str, num_streams: int) -> None:
+        """Take its address, ending in /v1, the key that it wants, and how many requests it gets at the same time."""
+        self._url, self._num_streams = url.rstrip("/"), num_streams
+        self._options: dict[str, Any] = {
+            "headers": {"authorization": f"Bearer {key}"} if key else {},
+            "timeout": _PATIENCE_S,
+            "limits": httpx2.Limits(max_connections=num_streams, max_keepalive_connections=num_streams),
+        }
 
     async def model(self) -> str:
         """Return the name of the model that is served.
@@ -70,7 +50,7 @@ class LoadClient:
         Raises:
             SpeculantError: there is no such server.
         """
-        async with self._session() as session:
+        async with httpx2.AsyncClient(**self._options) as session:
             try:
                 answer = await session.get(f"{self._url}/models")
                 return str(answer.raise_for_status().json()["data"][0]["id"])
@@ -81,40 +61,40 @@ class LoadClient:
                 ) from error
 
     async def play(
-        self, plan: LoadPlan, model: str, extra: Mapping[str, Any], tell: Callable[[int, int], None]
+        self, prompts: Sequence[str], fields: Mapping[str, Any], tell: Callable[[int, int], None]
     ) -> list[Reading]:
-        """Ask for everything, so many at a time; failures are noted, not raised.
+        """Ask for all prompts; failures are noted, not raised.
 
         Args:
-            plan: what is asked for.
-            model: the model's name.
-            extra: more fields of every request.
+            prompts: one for each request; the n-th has the seed n.
+            fields: of every request.
             tell: told how many are done, and of how many.
         """
-        readings: list[Reading | None] = [None] * plan.num_requests
-        numbers = iter(range(plan.num_requests))
+        readings = [Reading(0.0) for _ in prompts]
+        waiting = iter(enumerate(prompts))
         num_done = 0
 
         async def work(session: httpx2.AsyncClient) -> None:
             nonlocal num_done
-            for number in numbers:
-                readings[number] = await self._read(session, plan.body(number, model, extra))
+            for index, prompt in waiting:
+                await self._read(session, {**fields, "prompt": prompt, "seed": index}, readings[index])
                 num_done += 1
-                tell(num_done, plan.num_requests)
+                tell(num_done, len(prompts))
 
-        async with self._session(plan.num_streams) as session, asyncio.TaskGroup() as group:
-            for _ in range(plan.num_streams):
+        async with httpx2.AsyncClient(**self._options) as session, asyncio.TaskGroup() as group:
+            for _ in range(self._num_streams):
                 group.create_task(work(session))
-        return [reading for reading in readings if reading is not None]
+        return readings
 
-    async def _read(self, session: httpx2.AsyncClient, body: Mapping[str, Any]) -> Reading:
-        reading = Reading(time.perf_counter())
+    async def _read(self, session: httpx2.AsyncClient, body: Mapping[str, Any], reading: Reading) -> None:
+        reading.started_s = time.perf_counter()
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         is_whole = False
         try:
             async with session.stream("POST", f"{self._url}/completions", json=body) as answer:
                 if answer.status_code != httpx2.codes.OK:
                     reading.failure = f"status {answer.status_code}: {(await answer.aread()).decode()[:200]}"
-                    return reading
+                    return
                 async for line in answer.aiter_lines():
                     if line == "data: [DONE]":
                         is_whole = True
@@ -125,11 +105,6 @@ class LoadClient:
         reading.ended_s = time.perf_counter()
         if not is_whole and not reading.failure:
             reading.failure = "the stream broke off"
-        return reading
-
-    def _session(self, num_streams: int = 1) -> httpx2.AsyncClient:
-        limits = httpx2.Limits(max_connections=num_streams, max_keepalive_connections=num_streams)
-        return httpx2.AsyncClient(headers=self._headers, timeout=_PATIENCE_S, limits=limits)
 
 
 def _take(reading: Reading, event: Mapping[str, Any]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from speculant_graph.bench.processes import await_health, free_ports, kill, running_module, start_module, stop
-from speculant_graph.bench.replay_progress import BenchProgress
+from speculant_graph.bench.progress import BenchProgress
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_verifier.demo.corpus import standard_library_files
 from speculant_verifier.demo.run import MODEL_FOLDER
@@ -43,31 +42,6 @@ class OwnDrafter:
     def close(self) -> None:
         """End it."""
         stop(self._process)
-
-
-@contextmanager
-def killing(drafter: OwnDrafter) -> Iterator[Callable[[int, int], None]]:
-    """Kill a drafter and start it again in the midst of what the block does; yield what is told how far that is."""
-    may_begin = threading.Event()
-    is_over = threading.Event()
-
-    def work() -> None:
-        may_begin.wait()
-        if not is_over.is_set():
-            drafter.kill_and_start()
-
-    def tell(done: int, total: int) -> None:
-        if done * 4 >= total:
-            may_begin.set()
-
-    thread = threading.Thread(target=work, name="killer")
-    thread.start()
-    try:
-        yield tell
-    finally:
-        is_over.set()
-        may_begin.set()
-        thread.join()
 
 
 @contextmanager

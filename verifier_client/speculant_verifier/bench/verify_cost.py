@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from speculant_graph.bench.arguments import COMMAS, EACH_ONCE
+from speculant_graph.bench.plot import Diagram, Line, check_plot, plot_lines
+from speculant_graph.bench.progress import show_progress
+from speculant_graph.bench.report import ReportTable, print_report
 from speculant_graph.config import VerifierConfig
 from speculant_graph.draft.cost import MAX_POINT
 from speculant_graph.errors import ConfigError
+from speculant_graph.graph.export import replacing
 from speculant_graph.settings import CommandSettings, load_settings
-
-if TYPE_CHECKING:
-    from speculant_verifier.speculation import CostTable
-
-_MOST_ROWS = 1_024
+from speculant_graph.view.wording import counted
 
 
 class BenchVerifyCostSettings(CommandSettings):
@@ -26,9 +28,11 @@ class BenchVerifyCostSettings(CommandSettings):
     the largest on.
     """
 
-    batch: str = "1,4,8"
+    batch: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS, EACH_ONCE] = [1, 4, 8]  # noqa: RUF012
     """Rows of a pass, separated by commas."""
-    tokens: str = "1,2,4,8,16,32,64"
+    tokens: Annotated[list[Annotated[int, Field(ge=1, le=MAX_POINT)]], COMMAS, EACH_ONCE] = [  # noqa: RUF012
+        1, 2, 4, 8, 16, 32, 64,
+    ]  # fmt: skip
     """Tokens of each row, separated by commas; 1 is plain decoding."""
     context: Annotated[int, Field(ge=0, le=1 << 20)] = 200
     """Tokens that every row has in the cache."""
@@ -47,15 +51,9 @@ class BenchVerifyCostSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchVerifyCostSettings, "bench verify-cost", arguments)
-    batches = parse_numbers("batch", settings.batch, _MOST_ROWS)
-    tokens = parse_numbers("tokens", settings.tokens, MAX_POINT)
     if settings.plot is not None:
-        from speculant_graph.bench.replay_options import check_plot
-
         check_plot(settings.plot)
-    from speculant_graph.bench.replay_progress import show_progress
-    from speculant_graph.graph.export import replacing
-    from speculant_verifier.bench.models import load_target
+    from speculant_verifier.bench.models import describe, load_target
     from speculant_verifier.console import quiet_transformers
     from speculant_verifier.speculation import measure_costs
 
@@ -63,103 +61,73 @@ def run(arguments: Sequence[str]) -> int:
     with show_progress() as progress:
         progress.begin("loading the model")
         target = load_target(settings.verifier)
-        if settings.context + max(tokens) > target.max_length:
+        if settings.context + max(settings.tokens) > target.max_length:
             raise ConfigError(f"'{target.name}' takes at most {target.max_length} tokens; lower --context or --tokens")
-        table = measure_costs(
-            target, batches, tokens, settings.context, settings.time, progress.teller("measuring forward passes")
-        )
-    figures = cost_figures(table) | describe(target)
-    _report(settings, figures, arguments)
-    if settings.output is not None:
-        curve = table.curve(batches[0])
-        content = {"tokens": curve.tokens, "relative": curve.relative, "batch": batches[0]} | describe(target)
-        with replacing(settings.output) as temporary:
-            import json
-
-            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    if settings.plot is not None:
-        from speculant_verifier.bench.verify_cost_plot import plot_costs
-
-        with replacing(settings.plot) as temporary:
-            plot_costs(figures, temporary, settings.plot.suffix.lower().removeprefix("."))
-    return 0
-
-
-def parse_numbers(flag: str, text: str, largest: int) -> list[int]:
-    """Return the numbers of a list with commas, each once, in its order.
-
-    Raises:
-        ConfigError: one is no whole number, or too small or large.
-    """
-    numbers: dict[int, None] = {}
-    for item in text.split(","):
-        number = item.strip()
-        is_whole = number.isascii() and number.isdigit() and len(number) <= len(str(largest))
-        if not is_whole or not 1 <= int(number) <= largest:
-            raise ConfigError(
-                f"--{flag}: '{number}' is no whole number from 1 to {largest:,}; write numbers such as 1,8"
-            )
-        numbers[int(number)] = None
-    return list(numbers)
-
-
-def cost_figures(table: CostTable) -> dict[str, Any]:
-    """Return the measured points, ready for JSON."""
-    points = [
-        {
-            "batch": point.batch,
-            "nodes": point.tokens,
-            "ms": round(point.ms, 4),
-            "relative": round(table.relative(point.batch, point.tokens), 4),
-        }
-        for point in table.points
-    ]
-    return {"points": points, "context": table.context}
-
-
-def describe(target: Any) -> dict[str, Any]:
-    """Return what was measured on which device, ready for JSON."""
-    import torch
-
-    device: torch.device = target.device
-    return {
-        "model": target.name,
-        "parameters": sum(parameter.numel() for parameter in target.model.parameters()),
-        "dtype": str(target.model.dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": torch.get_num_threads(),
-        "attention": target.model.config._attn_implementation,
+        tell = progress.teller("measuring forward passes")
+        costs = measure_costs(target, settings.batch, settings.tokens, settings.context, settings.time, tell)
+    figures: dict[str, Any] = {
+        "points": [
+            {
+                "batch": point.batch,
+                "nodes": point.tokens,
+                "ms": round(point.ms, 4),
+                "relative": round(costs.relative(point.batch, point.tokens), 4),
+            }
+            for point in costs.points
+        ],
+        "context": costs.context,
+        **describe(target),
     }
-
-
-def _report(settings: BenchVerifyCostSettings, figures: dict[str, Any], arguments: Sequence[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from speculant_graph.bench.report import print_report
-    from speculant_graph.view.wording import counted
-
-    points = {(point["batch"], point["nodes"]): point for point in figures["points"]}
-    batches = sorted({batch for batch, _ in points})
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("tokens\na row", justify="right")
-    for batch in batches:
-        table.add_column(f"batch {batch}\nms", justify="right")
-        table.add_column("\nof 1", justify="right")
-    for nodes in sorted({nodes for _, nodes in points}):
-        cells = []
-        for batch in batches:
-            point = points.get((batch, nodes))
-            cells += ["–", "–"] if point is None else [f"{point['ms']:.2f}", f"×{point['relative']:.2f}"]
-        table.add_row(str(nodes), *cells)
-    console = Console(highlight=False, markup=False)
-    console.print(table)
     rows = [
         ("model", f"{figures['model']}, {figures['parameters'] / 1e6:,.0f}M parameters, {figures['dtype']}"),
         ("device", f"{figures['device']}, {counted(figures['threads'], 'thread')}"),
         ("tokens in the cache", f"{figures['context']:,} a row"),
     ]
-    asked = parse_numbers("batch", settings.batch, _MOST_ROWS), parse_numbers("tokens", settings.tokens, MAX_POINT)
-    if left_out := len(asked[0]) * len({1, *asked[1]}) - len(points):
+    if left_out := len(settings.batch) * len({1, *settings.tokens}) - len(figures["points"]):
         rows.append(("left out, as --time is short", f"{left_out} points"))
-    print_report("verify-cost", rows, figures, arguments, as_json=settings.json_output)
+    print_report("verify-cost", rows, figures, arguments, as_json=settings.json_output, tables=[_table(figures)])
+    if settings.output is not None:
+        curve = costs.curve(settings.batch[0])
+        content = {"tokens": curve.tokens, "relative": curve.relative, "batch": settings.batch[0], **describe(target)}
+        with replacing(settings.output) as temporary:
+            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    if settings.plot is not None:
+        _plot(figures, settings.plot)
+    return 0
+
+
+def _table(figures: Mapping[str, Any]) -> ReportTable:
+    points = {(point["batch"], point["nodes"]): point for point in figures["points"]}
+    batches = sorted({batch for batch, _ in points})
+    headings = ["tokens\na row"]
+    for batch in batches:
+        headings += [f"batch {batch}\nms", "\nof 1"]
+    rows = []
+    for nodes in sorted({nodes for _, nodes in points}):
+        cells = [str(nodes)]
+        for batch in batches:
+            point = points.get((batch, nodes))
+            cells += ["–", "–"] if point is None else [f"{point['ms']:.2f}", f"×{point['relative']:.2f}"]
+        rows.append(cells)
+    return ReportTable(headings, rows)
+
+
+def _plot(figures: Mapping[str, Any], path: Path) -> None:
+    def lines(key: str) -> list[Line]:
+        drawn = []
+        for batch in sorted({point["batch"] for point in figures["points"]}):
+            own = sorted((point["nodes"], point[key]) for point in figures["points"] if point["batch"] == batch)
+            drawn.append(Line(f"batch {batch}", [nodes for nodes, _ in own], [value for _, value in own]))
+        return drawn
+
+    diagrams = [
+        Diagram(lines("ms"), y_label="milliseconds"),
+        Diagram(lines("relative"), y_label="times a pass of 1 token"),
+    ]
+    plot_lines(
+        path,
+        diagrams,
+        "tokens of a row: the last one and the drafted nodes (logarithmic)",
+        title=f"one forward pass of {figures['model']}, {figures['dtype']} on {figures['device']}, "
+        f"{figures['context']} tokens in the cache",
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from speculant_graph.bench.replay_traces import read_workloads
+from speculant_graph.bench.traces import read_workloads
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
 from speculant_graph.types import TokenId
@@ -16,7 +16,7 @@ from speculant_verifier.structured import Grammar
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchRequest:
     """One request."""
 
     prompt: tuple[TokenId, ...]
@@ -27,31 +27,29 @@ class Case:
     """What the model is made to write, ``max_tokens`` tokens; None: its own choice."""
     grammar: Grammar | None = None
     """The output's form."""
-    hint: tuple[TokenId, ...] = ()
-    """A prediction of the output."""
 
 
 @dataclass(frozen=True, slots=True)
-class CaseGroup:
+class RequestGroup:
     """Requests that belong together."""
 
     name: str
     """For people."""
-    cases: tuple[Case, ...]
+    requests: tuple[BenchRequest, ...]
     """At least one."""
 
 
-def prompt_cases(texts: Sequence[str], target: TargetModel, max_tokens: int, name: str) -> CaseGroup:
+def prompt_group(texts: Sequence[str], target: TargetModel, max_tokens: int, name: str) -> RequestGroup:
     """Make requests of texts.
 
     Raises:
         ConfigError: a prompt and its continuation are too long for the model.
     """
-    cases = tuple(Case(tuple(target.encode(text)), max_tokens) for text in texts)
-    return CaseGroup(name, _fitting(cases, target, name))
+    requests = tuple(BenchRequest(tuple(target.encode(text)), max_tokens) for text in texts)
+    return _fitting(RequestGroup(name, requests), target)
 
 
-def replay_cases(paths: Sequence[Path], target: TargetModel, limit: int | None, max_tokens: int) -> list[CaseGroup]:
+def replay_groups(paths: Sequence[Path], target: TargetModel, limit: int | None, max_tokens: int) -> list[RequestGroup]:
     """Make requests of recorded outputs, of which the first ``max_tokens`` tokens are replayed.
 
     Raises:
@@ -64,8 +62,8 @@ def replay_cases(paths: Sequence[Path], target: TargetModel, limit: int | None, 
         outputs = [(trace.prompt, trace.output[:max_tokens]) for trace in workload.traces if trace.prompt]
         if not outputs:
             raise CorpusError(f"workload '{workload.name}' has no trace with a prompt; give each a text to continue")
-        cases = tuple(Case(prompt, len(output), output) for prompt, output in outputs)
-        groups.append(CaseGroup(workload.name, _fitting(cases, target, workload.name)))
+        requests = tuple(BenchRequest(prompt, len(output), output) for prompt, output in outputs)
+        groups.append(_fitting(RequestGroup(workload.name, requests), target))
     return groups
 
 
@@ -77,26 +75,23 @@ def read_prompts(path: Path, limit: int | None) -> list[str]:
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()][:limit]
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path}: can't be read ({type(error).__name__}); give a file of text in UTF-8") from error
-    if not lines:
-        raise CorpusError(f"{path}: holds no prompt; write one a line")
-    if path.suffix != ".jsonl":
-        return lines
-    try:
-        prompts = [json.loads(line)["prompt"] for line in lines]
+        prompts = [json.loads(line)["prompt"] for line in lines] if path.suffix == ".jsonl" else lines
+    except OSError as error:
+        raise CorpusError(f"{path}: can't be read ({error.strerror}); check the file and its permissions") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CorpusError(f"{path}: a line is no JSON object with the field 'prompt'; mend it") from error
-    if not all(isinstance(prompt, str) and prompt for prompt in prompts):
-        raise CorpusError(f"{path}: a prompt is no text, or empty; mend it")
+        raise CorpusError(
+            f"{path}: is no text in UTF-8, or a line is no JSON object with the field 'prompt'; correct it"
+        ) from error
+    if not prompts or not all(isinstance(prompt, str) and prompt for prompt in prompts):
+        raise CorpusError(f"{path}: holds no prompt, or an empty one; write one a line")
     return prompts
 
 
-def _fitting(cases: tuple[Case, ...], target: TargetModel, name: str) -> tuple[Case, ...]:
-    longest = max(len(case.prompt) + case.max_tokens for case in cases)
+def _fitting(group: RequestGroup, target: TargetModel) -> RequestGroup:
+    longest = max(len(request.prompt) + request.max_tokens for request in group.requests)
     if longest >= target.max_length:
         raise ConfigError(
-            f"{name}: a prompt and its continuation have {longest} tokens, but '{target.name}' takes at most "
+            f"{group.name}: a prompt and its continuation have {longest} tokens, but '{target.name}' takes at most "
             f"{target.max_length - 1}; lower --max-tokens or shorten it"
         )
-    return cases
+    return group

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from speculant_graph.errors import ConfigError
-
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -57,22 +55,14 @@ def pad_checkpoint(source: Path, target: Path, hidden: int, intermediate: int) -
         target: folder that is made, or whose files are replaced.
         hidden: width of the model; 160 and 192 are the least for vLLM's CPU kernels.
         intermediate: width of an expert.
-
-    Raises:
-        ConfigError: the source is something else, or is wider.
     """
     config, weights = read_checkpoint(source)
     old_hidden = int(config["hidden_size"])
-    if hidden < old_hidden or intermediate < config["intermediate_size"]:
-        raise ConfigError(
-            f"{source} is {old_hidden} wide and its experts {config['intermediate_size']}, which zeros can't make "
-            f"{hidden} and {intermediate}; choose no less"
-        )
     weights.setdefault(_HEAD, weights[_EMBEDDING])
     sizes = {_HIDDEN: hidden, _INTERMEDIATE: intermediate, _GATE_UP: 2 * intermediate}
     padded = {}
     for name, weight in weights.items():
-        dimensions = _dimensions(source, name)
+        dimensions = _DIMENSIONS[_LAYER.sub("", name)]
         scale = math.sqrt(old_hidden / hidden) if name.endswith("norm.weight") else 1.0
         wider = weight.new_zeros([sizes.get(kind, size) for kind, size in zip(dimensions, weight.shape, strict=True)])
         wider[tuple(slice(size) for size in weight.shape)] = weight * scale
@@ -94,28 +84,9 @@ def pad_checkpoint(source: Path, target: Path, hidden: int, intermediate: int) -
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return a gpt-oss checkpoint's configuration and its weights as float32.
-
-    Raises:
-        ConfigError: there is none, it is of another architecture, quantised, or in several files.
-    """
-    try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        weights = load_file(folder / _WEIGHTS)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} has no {_CONFIG} or no {_WEIGHTS} ({error.strerror}); name a checkpoint in one file"
-        ) from error
-    if config.get("model_type") != "gpt_oss" or "quantization_config" in config:
-        raise ConfigError(f"{folder} is no gpt-oss, or a quantised one; name a gpt-oss of unquantised weights")
-    return config, {name: weight.float() for name, weight in weights.items()}
-
-
-def _dimensions(source: Path, name: str) -> tuple[str, ...]:
-    try:
-        return _DIMENSIONS[_LAYER.sub("", name)]
-    except KeyError as error:
-        raise ConfigError(f"{source} has weights '{name}', which no gpt-oss has; name another checkpoint") from error
+    """Return a checkpoint's configuration, and the weights of its one file as float32."""
+    config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    return config, {name: weight.float() for name, weight in load_file(folder / _WEIGHTS).items()}
 
 
 def _rope_as_yarn(config: dict[str, Any]) -> dict[str, Any]:
