@@ -99,7 +99,7 @@ def test_ways_of_decoding_prompts(bench: Bench, prompts: Path) -> None:
 def test_replaying_workloads(bench: Bench, traces: list[Path], tmp_path: Path) -> None:
     corpus, graph = tmp_path / "corpus.txt", tmp_path / "graph.pkl"
     corpus.write_text("def echo(self, value):\n    return value\n" * 5, encoding="utf-8")
-    GraphBuilder(tokenizer_name=str(MODEL_FOLDER), calibrate=False).build([corpus], graph)
+    GraphBuilder(tokenizer_name=str(MODEL_FOLDER)).build([corpus], graph)
     figures = bench("generate", *RANDOM, "--replay", *traces, "--graph-path", graph, "--max-tokens", 24, "--limit", 2)
     assert figures.keys() >= GENERATE_KEYS
     assert figures["identical"]
@@ -117,6 +117,24 @@ def test_a_batch_is_replayed_without_transformers_own_speculation(bench: Bench, 
     assert figures["identical"]
     assert figures["prompt_lookup_tokens_per_s"] is None
     assert figures["batch"] == 2
+
+
+def test_answers_of_a_form_and_a_second_call(bench: Bench) -> None:
+    model = ["--verifier.model-name", MODEL_FOLDER]
+    figures = bench("structured", *model, "--records", 2, "--batch", 2, "--nodes", 6, "--conversation", 200)
+    assert figures["identical"]
+    assert figures["valid_share"] == 1.0
+    assert figures["tokens_per_pass_with"] > figures["tokens_per_pass_without"] >= 1.0
+    assert figures["second_call_identical"]
+    assert min(figures[key] for key in ("second_call_s", "mask_us_p50", "asked_us_p50", "pass_ms")) > 0
+
+
+@pytest.mark.slow
+def test_a_draft_model_beside_ngrams(bench: Bench) -> None:
+    figures = bench("adapter", "--limit", 1, "--max-tokens", 8)
+    assert figures["identical"]
+    assert len(figures["kinds"]) == 3
+    assert min(figures[f"{way}_tokens_per_s"] for way in ("tree", "model", "tree_with_model")) > 0
 
 
 @pytest.mark.parametrize(
