@@ -116,7 +116,7 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["drafter", "--graph", "nowhere.pkl", "--listen", "localhost:0"], "nowhere.pkl"),
         (
             ["drafter", "--listen", "nonsense"],
-            "--listen: 'nonsense' is not an address; write unix:///path/to.sock or host:port",
+            "--listen: 'nonsense' is not an address; write host:port, [::1]:port or unix:///path/to.sock",
         ),
         (
             ["drafter", "--metrics-listen", "unix:///tmp/x"],
@@ -127,7 +127,7 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["verifier", "--listen", "192.0.2.1:80", "--model", "nowhere"], "it is no address of this machine"),
         (["bench", "lookup"], "bench: lookup: --corpus (or SPECULANT_CORPUS): is missing; give it"),
         (["inspect", "x", "--config", "missing.toml"], "'missing.toml': No such file or directory; name another by"),
-        (["drafter", "--listen", "::1:5000"], "--listen: '::1:5000' is not an address; put that of IPv6 into brackets"),
+        (["drafter", "--listen", "::1:5000"], "--listen: '::1:5000' is not an address; write host:port, [::1]:port"),
         (["inspect", "x", "some text"], "unrecognized arguments: some text"),
         (["probe", ", "], "probe: ADDRESS is empty; give unix:///path/to.sock or host:port"),
         (["generate", "x", "--graph", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import quote
@@ -12,6 +13,9 @@ MAX_SOCKET_PATH_BYTES = 107
 """Length limit of the path of a Unix socket on Linux."""
 
 _UNIX_PREFIX = "unix://"
+_HOST_AND_PORT = re.compile(r"(?:\[[^/\[\]]+\]|[^:/\[\]]+):([0-9]{1,5})")
+"""Brackets tell the port of an IPv6 address from its last group."""
+_MAX_PORT = 65_535
 
 
 def split_addresses(addresses: str) -> tuple[str, ...]:
@@ -36,10 +40,6 @@ def socket_path(address: str) -> Path | None:
     Raises:
         ConfigError: it is neither, or the path is too long for a socket.
     """
-    return _parsed(address, "unix:///path/to.sock or host:port")
-
-
-def _parsed(address: str, forms: str) -> Path | None:
     if address.startswith(_UNIX_PREFIX + "/"):
         path = Path(address.removeprefix(_UNIX_PREFIX))
         num_bytes = len(str(path).encode())
@@ -48,20 +48,14 @@ def _parsed(address: str, forms: str) -> Path | None:
                 f"the socket path {path} has {num_bytes} bytes; choose one of at most {MAX_SOCKET_PATH_BYTES}"
             )
         return path
-    host, separator, port = address.rpartition(":")
-    # Brackets tell the port of an IPv6 address from its last group.
-    is_plain_host = "/" not in host and (":" not in host or (host.startswith("[") and host.endswith("]")))
-    if separator and host and is_plain_host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
-        return None
-    if separator and host and is_plain_host and port.isascii() and port.isdigit():
-        raise ConfigError(f"there is no port {port}, as in {address!r}; choose one up to 65535, or 0 for any")
-    if ":" in host and not is_plain_host and "/" not in host:
-        raise ConfigError(f"{address!r} is not an address; put that of IPv6 into brackets, as in [::1]:8000")
-    raise ConfigError(f"{address!r} is not an address; write {forms}")
+    parts = _HOST_AND_PORT.fullmatch(address)
+    if parts is None or int(parts[1]) > _MAX_PORT:
+        raise ConfigError(f"{address!r} is not an address; write host:port, [::1]:port or unix:///path/to.sock")
+    return None
 
 
 def require_addresses(addresses: str, option: str) -> None:
-    """Refuse what nobody could listen on, before anything takes time.
+    """Refuse addresses that can't be listened on, before anything takes time.
 
     Args:
         addresses: separated by commas; empty listens nowhere.
@@ -78,7 +72,7 @@ def require_addresses(addresses: str, option: str) -> None:
 
 
 def require_port(address: str, option: str) -> None:
-    """Refuse what nobody could serve HTTP on.
+    """Refuse an address that HTTP can't be served on.
 
     Args:
         address: ``host:port``; empty listens nowhere.
@@ -88,7 +82,7 @@ def require_port(address: str, option: str) -> None:
         ConfigError: it is something else.
     """
     try:
-        path = _parsed(address, "host:port") if address else None
+        path = socket_path(address) if address else None
     except ConfigError as error:
         raise ConfigError(f"{option}: {error}") from error
     if path is not None:

@@ -238,7 +238,7 @@ def test_addresses(decoder: SpeculativeDecoder) -> None:
             ("unix:///tmp/x.sock", "a Unix socket"),
             ("localhost", "is not an address"),
             ("localhost:x", "is not an address"),
-            ("127.0.0.1:99999", "there is no port 99999, as in"),
+            ("127.0.0.1:99999", "is not an address"),
         ):
             with (
                 pytest.raises(ConfigError, match=reason),
