@@ -129,17 +129,11 @@ class EngineRunner:
             decoding.append(row)
         engine_rows = []
         self.tokens[:] = self.random.randrange(3)  # whatever lies there is not theirs
-        for place, row in enumerate(self.rows):
-            self.tokens[place, : len(row.text)] = row.text
+        for index, row in enumerate(self.rows):
+            text = self.tokens[index, : len(row.text)]
+            text[:] = row.text
             if row in decoding:
-                engine_rows.append(
-                    EngineRow(
-                        self.tokens[place, : len(row.text)],
-                        len(row.rest),
-                        place,
-                        str(row.number) if self.tells_ids else None,
-                    )
-                )
+                engine_rows.append(EngineRow(text, len(row.rest), str(row.number) if self.tells_ids else None))
         self.drafter.rows = [row.text for row in decoding]
         drafts = self.sessions.draft(engine_rows, read_prompts=len(decoding) < len(self.rows))
         self.tokens[:] = 0

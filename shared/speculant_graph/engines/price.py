@@ -7,7 +7,7 @@ probable ones as many are verified as give the most expected tokens for the time
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,33 +16,23 @@ from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.types import Draft
 
 
-class PassCost(Protocol):
-    """What passes cost."""
-
-    def of(self, num_rows: int, most_drafted: int) -> list[float]:
-        """Return the cost of passes over ``num_rows`` sequences and 0 to ``most_drafted`` drafted tokens, in any unit.
-
-        As many numbers and one, positive, never falling.
-        """
-
-    def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
-        """Note how long a pass took."""
-
-
 class KnownCost:
-    """A curve that was measured beforehand."""
+    """What passes cost, by a curve that was measured beforehand."""
 
     def __init__(self, curve: CostCurve) -> None:
         """Take the curve."""
         self._curve = curve
 
     def of(self, num_rows: int, most_drafted: int) -> list[float]:
-        """See :class:`PassCost`."""
+        """Return the cost of passes over ``num_rows`` sequences and 0 to ``most_drafted`` drafted tokens, in any unit.
+
+        As many numbers and one, positive, never falling.
+        """
         costs: list[float] = self._curve.table(num_rows + most_drafted)[num_rows:].tolist()
         return costs
 
     def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
-        """See :class:`PassCost`; nothing is learned."""
+        """Note how long a pass took; here nothing is learned."""
 
 
 class LearnedCost:
@@ -64,7 +54,7 @@ class LearnedCost:
         self._num_left_out = self._num_fits = 0
 
     def of(self, num_rows: int, most_drafted: int) -> list[float]:
-        """See :class:`PassCost`; seconds, once passes were seen."""
+        """See :class:`KnownCost`; seconds, once passes were seen."""
         fixed, linear, saturating, drafting = self._coefficients.tolist()
         # Plain numbers: between two passes the caches are cold, and a call of NumPy takes longer than the sum.
         costs = [
@@ -75,7 +65,7 @@ class LearnedCost:
         return costs
 
     def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
-        """See :class:`PassCost`."""
+        """Note how long a pass took."""
         if self._num_left_out < _WARM_UP:
             self._num_left_out += 1
             return
@@ -103,6 +93,9 @@ class LearnedCost:
         self._new.clear()
         self._num_fits += 1
 
+
+PassCost = KnownCost | LearnedCost
+"""What passes cost."""
 
 _NUM_FEATURES = 4
 _HALF = 16.0
@@ -159,10 +152,10 @@ def paying_drafts(drafts: Sequence[Draft], cost: PassCost) -> list[Draft]:
     costs = cost.of(len(drafts), num_fixed + len(nodes))[num_fixed:]
     expected = float(len(drafts))
     best, num_kept = expected / costs[0], 0
-    for number, (probability, _, _) in enumerate(nodes, start=1):
+    for size, (probability, _, _) in enumerate(nodes, start=1):
         expected += probability
-        if expected > best * costs[number]:
-            best, num_kept = expected / costs[number], number
+        if expected > best * costs[size]:
+            best, num_kept = expected / costs[size], size
     kept: list[list[int]] = [[] for _ in drafts]
     for _, row, node in nodes[:num_kept]:
         kept[row].append(node)

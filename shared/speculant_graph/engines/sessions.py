@@ -95,7 +95,7 @@ class EngineSessions:
         with self._lock:
             try:
                 drafts = [EMPTY_DRAFT] * len(rows) if self._is_closed else self._draft(rows, started_s, read_prompts)
-            except Exception as error:  # drafters are anybody's code, and decoding goes on
+            except Exception as error:  # any code may be a drafter, and decoding goes on
                 drafts, self._pass = [EMPTY_DRAFT] * len(rows), None
                 self._warn(error)
             ended_s = self._clock()
@@ -129,7 +129,8 @@ class EngineSessions:
             self._pass = len(rows), 0
             return [EMPTY_DRAFT] * len(rows)
         self._num_rests = 0
-        sequences, num_new, ended = self._tracker.match(rows)
+        sequences, ended = self._tracker.match(rows)
+        num_new = sum(sequence.is_new for sequence in sequences)
         self.counts.sequences += num_new
         self.counts.running = len(rows)
         if self._cost is not None and self._pass is not None and not (read_prompts or num_new):
@@ -140,7 +141,9 @@ class EngineSessions:
             if row.tenant is not None and sequence.is_new:
                 self._drafter.open(sequence.session_id, SessionOptions(tenant=row.tenant))
             sequence.is_new = False
-            steps.append(SequenceStep(sequence.session_id, cast(Any, sequence.text), max(0, min(self._most, row.room))))
+            steps.append(
+                SequenceStep(sequence.session_id, cast(Any, sequence.text), max(0, min(self._most, row.capacity)))
+            )
         drafts = [self._usable(draft, step) for draft, step in zip(self._drafter.draft(steps), steps, strict=True)]
         self.counts.drafted_tokens += sum(map(len, drafts))
         if self._cost is not None:
@@ -158,7 +161,7 @@ class EngineSessions:
         return draft if is_usable else EMPTY_DRAFT
 
     def _end_all(self) -> None:
-        self._finish(self._tracker.match(())[2])
+        self._finish(self._tracker.match(())[1])
         self.counts.running, self._pass = 0, None
 
     def _finish(self, ended: Sequence[TrackedSequence]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,30 +34,27 @@ class EngineSettings(CommandSettings):
     """The drafter sidecar, if there is one."""
 
 
-def load_engine_settings(given: Mapping[str, Any], place: str) -> EngineSettings:
+def load_engine_settings(given: Mapping[str, Any], what: str) -> EngineSettings:
     """Read what an engine was given, and below it environment and TOML file, as every command does.
 
     Args:
         given: settings by name, those of sections in tables: ``{"client": {"address": "unix:///..."}}``.
-        place: what it was given as, for messages.
+        what: what it was given as, for messages.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
     """
     if not isinstance(given, Mapping):
-        raise ConfigError(f'{place} is no object; give one such as {{"graph_path": "graph.pkl"}}')
-    for name in given:
-        if name not in EngineSettings.model_fields:
-            close = difflib.get_close_matches(name, EngineSettings.model_fields, n=1)
-            known = ", ".join(EngineSettings.model_fields)
-            hint = f"did you mean {close[0]}?" if close else f"it may have: {known}"
-            raise ConfigError(f"{place} has an unknown setting {name}; {hint}")
-    settings = load_settings(EngineSettings, place, (), given)
+        raise ConfigError(f'{what} is no object; give one such as {{"graph_path": "graph.pkl"}}')
+    for name in set(given) - set(EngineSettings.model_fields):
+        known = ", ".join(EngineSettings.model_fields)
+        raise ConfigError(f"{what} has an unknown setting {name}; it may have {known}")
+    settings = load_settings(EngineSettings, what, (), given)
     if settings.graph_path is not None and settings.client.address:
         raise ConfigError(
-            f"{place}, environment and speculant.toml together name a graph ({settings.graph_path}) and a sidecar "
+            f"{what}, environment and speculant.toml together name a graph ({settings.graph_path}) and a sidecar "
             f"({settings.client.address}); leave out graph_path or client.address"
         )
     if settings.learned is not None and settings.client.address:
-        raise ConfigError(f"{place} sets 'learned', but a sidecar has its own folder; leave out learned")
+        raise ConfigError(f"{what} sets 'learned', but a sidecar has its own folder; leave out learned")
     return settings

@@ -56,8 +56,8 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
         if self.sessions is not None:
             texts = self._texts(batch)
             rows = [
-                EngineRow(text, self.draft_token_num - 1, place, request.rid, _tenant_of(request))
-                for place, (request, text) in enumerate(zip(batch.reqs, texts, strict=True))
+                EngineRow(text, self.draft_token_num - 1, request.rid, _tenant_of(request))
+                for request, text in zip(batch.reqs, texts, strict=True)
             ]
             laid_out = lay_out([int(text[-1]) for text in texts], self.sessions.draft(rows), self.draft_token_num)
         if self._group.world_size > 1:  # drafts that come too late must come too late for all

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from speculant_graph.engines.metrics import EngineMetrics
     from speculant_graph.engines.sessions import EngineSessions
 
-_PLACE = "--additional-config 'speculant'"
+_SETTINGS = "--additional-config 'speculant'"
 
 
 class SpeculantProposer:
@@ -58,7 +58,7 @@ class SpeculantProposer:
         from speculant_graph.engines.metrics import EngineMetrics
 
         log_to_stderr("INFO")
-        settings = load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _PLACE)
+        settings = load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _SETTINGS)
         self._pads = settings.pad
         self.sessions = open_sessions(
             settings,
@@ -67,7 +67,7 @@ class SpeculantProposer:
             vocabulary_size=int(model.get_vocab_size()),
         )
         self._metrics = EngineMetrics(self.sessions)
-        atexit.register(self.close)  # vLLM does not say when it ends
+        atexit.register(self.close)  # vLLM does not tell when it ends
 
     def load_model(self, *_: object, **__: object) -> None:
         """Load nothing: vLLM asks every proposer to."""
@@ -94,14 +94,14 @@ class SpeculantProposer:
         drafts: list[list[TokenId]] = [[] for _ in sampled_token_ids]
         if self.sessions is None:
             return drafts
-        places = [place for place, sampled in enumerate(sampled_token_ids) if sampled]
+        decoding = [index for index, sampled in enumerate(sampled_token_ids) if sampled]
         rows = [
-            EngineRow(token_ids_cpu[place, : num_tokens_no_spec[place]], self._room(num_tokens_no_spec[place]), place)
-            for place in places
+            EngineRow(token_ids_cpu[index, :length], min(self._most, self._max_length - length - 1))
+            for index, length in zip(decoding, num_tokens_no_spec[decoding].tolist(), strict=True)
         ]
-        made = self.sessions.draft(rows, read_prompts=len(places) < len(drafts))
-        for row, draft in zip(rows, made, strict=True):
-            drafts[row.place] = self._padded(row, draft) if self._pads else list(draft.token_ids)
+        made = self.sessions.draft(rows, read_prompts=len(decoding) < len(drafts))
+        for index, row, draft in zip(decoding, rows, made, strict=True):
+            drafts[index] = _padded(row, draft) if self._pads else list(draft.token_ids)
         return drafts
 
     def close(self) -> None:
@@ -111,12 +111,10 @@ class SpeculantProposer:
         if self._metrics is not None:
             self._metrics.close()
 
-    def _room(self, length: int) -> int:
-        return min(self._most, self._max_length - int(length) - 1)
 
-    def _padded(self, row: EngineRow, draft: Draft) -> list[TokenId]:
-        last = (int(row.token_ids[-1]), *draft.token_ids)[-1]
-        return [*draft.token_ids, *[last] * (max(row.room, 0) - len(draft))]
+def _padded(row: EngineRow, draft: Draft) -> list[TokenId]:
+    last = draft.token_ids[-1] if draft else int(row.token_ids[-1])
+    return [*draft.token_ids, *[last] * (row.capacity - len(draft))]
 
 
 def _is_asked() -> bool:

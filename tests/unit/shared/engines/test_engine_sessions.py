@@ -84,51 +84,38 @@ def _complaints(seed: int) -> list[str]:
     return drafter.complaints
 
 
-def _row(*token_ids: int, place: int = 0, **more: str) -> EngineRow:
-    return EngineRow(np.array(token_ids, np.int32), 8, place, **more)
+def _row(*token_ids: int, **more: str) -> EngineRow:
+    return EngineRow(np.array(token_ids, np.int32), 8, **more)
 
 
-def test_equal_rows_are_two_sequences():
+def test_a_row_goes_on_with_a_text_that_it_begins_with_wherever_it_stands():
     tracker = SequenceTracker(4)
-    first, num_new, _ = tracker.match([_row(1, 2, 3), _row(1, 2, 3, place=1)])
-    assert num_new == 2
-    assert first[0] is not first[1]
-    again, num_new, ended = tracker.match([_row(1, 2, 3, 4), _row(1, 2, 3, 5, place=1)])
-    assert (again, num_new, ended) == (first, 0, [])
-
-
-def test_rows_that_change_places_keep_their_sequences():
-    tracker = SequenceTracker(4)
-    [a, b], _, _ = tracker.match([_row(1, 2), _row(7, 8, place=1)])
-    [c, d], num_new, _ = tracker.match([_row(7, 8, 9), _row(1, 2, 3, place=1)])
-    assert (c, d, num_new) == (b, a, 0)
-
-
-def test_a_longer_text_than_a_step_can_write_is_a_new_sequence():
-    tracker = SequenceTracker(4)
-    [first], _, _ = tracker.match([_row(1, 2)])
-    [second], num_new, ended = tracker.match([_row(1, 2, 3, 4, 5, 6, 7)])
-    assert (num_new, ended) == (1, [first])
-    assert second.text.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    first, _ = tracker.match([_row(1, 2, 3), _row(1, 2, 3), _row(7, 8)])
+    assert len({each.session_id for each in first}) == 3  # equal rows are two sequences
+    again, ended = tracker.match([_row(7, 8, 9), _row(1, 2, 3, 4), _row(1, 2, 3, 5)])
+    assert (again, ended) == ([first[2], first[0], first[1]], [])
+    [longer], ended = tracker.match([_row(1, 2, 3, 4, 5, 6, 7, 8, 9)])  # more than a step can write
+    assert longer not in first
+    assert {each.session_id for each in ended} == {1, 2, 3}
+    assert longer.text.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_request_is_told_by_its_id_and_its_text():
     tracker = SequenceTracker(4)
-    [first], _, _ = tracker.match([_row(1, 2, request_id="a")])
-    [same], _, _ = tracker.match([_row(1, 2, 3, place=5, request_id="a")])
+    [first], _ = tracker.match([_row(1, 2, request_id="a")])
+    [same, new], _ = tracker.match([_row(1, 2, 3, request_id="a"), _row(1, 2, 3, request_id="b")])
     assert same is first
-    [other], num_new, ended = tracker.match([_row(9, 9, 9, 9, 9, request_id="a")])
-    assert (num_new, ended) == (1, [first])
-    [another], num_new, _ = tracker.match([_row(9, 9, 9, 9, 9, request_id="b")])
-    assert num_new == 1
-    assert another is not other
+    assert new is not first
+    [other], ended = tracker.match([_row(9, 9, 9, 9, 9, request_id="a")])
+    assert other is not first
+    assert ended == [first, new]
 
 
 def test_tenants_are_passed_on_when_a_sequence_begins():
     drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))
     sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY)
-    sessions.draft([_row(1, 2, tenant="red"), _row(3, 4, place=1)])
-    sessions.draft([_row(1, 2, 3, tenant="red"), _row(3, 4, 5, place=1)])
+    sessions.draft([_row(1, 2, tenant="red"), _row(3, 4)])
+    sessions.draft([_row(1, 2, 3, tenant="red"), _row(3, 4, 5)])
     assert list(drafter.tenants.values()) == ["red"]
 
 
@@ -141,7 +128,7 @@ def test_a_drafter_that_fails_costs_nothing_but_its_drafts():
     sessions = EngineSessions(
         _Broken(LocalDrafter(None, DraftConfig(strategy="adaptive"))), most_drafted=4, vocabulary_size=_VOCABULARY
     )
-    assert [len(draft) for draft in sessions.draft([_row(1, 2), _row(3, 4, place=1)])] == [0, 0]
+    assert [len(draft) for draft in sessions.draft([_row(1, 2), _row(3, 4)])] == [0, 0]
     assert sessions.counts.failed_steps == 1
     sessions.close()
     assert [len(draft) for draft in sessions.draft([_row(1, 2)])] == [0]
@@ -162,7 +149,7 @@ class _Unfinishing(WatchedDrafter):
 def test_all_sequences_end_and_the_drafter_is_closed_where_ending_one_fails():
     drafter = _Unfinishing(LocalDrafter(None, DraftConfig(strategy="adaptive")))
     sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY)
-    sessions.draft([_row(1, 2), _row(3, 4, place=1)])
+    sessions.draft([_row(1, 2), _row(3, 4)])
     sessions.close()
     assert sessions.counts.failed_steps == 2
     assert drafter.is_closed
@@ -173,7 +160,7 @@ def test_the_sequences_of_an_engine_that_stands_still_end():
     now_s = 0.0
     drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))
     sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY, clock=lambda: now_s)
-    sessions.draft([_row(1, 2), _row(3, 4, place=1)])
+    sessions.draft([_row(1, 2), _row(3, 4)])
     now_s = 4.0
     sessions.end_idle(5.0)
     assert sessions.counts.running == 2

@@ -155,7 +155,7 @@ def test_an_engine_that_stands_still_is_killed_without_loss(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"grpah_path": "x"}, "did you mean graph_path"),
+        ({"grpah_path": "x"}, "unknown setting grpah_path; it may have .*graph_path"),
         ({"draft": {"strategy": "best"}}, "strategy"),
         ({"graph_path": "x.pkl", "client": {"address": "unix:///y"}}, "leave out graph_path or client.address"),
         ({"cost": "nowhere.json"}, "nowhere.json"),
