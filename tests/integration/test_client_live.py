@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
 import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -17,37 +17,19 @@ from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDraft
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.errors import DrafterUnavailableError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import CouplingName, Draft, Fingerprint, SequenceStep, SiblingsName
+from speculant_graph.types import Draft, Fingerprint, SequenceStep, SiblingsName
+from support.clients import (
+    GREEDY,
+    PATIENT,
+    SESSION_IDS,
+    known_tokens,
+    make_async_client,
+    make_client,
+    make_steps,
+    tokens,
+)
 from support.sessions import values_of
 from support.sidecar import Sidecar
-
-GREEDY = DraftConfig(strategy="greedy")
-"""Whose drafts say nothing of what the sidecar has learned."""
-
-SESSION_IDS = itertools.count(1)
-
-
-def make_client(address: str, **settings: object) -> DrafterClient:
-    given = {"address": address, "deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
-    return DrafterClient(ClientConfig.model_validate(given | settings), tokenizer=None, draft=GREEDY)
-
-
-def make_async_client(
-    address: str, tokenizer: Fingerprint | None = None, *, strict: bool = False, **settings: object
-) -> AsyncDrafterClient:
-    given = {"address": address, "deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
-    config = ClientConfig.model_validate(given | settings)
-    return AsyncDrafterClient(config, tokenizer=tokenizer, draft=GREEDY, strict=strict)
-
-
-def known_tokens(graph: NgramGraph) -> list[int]:
-    return [token for token in range(graph.vocabulary_size) if graph.match([token])]
-
-
-def make_steps(graph: NgramGraph, count: int) -> list[SequenceStep]:
-    known = known_tokens(graph)
-    return [SequenceStep(next(SESSION_IDS), [known[number % len(known)]], 4) for number in range(count)]
-
 
 _IN_A_FORKED_CHILD = """
 import os, sys
@@ -79,38 +61,8 @@ def test_a_forked_child_drafts_nothing_and_hangs_nowhere(shared_sidecar: Sidecar
     assert subprocess.run(arguments, timeout=60, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("is_asynchronous", [False, True])
-def test_both_clients_ask_for_coupled_drafts(
-    shared_sidecar: Sidecar, small_graph: NgramGraph, is_asynchronous: bool
-) -> None:
-    config = ClientConfig(address=shared_sidecar.address, deadline_ms=5_000.0, open_deadline_ms=5_000.0)
-    drafted = {}
-    for coupling in get_args(CouplingName):
-        draft = DraftConfig(strategy="sampling", coupling=coupling)
-        steps = [replace(step, seed=number) for number, step in enumerate(make_steps(small_graph, 20))]
-
-        async def ask(draft: DraftConfig = draft, steps: list[SequenceStep] = steps) -> list[Draft]:
-            async with AsyncDrafterClient(config, tokenizer=None, draft=draft) as client:
-                for step in steps:
-                    await client.open(step.session_id)
-                return await client.draft(steps)
-
-        if is_asynchronous:
-            found = asyncio.run(ask())
-        else:
-            with DrafterClient(config, tokenizer=None, draft=draft) as client:
-                for step in steps:
-                    client.open(step.session_id)
-                found = client.draft(steps)
-        drafted[coupling] = [each.token_ids for each in found]
-        expected = LocalDrafter(small_graph, draft).draft(steps)
-        assert drafted[coupling] == [each.token_ids for each in expected]
-    assert drafted["none"] != drafted["gumbel"]
-
-
 def test_trees_that_were_drawn_come_with_their_q(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
     """Of one batch every sequence gets what its rule can make use of, step by step, as in this process."""
-    config = ClientConfig(address=shared_sidecar.address, deadline_ms=5_000.0, open_deadline_ms=5_000.0)
     draft = DraftConfig(strategy="sampling", max_branches=3)
     local = LocalDrafter(small_graph, draft)
     kinds = get_args(SiblingsName)
@@ -120,7 +72,7 @@ def test_trees_that_were_drawn_come_with_their_q(shared_sidecar: Sidecar, small_
     ]
     shapes: dict[str, set[bool]] = {kind: set() for kind in kinds}
     repeated = set()
-    with DrafterClient(config, tokenizer=None, draft=draft) as client:
+    with make_client(shared_sidecar.address, draft=draft) as client:
         for step in steps:
             client.open(step.session_id)
         for _ in range(3):
@@ -250,20 +202,57 @@ def test_a_deadline_or_a_cancelled_step_leaves_the_stream_alive(
     asyncio.run(run())
 
 
-def test_what_opening_raises(shared_sidecar: Sidecar) -> None:
+def test_what_opening_raises(shared_sidecar: Sidecar, tmp_path: Path) -> None:
+    nobody, other = f"unix://{tmp_path}/nobody.sock", Fingerprint("mine", "cd" * 32, 50)
+    with (
+        make_client(shared_sidecar.address, other) as client,
+        pytest.raises(TokenizerMismatchError, match=r"mine .*tests/alphabet"),
+    ):
+        client.open(next(SESSION_IDS))
+    with make_client(nobody, strict=True) as client, pytest.raises(DrafterUnavailableError, match="UNAVAILABLE"):
+        client.open(1)
+
     async def run() -> None:
-        async with make_async_client(shared_sidecar.address, Fingerprint("mine", "cd" * 32, 50)) as client:
+        async with make_async_client(shared_sidecar.address, other) as client:
             with pytest.raises(TokenizerMismatchError, match=r"mine .*tests/alphabet"):
                 await client.open(next(SESSION_IDS))
-        async with make_async_client(f"{shared_sidecar.address}.nobody", strict=True) as client:
-            with pytest.raises(DrafterUnavailableError, match="UNAVAILABLE"):
-                await client.open(1)
-        async with make_async_client(f"{shared_sidecar.address}.nobody") as client:
+        async with make_async_client(nobody) as client:
             await client.open(1)
             for _ in range(10):
                 assert not (await client.draft([SequenceStep(1, [1], 4)]))[0]
             assert client.state == "unavailable"
             assert client.statistics.skipped_steps > 0
+            await client.finish(2)  # never opened
         assert not (await client.draft([SequenceStep(1, [1], 4)]))[0]
 
     asyncio.run(run())
+
+
+def test_a_token_outside_the_vocabulary_costs_only_its_sequence(
+    shared_sidecar: Sidecar, small_graph: NgramGraph
+) -> None:
+    [good], odd = make_steps(small_graph), SequenceStep(next(SESSION_IDS), [50], 4)
+    with make_client(shared_sidecar.address) as client:
+        assert [bool(draft) for draft in client.draft([odd, good])] == [False, True]
+        assert client.state == "ok"
+        odd = replace(odd, token_ids=[50, *good.token_ids])  # drafts go on behind it
+        assert tokens(client.draft([odd, good]))[0] == tokens(client.draft([good]))[0]
+
+
+def test_a_verifier_that_needs_no_distributions_is_sent_none(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    config = ClientConfig.model_validate({"address": shared_sidecar.address, **PATIENT})
+    drafts = []
+    for wants_proposals in (True, False):
+        draft = DraftConfig(strategy="sampling")
+        with DrafterClient(config, tokenizer=None, draft=draft, wants_proposals=wants_proposals) as client:
+            drafts += client.draft(make_steps(small_graph))
+    assert drafts[0].token_ids == drafts[1].token_ids
+    assert len(drafts[0].proposals) == len(drafts[0]) > 0
+    assert drafts[1].proposals == ()
+
+
+def test_long_prompts_are_sent_in_parts(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
+    step = SequenceStep(next(SESSION_IDS), [index % 50 for index in range(300_000)], 4)
+    with make_client(shared_sidecar.address) as client:
+        assert tokens(client.draft([step])) == tokens(LocalDrafter(small_graph, GREEDY).draft([step]))
+        assert client.statistics.failed_steps == 0
