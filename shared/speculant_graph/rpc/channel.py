@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
-import grpc.aio
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import grpc_target, is_loopback, socket_path
@@ -91,21 +90,10 @@ class Endpoint:
             return grpc.insecure_channel(self.target, options=self.options)
         return grpc.secure_channel(self.target, self.credentials, options=self.options)
 
-    def connect_async(self) -> grpc.aio.Channel:
-        """Return a channel for the running event loop, otherwise the same."""
-        if self.credentials is None:
-            return grpc.aio.insecure_channel(self.target, options=self.options)
-        return grpc.aio.secure_channel(self.target, self.credentials, options=self.options)
-
 
 def connect_channel(address: str, config: ClientConfig | None = None) -> grpc.Channel:
     """Return a channel to one drafter; see :meth:`Endpoint.of` for arguments and errors."""
     return Endpoint.of(address, config).connect()
-
-
-def connect_channel_async(address: str, config: ClientConfig | None = None) -> grpc.aio.Channel:
-    """Return a channel to one drafter for the running event loop; see :meth:`Endpoint.of`."""
-    return Endpoint.of(address, config).connect_async()
 
 
 def _credentials(config: ClientConfig) -> grpc.ChannelCredentials:

@@ -52,21 +52,6 @@ def test_another_text_under_an_old_id_is_another_session(network: Network, other
     assert network.core.counts.reopened_sessions == 0
 
 
-def test_what_a_replica_holds_under_a_new_id_is_not_built_on(network: Network) -> None:
-    running = network.begin([STEP])
-    network.work()
-    first = network.openings[0].request.session_id
-    network.drafters[0].sessions[first] = [8, 8]
-    while running.waiting:
-        if network.openings:
-            network.settle_opening(0)
-        else:
-            network.deliver(0)
-        network.work()
-    assert network.core.end(running, network.now_s)[0].token_ids == drafted(STEP.token_ids, 4)
-    assert first not in network.drafters[0].sessions
-
-
 def test_a_session_that_somebody_else_fed_is_given_up(network: Network) -> None:
     network.draft([STEP])
     [held] = network.drafters[0].sessions.values()
