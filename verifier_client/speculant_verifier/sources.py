@@ -62,7 +62,8 @@ def is_model_local(config: VerifierConfig) -> bool:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(
             f"folder {folder} holds no model: it needs config.json, tokenizer.json, tokenizer_config.json "
-            f"and weights in *.safetensors; set {MODEL_SETTING} to one that has them"
+            f"and weights in *.safetensors",
+            fix=f"set {MODEL_SETTING} to one that has them",
         )
     return only_local(config.model_name, MODEL_SETTING, access_token(config))
 

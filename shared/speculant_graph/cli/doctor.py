@@ -6,44 +6,32 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import SecretStr
-
-from speculant_graph.cli.checks.finding import Finding, Identities, Status, compare_tokenizers, failed, guarded
+from speculant_graph.cli.checks.result import CheckResult, Status, guarded
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
-from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.types import Fingerprint
 
 _VERIFIER = "speculant_verifier"
 """Looks at torch and the model: named as text, as in ``main``."""
 
-_MEND_SETTINGS = "correct it; speculant config show prints what holds"
 _COLORS: dict[Status, str] = {"ok": "32", "warn": "33", "fail": "1;31", "skip": "2"}
 
 
 class DoctorSettings(CommandSettings):
-    """Check this installation, and what is named: a model, a graph, a drafter, a verifier.
+    """Check this installation, and what is named: a model, a graph, a drafter.
 
-    Every problem comes with the line that mends it. What is not named is skipped. The exit status is 1 if a check
-    failed.
+    Every problem comes with what to do about it. What is not named is skipped. The exit status is 1 if a check failed.
     """
 
     graph_path: Path | None = None
     """Check this graph file."""
     verify: bool = False
     """Read all of the graph file, and load the model."""
-    admin_address: str = ""
-    """List the graphs of the drafter whose admin service is at this address."""
-    verifier_address: str = ""
-    """Check the verifier that serves gRPC at this address; --verifier for short."""
-    url: str = ""
-    """Check the verifier that serves HTTP here, such as http://127.0.0.1:8000/v1."""
-    api_key: SecretStr | None = None
-    """Key for --url. Better in the environment (SPECULANT_API_KEY), where other users don't see it."""
     json_output: bool = False
     """Print one JSON object instead of a table."""
     color: Literal["auto", "never", "always"] = "auto"
@@ -53,128 +41,102 @@ class DoctorSettings(CommandSettings):
     draft: DraftConfig = DraftConfig()
     """How drafts are asked for."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecars, checked if they are named; credentials hold for --verifier, too."""
+    """The drafter sidecars, checked if they are named."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Check; return 1 if anything failed.
 
     Raises:
-        ConfigError: a flag or a variable is wrong.
+        ConfigError: a setting that it needs itself is wrong.
     """
-    settings, problem = _load([_spelled_out(argument) for argument in arguments])
+    settings = load_settings(DoctorSettings, "doctor", arguments)
     is_colored = settings.color == "always" or (
         settings.color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     )
-    findings: list[Finding] = []
-    for finding in _check(settings, problem):
-        findings.append(finding)
+    results: list[CheckResult] = []
+    for result in _check(settings):
+        results.append(result)
         if not settings.json_output:
-            sys.stdout.write(_row(finding, is_colored=is_colored))
+            sys.stdout.write(_row(result, is_colored=is_colored))
             sys.stdout.flush()
-    has_failed = any(finding.status == "fail" for finding in findings)
+    has_failed = any(result.status == "fail" for result in results)
     if settings.json_output:
         rows = [
-            {"check": each.check, "status": each.status, "detail": each.detail, "remedy": each.remedy or None}
-            for each in findings
+            {"check": each.check, "status": each.status, "detail": each.detail, "fix": each.fix or None}
+            for each in results
         ]
         sys.stdout.write(json.dumps({"healthy": not has_failed, "checks": rows}) + "\n")
-    else:
-        sys.stdout.write(_conclusion(findings))
     return int(has_failed)
 
 
-def _spelled_out(argument: str) -> str:
-    """Return an argument with --verifier as its long form, as the short one is also the name of a section."""
-    name, equals, value = argument.partition("=")
-    return f"--verifier-address{equals}{value}" if name == "--verifier" else argument
+def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
+    from speculant_graph.cli.checks.drafter import check_drafters
+    from speculant_graph.cli.checks.installation import check_settings, check_versions
+
+    tokenizers: dict[str, Fingerprint] = {}
+    yield from check_versions()
+    yield from guarded("settings", lambda: check_settings(settings.config))
+    yield from _check_model(settings, tokenizers)
+    yield from guarded("graph", lambda: _check_graph(settings, tokenizers))
+    yield from guarded("drafter", lambda: check_drafters(settings.client, settings.draft, tokenizers))
+    yield _compare(tokenizers)
 
 
-def _load(arguments: Sequence[str]) -> tuple[DoctorSettings, ConfigError | None]:
-    """Return settings; where the file alone is wrong, those without it, and what is wrong."""
-    try:
-        return load_settings(DoctorSettings, "doctor", arguments), None
-    except ConfigError as error:
-        try:
-            return load_settings(DoctorSettings, "doctor", [*arguments, f"--config={os.devnull}"]), error
-        except ConfigError:
-            raise error from None
-
-
-def _check(settings: DoctorSettings, problem: ConfigError | None) -> Iterator[Finding]:
-    from speculant_graph.cli.checks.drafter import check_drafters, check_graphs
-    from speculant_graph.cli.checks.files import check_graph, check_settings
-    from speculant_graph.cli.checks.libraries import check_libraries
-    from speculant_graph.cli.checks.machine import check_machine
-    from speculant_graph.cli.checks.verifier import check_url, check_verifier
-
-    identities = Identities()
-    api_key = settings.api_key.get_secret_value() if settings.api_key else ""
-    yield from check_libraries()
-    yield from check_machine()
-    if problem is not None:
-        yield failed("settings", _MEND_SETTINGS, problem)
-    else:
-        yield from guarded("settings", _MEND_SETTINGS, lambda: check_settings(settings.config))
-    yield from _check_model(settings, identities)
-    yield from guarded(
-        "graph",
-        "check the path",
-        lambda: check_graph(settings.graph_path, verify=settings.verify, identities=identities),
-    )
-    yield from guarded(
-        "drafter", "check --address", lambda: check_drafters(settings.client, settings.draft, identities)
-    )
-    yield from guarded(
-        "drafter graphs", "check --admin-address", lambda: check_graphs(settings.admin_address, settings.client)
-    )
-    yield from compare_tokenizers(identities)
-    yield from guarded(
-        "verifier", "check --verifier", lambda: check_verifier(settings.verifier_address, settings.client)
-    )
-    yield from guarded("http", "check --url", lambda: check_url(settings.url, api_key))
-
-
-def _check_model(settings: DoctorSettings, identities: Identities) -> Iterator[Finding]:
+def _check_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
     is_named = "model_name" in settings.verifier.model_fields_set
     try:
         devices = importlib.import_module(f"{_VERIFIER}.checks.devices")
     except ImportError as error:
-        missing = f"{error.name} is not installed"
-        yield Finding("torch", "skip", missing)
-        if is_named:
-            yield Finding("model", "fail", missing, 'pip install "speculant-graph[verifier]"')
-        else:
-            yield Finding("model", "skip", missing)
+        status: Status = "fail" if is_named else "skip"
+        yield CheckResult("model", status, f"{error.name} is not installed", 'pip install "speculant-graph[verifier]"')
         return
-    yield from guarded("torch", "install torch again", devices.check_torch)
-    if not is_named:
-        yield Finding("model", "skip", "not named; --model NAME or FOLDER")
-        return
-    yield from guarded(
-        "model",
-        "check the name or the folder, and that it is complete",
-        lambda: _look_at_model(settings, identities),
-    )
+    yield from guarded("gpu", devices.check_devices)
+    if is_named:
+        yield from guarded("model", lambda: _look_at_model(settings, tokenizers))
+    else:
+        yield CheckResult("model", "skip", "not named; --model NAME or FOLDER")
 
 
-def _look_at_model(settings: DoctorSettings, identities: Identities) -> Iterator[Finding]:
-    importlib.import_module(f"{_VERIFIER}.sources").require_sources(settings.verifier)  # says at once what is mistyped
+def _look_at_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
+    importlib.import_module(f"{_VERIFIER}.sources").require_sources(settings.verifier)  # at once, what is mistyped
     model = importlib.import_module(f"{_VERIFIER}.checks.model")
-    yield from model.check_model(settings.verifier, load=settings.verify, identities=identities)
+    yield from model.check_model(settings.verifier, load=settings.verify, tokenizers=tokenizers)
 
 
-def _row(finding: Finding, *, is_colored: bool) -> str:
-    status = f"{finding.status:<4}"
+def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
+    path = settings.graph_path
+    if path is None:
+        yield CheckResult("graph", "skip", "not named; --graph-path FILE")
+        return
+    from speculant_graph.cli.summary import sentence_of
+    from speculant_graph.graph.store import load_graph, verify_graph
+
+    graph = verify_graph(path) if settings.verify else load_graph(path)
+    tokenizers["the graph"] = graph.metadata.tokenizer
+    checked = "all of it checked" if settings.verify else "description checked; --verify reads all"
+    yield CheckResult("graph", "ok", f"{sentence_of(path, graph)} ({checked})")
+
+
+def _compare(tokenizers: Mapping[str, Fingerprint]) -> CheckResult:
+    """Say whether all tokenizers that were met are the same."""
+    owners = ", ".join(tokenizers)
+    if len(tokenizers) < 2:
+        only = f"only {owners} was looked at" if owners else "name a model, a graph or a drafter to compare"
+        return CheckResult("tokenizers", "skip", only)
+    first = next(iter(tokenizers.values()))
+    if all(one.sha256 == first.sha256 for one in tokenizers.values()):
+        return CheckResult("tokenizers", "ok", f"the same for {owners} ({first.sha256[:12]})")
+    shown = ", ".join(f"{owner} has '{one.name}' ({one.sha256[:12]})" for owner, one in tokenizers.items())
+    return CheckResult("tokenizers", "fail", shown, f"build the graph again with --tokenizer {first.name}")
+
+
+def _row(result: CheckResult, *, is_colored: bool) -> str:
+    status = f"{result.status:<4}"
     if is_colored:
-        status = f"\x1b[{_COLORS[finding.status]}m{status}\x1b[0m"
-    lines = [f"{status}  {finding.check:<16}  {printable(finding.detail)}"]
-    if finding.remedy:
-        lines.append(f"{'':<24}-> {printable(finding.remedy)}")
+        status = f"\x1b[{_COLORS[result.status]}m{status}\x1b[0m"
+    first, *more = [printable(line) for line in result.detail.splitlines()]
+    lines = [f"{status}  {result.check:<10}  {first}", *(f"{'':<18}{line}" for line in more)]
+    if result.fix:
+        lines.append(f"{'':<18}-> {printable(result.fix)}")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _conclusion(findings: Sequence[Finding]) -> str:
-    counts = {status: sum(finding.status == status for finding in findings) for status in _COLORS}
-    shown = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return f"\n{len(findings)} checks: {shown}\n"

@@ -35,7 +35,7 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
     if os.path.isdir(name):
         return False
     if os.path.exists(name) or name.startswith((os.sep, ".", "~")) or name.count("/") > 1:
-        raise ConfigError(f"there is no folder {name}; set {setting} to one")
+        raise ConfigError(f"there is no folder {name}", fix=f"set {setting} to one")
     with needed_for("fetching from the hub", "build"):
         from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
         from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -50,8 +50,9 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
         reason = f"{type(error).__name__}: {first_line(error)}"
         token_setting = f"{setting.rpartition('.')[0]}.hf-token"
         raise ConfigError(
-            f"there is no folder {name} here, and the hub does not give it ({reason}); "
-            f"set {setting} to a folder or a hub name, with {token_setting} and an accepted licence if it asks for them"
+            f"there is no folder {name} here, and the hub does not give it ({reason})",
+            fix=f"set {setting} to a folder or a hub name, with {token_setting} and an accepted licence if it asks for "
+            "them",
         ) from error
     return False
 
@@ -72,7 +73,7 @@ def local_folder(name: str) -> Path | None:
 def _patience_s() -> int:
     given = os.environ.get(_PATIENCE_VARIABLE, str(_PATIENCE_S))
     if not given.isdecimal() or not int(given):
-        raise ConfigError(f"{_PATIENCE_VARIABLE} is {given!r}; set it to whole seconds, such as {_PATIENCE_S}")
+        raise ConfigError(f"{_PATIENCE_VARIABLE} is {given!r}", fix=f"set it to whole seconds, such as {_PATIENCE_S}")
     return int(given)
 
 

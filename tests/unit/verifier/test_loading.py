@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError, SpeculantError
-from speculant_verifier import cli as generate
+from speculant_verifier.generate import command as generate
 from speculant_verifier.model import TargetModel, loading
 from speculant_verifier.offload import plan
 from support.caching import TOLERANCE, Rows

@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from speculant_graph.cli.checks.finding import Finding, Identities
+from speculant_graph.cli.checks.result import CheckResult
 from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.hub import first_line
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import available_bytes
+from speculant_graph.types import Fingerprint
 from speculant_verifier.console import quiet_transformers
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.architecture import check_architecture, sliding_layers
@@ -23,13 +24,13 @@ from speculant_verifier.offload.files import bytes_per_second
 from speculant_verifier.sources import access_token, is_model_local
 
 
-def check_model(config: VerifierConfig, *, load: bool, identities: Identities) -> Iterator[Finding]:
+def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
     """Check a model: its description, weights, size and tokenizer, or load it.
 
     Args:
         config: which model, and where it would run.
         load: load it in full.
-        identities: takes its tokenizer.
+        tokenizers: takes its tokenizer.
 
     Raises:
         ConfigError: it can't be used, and why.
@@ -38,23 +39,21 @@ def check_model(config: VerifierConfig, *, load: bool, identities: Identities) -
     device = device_named(config.device)
     is_local = is_model_local(config)
     _, fingerprint = load_tokenizer(config)
-    identities.add("the model", fingerprint)
-    detail = f"{fingerprint.vocabulary_size:,} tokens, {fingerprint.sha256[:12]}"
-    yield Finding("model tokenizer", "ok", detail)
+    tokenizers["the model"] = fingerprint
     try:
         described = AutoConfig.from_pretrained(config.model_name, token=access_token(config), local_files_only=is_local)
         count = _parameters(described, config.model_name)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ConfigError(
-            f"can't load model '{config.model_name}': {first_line(error)}; check the name or the folder"
+            f"can't load model '{config.model_name}': {first_line(error)}", fix="check the name or the folder"
         ) from error
     _require_weights(Path(config.model_name))
     yield _size(config, described, count, device)
     if not load:
-        yield Finding("model", "ok", f"{config.model_name}, {described.model_type}; --verify loads it")
+        yield CheckResult("model", "ok", f"{config.model_name}, {described.model_type}; --verify loads it")
         return
     target = TargetModel.load(config)
-    yield Finding("model", "ok", f"{config.model_name}, {described.model_type}, loaded on {target.device}")
+    yield CheckResult("model", "ok", f"{config.model_name}, {described.model_type}, loaded on {target.device}")
 
 
 def _parameters(described: PreTrainedConfig, name: str) -> int:
@@ -76,14 +75,16 @@ def _require_weights(folder: Path) -> None:
             needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             missing = sorted(name for name in needed if not (folder / name).is_file())
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{index} is damaged; download the model again") from error
+            raise ConfigError(f"{index} is damaged", fix="download the model again") from error
         if missing:
-            raise ConfigError(f"{folder} lacks {len(missing)} files of weights, first {missing[0]}; download it again")
+            raise ConfigError(
+                f"{folder} lacks {len(missing)} files of weights, first {missing[0]}", fix="download it again"
+            )
     elif not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-        raise ConfigError(f"{folder} holds no weights; download the model again")
+        raise ConfigError(f"{folder} holds no weights", fix="download the model again")
 
 
-def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, device: torch.device) -> Finding:
+def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, device: torch.device) -> CheckResult:
     declared = getattr(described, "dtype", None) or torch.float32
     kind = (
         (torch.float32 if device.type == "cpu" else declared)
@@ -94,16 +95,18 @@ def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, devic
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
     detail = f"{count / 1e6:,.1f}M parameters, {needed / 1e9:.2f} GB as {str(kind).removeprefix('torch.')}"
     if free is None:
-        return Finding("model size", "ok", detail)
+        return CheckResult("model size", "ok", detail)
     detail += f"; {free / 1e9:.1f} GB are free on {device}"
     is_quantised = getattr(described, "quantization_config", None) is not None
     plan = plan_for(described, kind, config, device) if device.type == "cpu" or not is_quantised else None
     if plan is not None:
         rate = bytes_per_second(Path(config.model_name)) if device.type == "cpu" else 0.0
-        detail += "; " + "; ".join(f"{name}: {value}" for name, value in plan.rows(rate))
-        return Finding("model size", "warn", detail, "more memory makes it faster: see docs/offloading.md")
+        detail = "\n".join([detail, *(f"{name}: {value}" for name, value in plan.rows(rate))])
+        return CheckResult("model size", "warn", detail, "more memory makes it faster: see docs/offloading.md")
     if needed > free and not (device.type == "cuda" and is_quantised):
-        return Finding("model size", "fail", detail, "choose a smaller model, --dtype bfloat16, or a larger machine")
+        return CheckResult("model size", "fail", detail, "choose a smaller model, or --dtype bfloat16")
     if needed > 0.8 * free:
-        return Finding("model size", "warn", detail, "leave room for keys and values: see --verifier.max-kv-tokens")
-    return Finding("model size", "ok", detail)
+        return CheckResult(
+            "model size", "warn", detail, "lower --verifier.max-kv-tokens, as keys and values come on top"
+        )
+    return CheckResult("model size", "ok", detail)
