@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import grpc_target, is_loopback, socket_path
+from speculant_graph.rpc.certificates import explained
 
 if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig
@@ -97,38 +97,19 @@ def connect_channel(address: str, config: ClientConfig | None = None) -> grpc.Ch
 
 
 def _credentials(config: ClientConfig) -> grpc.ChannelCredentials:
-    if (config.tls_certificate is None) != (config.tls_key is None):
+    ca, certificate, key = config.tls_ca, config.tls_certificate, config.tls_key
+    if (certificate is None) != (key is None):
         raise ConfigError("client.tls_certificate and client.tls_key belong together; set both or neither")
-    ca = _pem("client.tls_ca", config.tls_ca)
-    certificate = _pem("client.tls_certificate", config.tls_certificate)
-    key = _pem("client.tls_key", config.tls_key)
-    # gRPC would take any bytes, and later say no more than that it can't connect.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        if ca is not None:
-            context.load_verify_locations(cadata=ca.decode("ascii", "replace"))
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"client.tls_ca holds no usable certificate: {config.tls_ca}; give a PEM file") from error
-    try:
-        if config.tls_certificate is not None and config.tls_key is not None:
-            context.load_cert_chain(config.tls_certificate, config.tls_key, password="")
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"client.tls_certificate {config.tls_certificate} and client.tls_key {config.tls_key} are no pair; give "
-            "the PEM files of one certificate and its key without a passphrase"
-        ) from error
-    return grpc.ssl_channel_credentials(ca, key, certificate)
-
-
-def _pem(setting: str, path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{setting}: can't read {path} ({error.strerror or error}); check the path and its permissions"
-        ) from error
+    if ca is not None:
+        with explained(f"client.tls_ca: '{ca}'", "holds no usable certificate; give a PEM file"):
+            context.load_verify_locations(ca)
+    if certificate is not None:
+        pair = f"client.tls_certificate: '{certificate}' and client.tls_key: '{key}'"
+        with explained(pair, "are no pair; give PEM files of a certificate and its key without a passphrase"):
+            context.load_cert_chain(certificate, key, password="")
+    files = (None if path is None else path.read_bytes() for path in (ca, key, certificate))
+    return grpc.ssl_channel_credentials(*files)
 
 
 def _metadata(config: ClientConfig, *, may_be_read: bool, address: str) -> tuple[tuple[str, str], ...]:

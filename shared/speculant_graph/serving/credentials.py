@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 import grpc
 from loguru import logger
@@ -12,6 +11,7 @@ from loguru import logger
 from speculant_graph.config import EndpointConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import is_loopback
+from speculant_graph.rpc.certificates import explained
 
 _NAME_PROPERTIES = ("x509_common_name", "peer_dns")
 
@@ -34,13 +34,13 @@ def tls_context(config: EndpointConfig) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     no_certificate = "holds no valid certificate; name a PEM file"
-    with _explained(f"{section}.tls_certificate: '{certificate}'", no_certificate):
+    with explained(f"{section}.tls_certificate: '{certificate}'", no_certificate):
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
     no_key = f"is not the unencrypted private key (PEM) of {section}.tls_certificate; name it"
-    with _explained(f"{section}.tls_key: '{key}'", no_key):
+    with explained(f"{section}.tls_key: '{key}'", no_key):
         context.load_cert_chain(certificate, key, password=lambda: b"")  # without it OpenSSL asks the terminal
     if authorities is not None:
-        with _explained(f"{section}.tls_client_ca: '{authorities}'", no_certificate):
+        with explained(f"{section}.tls_client_ca: '{authorities}'", no_certificate):
             context.load_verify_locations(authorities)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
@@ -100,14 +100,3 @@ def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
         for property_name in _NAME_PROPERTIES
         for name in auth_context.get(property_name, ())
     ]
-
-
-@contextmanager
-def _explained(what: str, otherwise: str) -> Iterator[None]:
-    try:
-        yield
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"{what} {otherwise}") from error
-    except OSError as error:
-        reason = error.strerror or "it can't be read"
-        raise ConfigError(f"{what}: {reason}; check the path and its permissions") from error

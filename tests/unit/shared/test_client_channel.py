@@ -59,21 +59,21 @@ def test_tokens_that_no_header_can_hold_are_refused(token: str) -> None:
         Endpoint.of(SOCKET, config(token=token))
 
 
-@pytest.mark.parametrize("setting", ["tls_ca", "tls_certificate", "tls_key"])
-def test_certificates_that_can_not_be_read_are_named(setting: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("nothing", encoding="utf-8")
-    others = {"tls_certificate": tmp_path / "file", "tls_key": tmp_path / "file"} if setting != "tls_ca" else {}
-    fields: dict[str, object] = {**others, setting: tmp_path / "missing.pem"}
-    with pytest.raises(ConfigError, match=rf"client.{setting}: can't read .*missing.pem \(No such file"):
-        Endpoint.of("localhost:1", config(**fields))
-
-
-def test_certificates_that_are_none_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "file.pem"
-    path.write_text("nothing", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"client.tls_ca holds no usable certificate"):
-        Endpoint.of("localhost:1", config(tls_ca=path))
-    with pytest.raises(ConfigError, match=r"client.tls_certificate .* are no pair"):
-        Endpoint.of("localhost:1", config(tls_certificate=path, tls_key=path))
-    with pytest.raises(ConfigError, match="set both or neither"):
-        Endpoint.of("localhost:1", config(tls_certificate=path))
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tls_ca": "missing.pem"}, r"client.tls_ca: '.*missing.pem': No such file"),
+        ({"tls_ca": "text"}, r"client.tls_ca: '.*text' holds no usable certificate"),
+        (
+            {"tls_certificate": "missing.pem", "tls_key": "text"},
+            r"client.tls_certificate: .*missing.pem.*: No such file",
+        ),
+        ({"tls_certificate": "text", "tls_key": "missing.pem"}, r"client.tls_key: '.*missing.pem' are no pair"),
+        ({"tls_certificate": "text", "tls_key": "text"}, r"client.tls_certificate: .* are no pair"),
+        ({"tls_certificate": "text"}, "set both or neither"),
+    ],
+)
+def test_files_that_are_no_certificates_are_named(fields: dict[str, str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("nothing", encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        Endpoint.of("localhost:1", config(**{name: tmp_path / file for name, file in fields.items()}))
