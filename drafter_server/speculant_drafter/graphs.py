@@ -18,7 +18,6 @@ from loguru import logger
 
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.learned import LearnedStore
-from speculant_graph.draft.learned_log import LearnedLog
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import (
     ConfigError,
@@ -61,13 +60,6 @@ class ServedGraph:
     """Sessions that draft from it."""
 
 
-@dataclass(slots=True)
-class _Learned:
-    store: LearnedStore
-    log: LearnedLog | None
-    tokenizer: Fingerprint
-
-
 class GraphRegistry:
     """All that is served. Used on the event loop alone."""
 
@@ -82,7 +74,7 @@ class GraphRegistry:
         self._folder = (config.graph_folder or config.graph.parent).absolute()
         self._configured = {_name_of(config.graph): config.graph, **config.graphs}
         self._served: dict[str, ServedGraph] = {}
-        self._learned: dict[str, _Learned] = {}
+        self._learned: dict[str, tuple[LearnedStore, Fingerprint]] = {}
         self._generations = itertools.count(1)
         self._changing = asyncio.Lock()
         self.default = _name_of(config.graph)
@@ -200,12 +192,11 @@ class GraphRegistry:
         What is large may wait where this is routine.
         """
         total = 0
-        for name, learned in list(self._learned.items()):
+        for name, (store, _) in list(self._learned.items()):
             served = self._served.get(name)
             if served is not None:
                 await asyncio.to_thread(served.drafter.save, is_routine=is_routine)
-            if learned.log is not None:
-                total += await asyncio.to_thread(_bytes_in, learned.log, tenant)
+            total += await asyncio.to_thread(store.num_bytes, tenant or None)
         return total
 
     async def save_changes(self) -> None:
@@ -216,12 +207,12 @@ class GraphRegistry:
     @property
     def learned_tokens(self) -> int:
         """Tokens of all tenants in memory."""
-        return sum(learned.store.num_tokens for learned in self._learned.values())
+        return sum(store.num_tokens for store, _ in self._learned.values())
 
     @property
     def is_failing_to_learn(self) -> bool:
         """Whether what was learned can't be brought to disk at present."""
-        return any(learned.store.is_failing for learned in self._learned.values())
+        return any(store.is_failing for store, _ in self._learned.values())
 
     async def load_memory(self, served: ServedGraph, tenant: str) -> object:
         """Have a tenant's learned text in memory for as long as the returned object is held."""
@@ -233,9 +224,8 @@ class GraphRegistry:
     async def close(self) -> None:
         """Bring what was learned to disk and let go of it."""
         await self.save()
-        for learned in self._learned.values():
-            if learned.log is not None:
-                await asyncio.to_thread(learned.log.close)
+        for store, _ in self._learned.values():
+            await asyncio.to_thread(store.close)
 
     def without_folders(self, text: str) -> str:
         """Return a text about graph files without the folders they are in, which are nobody's business."""
@@ -253,10 +243,13 @@ class GraphRegistry:
                 f"{path.name} is of tokenizer {tokenizer.name}, graph {name} of {old.tokenizer.name}; unload the graph "
                 "first, or build it with the same tokenizer"
             )
-        learned = await asyncio.to_thread(self._learned_of, name, tokenizer)
-        self._learned[name] = learned  # at once: whatever fails after this, its folder is given back at the end
+        store = await asyncio.to_thread(self._store_of, name, tokenizer)
+        self._learned[name] = (
+            store,
+            tokenizer,
+        )  # at once: whatever fails after this, its folder is given back at the end
         drafter = await in_uninterruptible_thread(
-            lambda: _make_drafter(graph, self._draft, learned.store, None if old is None else old.drafter)
+            lambda: _make_drafter(graph, self._draft, store, None if old is None else old.drafter)
         )
         served = ServedGraph(
             name=name,
@@ -272,21 +265,22 @@ class GraphRegistry:
         logger.info("graph {} is served from {}, generation {}", name, path, served.generation)
         return served
 
-    def _learned_of(self, name: str, tokenizer: Fingerprint) -> _Learned:
-        known = self._learned.get(name)
-        if known is not None and known.tokenizer.sha256 == tokenizer.sha256:
-            return known
-        if known is not None and known.log is not None:
-            raise TokenizerMismatchError(
-                f"what was learned as {name} is of tokenizer {known.tokenizer.name}; choose another name for this graph"
-            )
-        max_tokens, folder = self._draft.max_learned_tokens, self._config.learned
-        log = None
-        if folder is not None:
-            log = LearnedLog(
-                folder / name, max_tokens=max_tokens, identity=tokenizer, sync_s=self._config.save_interval_s
-            )
-        return _Learned(LearnedStore(max_tokens, log, self._draft.max_tenants), log, tokenizer)
+    def _store_of(self, name: str, tokenizer: Fingerprint) -> LearnedStore:
+        folder = self._config.learned
+        if name in self._learned:
+            store, known = self._learned[name]
+            if known.sha256 == tokenizer.sha256:
+                return store
+            if folder is not None:
+                raise TokenizerMismatchError(
+                    f"what was learned as {name} is of tokenizer {known.name}; choose another name for this graph"
+                )
+        return LearnedStore(
+            self._draft.max_learned_tokens,
+            None if folder is None else folder / name,
+            tokenizer,
+            max_tenants=self._draft.max_tenants,
+        )
 
     def _inside(self, path: str) -> Path:
         folder = self._folder.resolve()
@@ -318,10 +312,6 @@ def _make_drafter(
         calibration=None if old is None else old.calibration,
         read_options=convert.decode_options,
     )
-
-
-def _bytes_in(log: LearnedLog, tenant: str) -> int:
-    return log.num_bytes(tenant) if tenant else sum(map(log.num_bytes, log.tenants()))
 
 
 def _name_of(path: Path) -> str:

@@ -160,7 +160,7 @@ class SessionStore:
         self.settle()
 
     def settle(self) -> None:
-        """Count the sessions that ended in the core, and write what they taught to the log."""
+        """Count the sessions that ended in the core, and keep what they taught."""
         if not self.table.has_ended:
             return
         for session_id, reason, num_steps, num_tokens, num_drafted, learned in self.table.take_ended():

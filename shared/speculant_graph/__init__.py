@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from speculant_graph.draft.cost import CostCurve
     from speculant_graph.draft.generator import DraftGenerator
     from speculant_graph.draft.learned import LearnedStore
-    from speculant_graph.draft.learned_log import LearnedLog
     from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
     from speculant_graph.errors import SpeculantError
     from speculant_graph.graph.build.builder import GraphBuilder
@@ -66,7 +65,6 @@ _HOMES = {
     "GraphConfig": "speculant_graph.config",
     "GreedyProcessor": "speculant_verifier.ngram_assisted",
     "INgramStorage": "speculant_verifier.ngram_storage",
-    "LearnedLog": "speculant_graph.draft.learned_log",
     "LearnedStore": "speculant_graph.draft.learned",
     "LocalDrafter": "speculant_graph.client",
     "MultinomialProcessor": "speculant_verifier.ngram_assisted",
@@ -115,7 +113,6 @@ __all__ = [
     "GraphConfig",
     "GreedyProcessor",
     "INgramStorage",
-    "LearnedLog",
     "LearnedStore",
     "LocalDrafter",
     "MultinomialProcessor",

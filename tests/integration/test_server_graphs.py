@@ -196,7 +196,7 @@ def test_graphs_of_different_tokenizers_keep_what_they_learned_apart(serve: Serv
         server.close(session_id)
     assert server.admin.GetStatistics(pb.GetStatisticsRequest()).learned_tokens > 0
     saved = server.admin.SaveLearnedState(pb.SaveLearnedStateRequest()).saved_bytes
-    assert saved == sum(path.stat().st_size for path in (tmp_path / "learned").rglob("*.log"))
+    assert saved == sum(path.stat().st_size for path in (tmp_path / "learned").rglob("*.sqlite*"))
     assert server.admin.SaveLearnedState(pb.SaveLearnedStateRequest(tenant="nobody")).saved_bytes == 0
     assert sorted(path.name for path in (tmp_path / "learned").iterdir()) == ["other", "two"]
     server.stop()

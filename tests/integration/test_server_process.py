@@ -14,9 +14,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from speculant_graph.draft.learned_log import LearnedLog
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Fingerprint
+from support.learned import loaded, opened
 from support.server import OK, Wire, code_of, connected, graph_file, refusal, step_of
 from support.sidecar import READY_TIMEOUT_S, Sidecar, launch, wait_until_ready
 
@@ -154,7 +154,7 @@ def test_a_second_server_is_refused_and_a_killed_ones_socket_is_replaced(
 
 
 def test_a_learning_server_that_is_killed_loses_open_sessions_alone(tmp_path: Path) -> None:
-    """What was closed before the latest interval is there, and the log is whole, whenever the end comes."""
+    """What was closed before the latest interval is there, and the folder can be used, whenever the end comes."""
     vocabulary_size = 1_000_000
     graph = graph_file(tmp_path / "graph.pkl", [1, 2, 2] * 8, vocabulary_size)
     generator = random.Random(11)
@@ -181,12 +181,8 @@ def test_a_learning_server_that_is_killed_loses_open_sessions_alone(tmp_path: Pa
         finally:
             sidecar.process.kill()
             sidecar.wait()
-        with LearnedLog(
-            learned / "graph",
-            max_tokens=1_000_000,
-            identity=Fingerprint("tests/alphabet", "ab" * 32, vocabulary_size),
-            sync_s=3600,
-        ) as log:
-            kept = [document.tolist() for document in log.load("a")]
+        tokenizer = Fingerprint("tests/alphabet", "ab" * 32, vocabulary_size)
+        with opened(learned / "graph", 1_000_000, tokenizer) as files:
+            kept = loaded(files, "a")
         assert all(any(text[1:] == document[-11:] for document in kept) for text in texts), turn
     assert len(texts) > 5

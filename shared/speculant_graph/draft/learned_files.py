@@ -1,157 +1,269 @@
-"""The folder of what was learned: its lock, logs open for appending, and files that replace others whole."""
+"""The folder of what was learned: one SQLite database for each tenant, and one for what no tenant owns.
+
+One thread does all of it, in order, so that nobody waits for the disk who does not ask for an answer. A damaged
+database is moved aside, and its tenant begins anew.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import hashlib
 import os
+import sqlite3
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import BinaryIO, get_args
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import TypeVar
 
-from speculant_graph.draft.learned_records import FileKind, Label
-from speculant_graph.errors import ConfigError
+import numpy as np
+from loguru import logger
+from numpy.typing import NDArray
 
-MAX_OPEN_LOGS = 32
-"""Logs kept open; of more tenants the longest unused are closed."""
+from speculant_graph.draft.learned_database import ID_BYTES, Database, is_damage
+from speculant_graph.errors import ConfigError, TokenizerMismatchError
+from speculant_graph.graph.layout import Int64Array
+from speculant_graph.types import Fingerprint
 
-_HASHED_NAME = "?" * 64
-_TEMPORARY = ".new"
+MAX_OPEN_DATABASES = 32
+"""Databases kept open; of more tenants the longest unused are closed."""
 
+_SHARED, _SUFFIX = "shared", ".sqlite"
 
-@dataclass(frozen=True, slots=True)
-class OpenLog:
-    """A log that is open for appending."""
-
-    descriptor: int
-    salt: int
-    """That of its label."""
+_Result = TypeVar("_Result")
 
 
-class OpenLogs:
-    """The logs of a folder that are open for appending."""
+class LearnedFiles:
+    """What was learned with one tokenizer; this process alone has the folder until it is closed.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._logs: OrderedDict[str, OpenLog] = OrderedDict()  # the longest unused first
+    Safe to use from several threads. After :meth:`close` everything but another one raises a ``ConfigError``. What
+    can't be written or read is logged, the first time of several in a row, and left out.
+    """
 
-    def get(self, label: Label) -> OpenLog:
-        """Return a log, which is opened or made if need be.
+    def __init__(self, folder: Path, tokenizer: Fingerprint, max_tokens: int) -> None:
+        """Open a folder, or make it, for this user alone.
+
+        Args:
+            folder: where the files are; other files in it are left alone.
+            tokenizer: the tokenizer that ids are of.
+            max_tokens: tokens kept for each tenant, the oldest out first.
 
         Raises:
-            OSError: that is not possible.
+            ConfigError: another process has the folder, it can't be read or written, or it is of another format.
+            TokenizerMismatchError: it holds what was learned with another tokenizer.
         """
-        log = self._logs.get(label.name)
-        if log is not None:
-            self._logs.move_to_end(label.name)
-            return log
-        while len(self._logs) >= MAX_OPEN_LOGS:
-            self.close(next(iter(self._logs)))
-        descriptor = os.open(self._folder / label.file_name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self.is_closed = False
+        """Whether nothing is taken any more."""
+        self._max_tokens = max_tokens
+        self._open: OrderedDict[str, Database] = OrderedDict()  # the longest unused first
+        self._failing: set[str] = set()
+        self._lock = Lock()  # held for moments, so that nothing is put behind the end
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # It goes on while the interpreter ends, when engines close what they have.
+        self._worker = Thread(target=self._do_work, name="learned", daemon=True)
+        self._worker.start()
         try:
-            if not os.fstat(descriptor).st_size:
-                append_whole(descriptor, label.header())
-        except BaseException:
-            os.close(descriptor)
-            raise
-        log = self._logs[label.name] = OpenLog(descriptor, label.salt)
-        return log
-
-    def close(self, tenant: str) -> None:
-        """Close a tenant's log if it is open."""
-        log = self._logs.pop(tenant, None)
-        if log is not None:
-            os.close(log.descriptor)
-
-    def close_all(self) -> None:
-        """Close those that are open."""
-        while self._logs:
-            self.close(next(iter(self._logs)))
-
-
-def files_of(folder: Path) -> list[Path]:
-    """Return the logs and states in a folder."""
-    return [path for kind in get_args(FileKind) for path in folder.glob(f"{_HASHED_NAME}.{kind}")]
-
-
-def lock_folder(folder: Path) -> int:
-    """Make the folder if need be, and take it for this process; return the descriptor that holds the lock.
-
-    Raises:
-        ConfigError: another process has it.
-        OSError: it can't be made or written.
-    """
-    if not folder.is_dir():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(PermissionError):  # a folder to write into only
-            sync_folder(folder.parent)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._submit(self._require_ours).result()
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, OSError | sqlite3.Error):
+                raise
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
+                raise ConfigError(
+                    f"{folder} is in use by another process that learns; stop that one or name another folder"
+                ) from error
             raise ConfigError(
-                f"{folder} is in use by another process that learns; stop that one or name another folder"
+                f"{folder} can't be used for what is learned ({_reason(error)}); "
+                "check permissions and space, or name another folder"
             ) from error
-        raise
-    return descriptor
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the latest try to write or read something failed."""
+        return bool(self._failing)
+
+    def append(self, tenant: str, token_ids: NDArray[np.integer]) -> None:
+        """Add a text behind all others, soon.
+
+        Args:
+            tenant: any text.
+            token_ids: shape ``[n]``; of more than the budget the last ones are kept.
+        """
+        content = token_ids[max(token_ids.size - self._max_tokens, 0) :].astype("<i4").tobytes()
+        if content:
+            self._submit(self._use, "appending", _name_of(tenant), lambda database: database.add(content))
+
+    def load(self, tenant: str) -> list[Int64Array]:
+        """Return the newest texts of a tenant within the budget, oldest first; the first one may be cut at its front.
+
+        What is no id of the tokenizer is -1: after damage anything may stand there.
+        """
+        texts = self._submit(self._read, _name_of(tenant), Database.texts).result() or []
+        found = [np.frombuffer(text[: len(text) // ID_BYTES * ID_BYTES], "<u4").astype(np.int64) for text in texts]
+        return [np.where(token_ids < self.tokenizer.vocabulary_size, token_ids, -1) for token_ids in found]
+
+    def save_state(self, tenant: str | None, state: str, content: bytes) -> None:
+        """Replace a state by another, soon.
+
+        Args:
+            tenant: whose it is; None: nobody's, and it must hold no text.
+            state: its name.
+            content: what :meth:`load_state` is to return.
+        """
+        self._submit(self._use, "saving a state", _name_of(tenant), lambda database: database.put(state, content))
+
+    def load_state(self, tenant: str | None, state: str) -> bytes | None:
+        """Return a state if there is one."""
+        return self._submit(self._read, _name_of(tenant), lambda database: database.get(state)).result()
+
+    def num_bytes(self, tenant: str | None = None) -> int:
+        """Return the size of a tenant's files, or of all; 0 if there are none."""
+        return self._submit(self._size, "*" if tenant is None else _name_of(tenant)).result()
+
+    def forget(self, tenant: str) -> None:
+        """Remove everything of a tenant from the disk.
+
+        Raises:
+            ConfigError: it can't be removed.
+        """
+        try:
+            self._submit(self._remove, _name_of(tenant)).result()
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename or self.folder} can't be removed for good ({_reason(error)}); "
+                "check permissions and remove it yourself"
+            ) from error
+
+    def save(self) -> None:
+        """Bring everything to disk; what fails is tried again the next time."""
+        self._submit(self._sync_all).result()
+
+    def close(self) -> None:
+        """Bring everything to disk and give the folder back; a second time does nothing."""
+        with self._lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            closed = self._put(self._close_all)
+            self._work.put(None)
+        closed.result()
+
+    def _submit(self, work: Callable[..., _Result], *arguments: object) -> Future[_Result]:
+        with self._lock:
+            if self.is_closed:
+                raise ConfigError("what was learned is closed; open its folder again")
+            return self._put(work, *arguments)
+
+    def _put(self, work: Callable[..., _Result], *arguments: object) -> Future[_Result]:
+        future: Future[_Result] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._work.put(run)
+        return future
+
+    def _do_work(self) -> None:
+        for run in iter(self._work.get, None):
+            run()
+
+    # What follows runs in the worker thread.
+
+    def _read(self, name: str, look_up: Callable[[Database], _Result]) -> _Result | None:
+        return self._use("reading", name, look_up) if self._path(name).exists() else None
+
+    def _sync_all(self) -> None:
+        for name in list(self._open):
+            self._use("saving", name, Database.sync)
+
+    def _use(self, action: str, name: str, work: Callable[[Database], _Result]) -> _Result | None:
+        """Work with a database, where it is damaged with a new one; None if it fails."""
+        try:
+            result = self._mended(name, work)
+        except (OSError, sqlite3.Error) as error:
+            if action not in self._failing:
+                logger.warning(
+                    "{}: {} fails ({}), going on without; check space and permissions there",
+                    self.folder, action, _reason(error),
+                )  # fmt: skip
+            self._failing.add(action)
+            return None
+        self._failing.discard(action)
+        return result
+
+    def _mended(self, name: str, work: Callable[[Database], _Result]) -> _Result:
+        try:
+            return work(self._database(name))
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self._close(name)
+            path, aside = self._path(name), self.folder / f"{name}.damaged"
+            for beside in self.folder.glob(f"{path.name}-*"):
+                beside.unlink()
+            path.replace(aside)
+            logger.warning("{} is damaged ({}): it begins anew, and {} may be removed", path, error, aside)
+            return work(self._database(name))
+
+    def _database(self, name: str) -> Database:
+        if name not in self._open:
+            while len(self._open) >= MAX_OPEN_DATABASES:
+                self._close(next(each for each in self._open if each != _SHARED))
+            self._open[name] = Database(self._path(name), self._max_tokens, is_exclusive=name == _SHARED)
+        self._open.move_to_end(name)
+        return self._open[name]
+
+    def _path(self, name: str) -> Path:
+        return self.folder / (name + _SUFFIX)
+
+    def _size(self, name: str) -> int:
+        return sum(path.stat().st_size for path in self.folder.glob(f"{name}{_SUFFIX}*"))
+
+    def _remove(self, name: str) -> None:
+        self._close(name)
+        for path in self.folder.glob(f"{name}.*"):
+            path.unlink()
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _close(self, name: str) -> None:
+        if (database := self._open.pop(name, None)) is not None:
+            database.close()
+
+    def _close_all(self) -> None:
+        self._sync_all()
+        for name in list(self._open):
+            self._close(name)
+
+    def _require_ours(self) -> None:
+        """Take the folder, or refuse it if it is of another format or another tokenizer."""
+        known = self._mended(_SHARED, lambda database: database.get("tokenizer"))
+        if known is None:
+            ours = f"{self.tokenizer.sha256} {self.tokenizer.name}".encode(errors="replace")
+            self._mended(_SHARED, lambda database: database.put("tokenizer", ours))
+            return
+        sha256, _, name = known.decode(errors="replace").partition(" ")
+        if sha256 != self.tokenizer.sha256:
+            raise TokenizerMismatchError(
+                f"{self.folder} holds what was learned with tokenizer {name} ({sha256[:12]}), not with "
+                f"{self.tokenizer.name} ({self.tokenizer.sha256[:12]}); name another folder, or remove this one"
+            )
 
 
-def unlock_folder(descriptor: int) -> None:
-    """Give a folder back."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone does not, where a forked child has the descriptor, too
-    os.close(descriptor)
+def _name_of(tenant: str | None) -> str:
+    """Return a name that every file system takes, whatever the tenant's is."""
+    return _SHARED if tenant is None else hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Remove what a killed process had not finished."""
-    for path in folder.glob(f"{_HASHED_NAME}.*{_TEMPORARY}"):
-        path.unlink()
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """Open a file that is to replace ``path``, and say where it is; remove it if it has not been moved from there."""
-    temporary = path.with_name(path.name + _TEMPORARY)
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            yield file, temporary
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_synced(file: BinaryIO, data: bytes) -> None:
-    """Write, and wait until it is on disk."""
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def append_whole(descriptor: int, data: bytes) -> None:
-    """Append all of ``data`` in one call of the system, or nothing.
-
-    Raises:
-        OSError: there is no room, say.
-    """
-    end = os.fstat(descriptor).st_size
-    try:
-        rest = memoryview(data)
-        while rest:  # a second time only on a full disk, to be told the reason
-            rest = rest[os.write(descriptor, rest) :]
-    except BaseException:
-        with contextlib.suppress(OSError):  # readers find the records behind it
-            os.ftruncate(descriptor, end)
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -76,21 +76,19 @@ def _sidecar(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConf
 def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> Drafter:
     from speculant_graph.client.local import LocalDrafter
     from speculant_graph.draft.learned import LearnedStore
-    from speculant_graph.draft.learned_log import LearnedLog
     from speculant_graph.graph.ngrams import NgramGraph
 
-    class LoggedDrafter(LocalDrafter):
-        """Closes its log, too."""
+    class LearningDrafter(LocalDrafter):
+        """Closes its store, too."""
 
         def close(self) -> None:
             super().close()
-            log.close()
+            store.close()
 
     graph = None if settings.graph_path is None else NgramGraph.load(settings.graph_path, verify=True)
     if graph is not None:
         require_same(graph.metadata.tokenizer, tokenizer)
     if settings.learned is None:
         return LocalDrafter(graph, config, vocabulary_size=tokenizer.vocabulary_size)
-    log = LearnedLog(settings.learned, max_tokens=config.max_learned_tokens, identity=tokenizer)
-    store = LearnedStore(config.max_learned_tokens, log, config.max_tenants)
-    return LoggedDrafter(graph, config, store, vocabulary_size=tokenizer.vocabulary_size)
+    store = LearnedStore(config.max_learned_tokens, settings.learned, tokenizer, max_tenants=config.max_tenants)
+    return LearningDrafter(graph, config, store, vocabulary_size=tokenizer.vocabulary_size)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loguru import logger
 
 from speculant_graph._core import Calibration
 from speculant_graph.draft.calibration import load_calibration, save_calibration
@@ -17,7 +16,7 @@ from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.types import StrategyName
 from support.graphs import graph_of
-from support.learned import loaded, opened
+from support.learned import TOKENIZER, loaded, opened
 from support.sessions import draft_of, drafter_of, started, values_of
 
 CORPUS = np.random.default_rng(0).integers(0, 12, 600).tolist()
@@ -116,9 +115,13 @@ def test_learning_is_for_those_who_asked() -> None:
         assert started(drafter, 2, [1, 2]).token_ids == ()
 
 
+def store_of(folder: Path, max_tenants: int = 64) -> LearnedStore:
+    return LearnedStore(1_000, folder, TOKENIZER, max_tenants=max_tenants)
+
+
 def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
-    with opened(tmp_path / "learned") as log:
-        drafter = drafter_of(learned=LearnedStore(1_000, log))
+    with store_of(tmp_path) as store:
+        drafter = drafter_of(learned=store)
         started(drafter, 1, [9], tenant="a", learn=True)
         drafter.accept(1, [1, 2, 3, 4, 1, 2, 3, 4])
         drafter.close(1)
@@ -126,20 +129,21 @@ def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
         drafter.save()
         saved = save_calibration(drafter.calibration)
     assert before.token_ids[:2] == (3, 4)
-    with opened(tmp_path / "learned") as log:
-        drafter = drafter_of(learned=LearnedStore(1_000, log))
+    with store_of(tmp_path) as store:
+        drafter = drafter_of(learned=store)
         assert save_calibration(drafter.calibration) == saved
         assert values_of(started(drafter, 1, [1, 2], tenant="a")) == values_of(before)
         assert started(drafter, 2, [1, 2], tenant="b").token_ids == ()
         drafter.open(3, tenant="a", learn=True)
         drafter.accept(3, [9])
         drafter.accept(3, [1, 2, 3, 4])
-        drafter.learned.forget("a")
+        store.forget("a")
         drafter.close(3)
         assert started(drafter, 4, [1, 2], tenant="a").token_ids == (), "not even what was open"
         drafter.save()
-    with opened(tmp_path / "learned") as log:
-        assert log.tenants() == []
+        assert store.num_bytes("a") == 0
+    with store_of(tmp_path) as store:
+        assert started(drafter_of(learned=store), 4, [1, 2], tenant="a").token_ids == ()
 
 
 def test_tenants_that_are_away_leave_memory(tmp_path: Path) -> None:
@@ -160,8 +164,8 @@ def test_tenants_that_are_away_leave_memory(tmp_path: Path) -> None:
     teach(drafter)
     gc.collect()
     assert known(drafter) == [True, True, False]
-    with opened(tmp_path / "learned") as log:
-        drafter = drafter_of(learned=LearnedStore(1_000, log, max_tenants=1))
+    with store_of(tmp_path, max_tenants=1) as store:
+        drafter = drafter_of(learned=store)
         teach(drafter)
         assert known(drafter) == [True] * 3
     with pytest.raises(ConfigError, match="closed"):
@@ -170,40 +174,33 @@ def test_tenants_that_are_away_leave_memory(tmp_path: Path) -> None:
         LearnedStore(10, max_tenants=0)
 
 
-def test_sequences_that_outlive_their_log_are_missed_aloud(tmp_path: Path) -> None:
-    messages: list[str] = []
-    logger.enable("speculant_graph")
-    sink = logger.add(messages.append, level="WARNING", format="{message}")
-    with opened(tmp_path / "learned") as log:
-        drafter = drafter_of(learned=LearnedStore(1_000, log))
+def test_sequences_that_outlive_their_store_are_missed_with_a_warning(tmp_path: Path, warnings: list[str]) -> None:
+    with store_of(tmp_path) as store:
+        drafter = drafter_of(learned=store)
         started(drafter, 1, [9], learn=True)
         drafter.accept(1, [1, 2, 3])
     drafter.close(1)
-    logger.remove(sink)
-    assert any("close sequences first" in message for message in messages)
+    assert any("close sequences first" in message for message in warnings)
 
 
 def test_what_is_no_token_parts_texts_on_disk_too(tmp_path: Path) -> None:
-    with opened(tmp_path / "learned") as log:
-        drafter = drafter_of(learned=LearnedStore(1_000, log))
+    with store_of(tmp_path) as store:
+        drafter = drafter_of(learned=store)
         started(drafter, 1, [9], learn=True)
         drafter.accept(1, [61, 62, -1, 63, 64])
         drafter.close(1)
-    with opened(tmp_path / "learned") as log:
-        assert loaded(log) == [[9, 61, 62], [63, 64]]
+    with opened(tmp_path) as files:
+        assert loaded(files) == [[9, 61, 62, -1, 63, 64]]
 
 
-def test_damaged_calibration_is_made_anew(tmp_path: Path) -> None:
-    messages: list[str] = []
-    logger.remove()
-    logger.enable("speculant_graph")
-    logger.add(messages.append, level="WARNING", format="{message}")
-    with opened(tmp_path / "learned") as log:
-        log.save_state("calibration", b"damaged")
-        drafter = drafter_of(learned=LearnedStore(1_000, log))
+def test_damaged_calibration_is_made_anew(tmp_path: Path, warnings: list[str]) -> None:
+    with opened(tmp_path) as files:
+        files.save_state(None, "calibration", b"damaged")
+    with store_of(tmp_path) as store:
+        drafter = drafter_of(learned=store)
         assert np.array_equal(drafter.calibration.weights, Calibration().weights)
         assert started(drafter, 1, [1, 2, 1]).token_ids
-    assert any("calibration is damaged" in message for message in messages)
+    assert any("calibration is damaged" in message for message in warnings)
 
 
 @pytest.mark.parametrize(
@@ -227,17 +224,3 @@ def test_damaged_tables(damage: str) -> None:
     saved = {"cut": whole[:-9], "empty": b"", "shape": buffer.getvalue()}.get(damage, save_calibration(calibration))
     with pytest.raises(ConfigError, match="delete it to start anew"):
         load_calibration(saved)
-
-
-def test_tables_are_written_only_when_they_changed(tmp_path: Path) -> None:
-    with opened(tmp_path) as log:
-        drafter = drafter_of(graph_of([CORPUS], 4, 100), learned=LearnedStore(1000, log))
-        drafter.save()
-        (state,) = tmp_path.glob("*.state")
-        first = state.stat().st_ino, state.stat().st_mtime_ns
-        drafter.save()
-        assert (state.stat().st_ino, state.stat().st_mtime_ns) == first
-        started(drafter, 1, CORPUS[:8])
-        drafter.accept(1, CORPUS[8:40])
-        drafter.save()
-        assert (state.stat().st_ino, state.stat().st_mtime_ns) != first

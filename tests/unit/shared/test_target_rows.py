@@ -15,7 +15,7 @@ from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.draft.target_rows import load_rows, save_rows
 from speculant_graph.errors import ConfigError
 from support.graphs import graph_of
-from support.learned import opened
+from support.learned import TOKENIZER, opened, path_of
 from support.sessions import draft_of, drafter_of, started
 
 VOCABULARY_SIZE = 50_000
@@ -108,53 +108,51 @@ def test_the_last_two_tokens_tell_more_than_the_last_one() -> None:
 
 
 def store_of(folder: Path) -> LearnedStore:
-    return LearnedStore(1_000, opened(folder))
+    return LearnedStore(1_000, folder, TOKENIZER)
 
 
 def taught(folder: Path) -> None:
     """Let a sequence of tenant a recycle a row, and end the process in good order."""
-    drafter = SessionDrafter(graph_of([[1, 2]], 2, 100), learned=store_of(folder))
-    started(drafter, 1, [30, 31], tenant="a", learn=True)
-    drafter.recycle(1, [0], [[70, 71]])
-    drafter.accept(1, [9])
-    drafter.save()
-    log = drafter.learned._log
-    assert log is not None
-    log.close()
+    with store_of(folder) as store:
+        drafter = SessionDrafter(graph_of([[1, 2]], 2, 100), learned=store)
+        started(drafter, 1, [30, 31], tenant="a", learn=True)
+        drafter.recycle(1, [0], [[70, 71]])
+        drafter.accept(1, [9])
+        drafter.save()
 
 
 def test_rows_of_a_tenant_survive_a_restart_and_are_nobody_elses(tmp_path: Path) -> None:
     taught(tmp_path)
-    store = store_of(tmp_path)
-    drafter = drafter_of(graph_of([[1, 2]], 2, 100), learned=store)
-    assert started(drafter, 1, [30, 31], tenant="a").token_ids[:1] == (70,)
-    assert started(drafter, 2, [30, 31], tenant="b").token_ids == ()
-    drafter.close(1)
-    store.forget("a")
-    assert not list(tmp_path.glob("*.rows")), "forgotten on disk, too"
-    assert started(drafter, 3, [30, 31], tenant="a").token_ids == ()
+    with store_of(tmp_path) as store:
+        drafter = drafter_of(graph_of([[1, 2]], 2, 100), learned=store)
+        assert started(drafter, 1, [30, 31], tenant="a").token_ids[:1] == (70,)
+        assert started(drafter, 2, [30, 31], tenant="b").token_ids == ()
+        drafter.close(1)
+        store.forget("a")
+        assert not path_of(tmp_path, "a").exists(), "forgotten on disk, too"
+        assert started(drafter, 3, [30, 31], tenant="a").token_ids == ()
 
 
 def test_rows_that_are_damaged_on_disk_cost_no_start(tmp_path: Path) -> None:
-    taught(tmp_path)
-    (path,) = tmp_path.glob("*.rows")
-    path.write_bytes(path.read_bytes()[:-7])
-    drafter = drafter_of(graph_of([[1, 2]], 2, 100), learned=store_of(tmp_path))
-    assert started(drafter, 1, [30, 31], tenant="a").token_ids == ()
+    with opened(tmp_path) as files:
+        files.save_state("a", "rows", save_rows(TargetRows())[:-7])
+    with store_of(tmp_path) as store:
+        drafter = drafter_of(graph_of([[1, 2]], 2, 100), learned=store)
+        assert started(drafter, 1, [30, 31], tenant="a").token_ids == ()
 
 
 def test_routine_saves_write_rows_now_and_then_and_others_always(tmp_path: Path) -> None:
-    drafter = SessionDrafter(graph_of([[1, 2]], 2, 100), learned=store_of(tmp_path))
-    started(drafter, 1, [30, 31], tenant="a", learn=True)
+    with store_of(tmp_path) as store:
+        drafter = SessionDrafter(graph_of([[1, 2]], 2, 100), learned=store)
+        started(drafter, 1, [30, 31], tenant="a", learn=True)
 
-    def size_after(row: list[int], *, is_routine: bool) -> int:
-        draft_of(drafter, 1)
-        drafter.recycle(1, [0], [row])
-        drafter.accept(1, [row[0]])
-        drafter.save(is_routine=is_routine)
-        return sum(path.stat().st_size for path in tmp_path.glob("*.rows"))
+        def saved_after(row: list[int], *, is_routine: bool) -> bytes:
+            draft_of(drafter, 1)
+            drafter.recycle(1, [0], [row])
+            drafter.accept(1, [row[0]])
+            drafter.save(is_routine=is_routine)
+            return path_of(tmp_path, "a").read_bytes()
 
-    first = size_after([70], is_routine=True)
-    assert first > 0
-    assert size_after([71], is_routine=True) == first, "not again so soon"
-    assert size_after([72], is_routine=False) > first
+        first = saved_after([70], is_routine=True)
+        assert saved_after([71], is_routine=True) == first, "not again so soon"
+        assert saved_after([72], is_routine=False) != first
