@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from speculant_graph.bench.traces import Trace
-from speculant_graph.types import Draft, TokenId
+from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 
 if TYPE_CHECKING:
     from speculant_graph.draft.cost import CostCurve
-    from speculant_graph.draft.session_drafter import DraftOrder
+    from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 
-
-class ReplayDrafter(Protocol):
-    """What a replay needs of a :class:`~speculant_graph.draft.session_drafter.SessionDrafter`."""
-
-    def open(self, session_id: int, *, tenant: str = "", learn: bool = False, cost: CostCurve | None = None) -> None:
-        """Begin a sequence."""
-
-    def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
-        """Add the prompt, and then the tokens of every step."""
-
-    def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
-        """Take the target's top tokens after the root (0) or node j (j + 1) of the latest draft."""
-
-    def draft(self, orders: Sequence[DraftOrder]) -> list[Draft]:
-        """Draft for sequences."""
-
-    def close(self, session_id: int) -> None:
-        """End a sequence."""
+PROMPT_LOOKUP = "prompt-lookup"
+"""Name of the baseline in results."""
+_LONGEST_NGRAM = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +28,7 @@ class ReplayOptions:
     learn: bool = False
     """Let later traces gain by what earlier ones accepted, and feed the target's own tokens back."""
     cost: CostCurve | None = None
-    """What the drafter is told of the cost of verifying."""
+    """What the drafter knows of the cost of verifying."""
     seed: int = 0
     """Seed of strategies that draw."""
 
@@ -52,30 +37,74 @@ class ReplayOptions:
 class ReplayStep:
     """One draft and what became of it."""
 
-    parents: tuple[int, ...]
-    """The draft's, one per node."""
-    path_probabilities: tuple[float, ...]
-    """The draft's; empty if the strategy has none."""
-    path: tuple[int, ...]
-    """The nodes that agreed with the record, from the root on."""
-    num_left: int
-    """Tokens of the record that were left before the step, at least one."""
+    num_drafted: int
+    """Nodes of the draft."""
+    num_accepted: int
+    """Nodes that agreed with the record, from the root on."""
+    num_tokens: int
+    """Tokens that the step brought: the accepted ones, and the target's own behind them where the record goes on."""
+    expected: float | None
+    """Accepted nodes that the draft's own probabilities predicted; None if it has none."""
     draft_ns: int
     """Time of the call that drafted."""
-    accept_ns: int
-    """Time of the call that took the step's tokens over."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step brought: the path and the target's own one behind it, unless the record ends there."""
-        return min(len(self.path) + 1, self.num_left)
+
+@dataclass(slots=True)
+class _Lookup:
+    tokens: list[TokenId] = field(default_factory=list)
+    ends: dict[tuple[TokenId, ...], int] = field(default_factory=dict)
+    """Where an n-gram first ended."""
+
+
+class PromptLookupDrafter:
+    """Copies what followed the first earlier occurrence of the last tokens (Saxena 2023, prompt lookup decoding).
+
+    The longest of the last 3, 2, 1 tokens that occurred before decides. It is the baseline that inference libraries
+    bring, without a graph; it learns nothing across sequences and knows no cost.
+    """
+
+    def __init__(self) -> None:
+        """Begin without sequences."""
+        self._lookups: dict[int, _Lookup] = {}
+
+    def open(self, session_id: int, *, learn: bool = False, cost: CostCurve | None = None) -> None:
+        """Begin a sequence."""
+        self._lookups[session_id] = _Lookup()
+
+    def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
+        """Add tokens to the sequence."""
+        lookup = self._lookups[session_id]
+        for token_id in token_ids:
+            lookup.tokens.append(token_id)
+            for length in range(1, min(_LONGEST_NGRAM, len(lookup.tokens)) + 1):
+                lookup.ends.setdefault(tuple(lookup.tokens[-length:]), len(lookup.tokens))
+
+    def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
+        """Take the target's top tokens, which this strategy has no use for."""
+
+    def draft(self, orders: Sequence[DraftOrder]) -> list[Draft]:
+        """Draft a chain for each order."""
+        return [self._draft(self._lookups[order.session_id], order.node_budget) for order in orders]
+
+    def close(self, session_id: int) -> None:
+        """Forget the sequence."""
+        del self._lookups[session_id]
+
+    def _draft(self, lookup: _Lookup, node_budget: int) -> Draft:
+        tokens = lookup.tokens
+        for length in range(min(_LONGEST_NGRAM, len(tokens)), 0, -1):
+            start = lookup.ends[tuple(tokens[-length:])]
+            if start < len(tokens):
+                copied = tuple(tokens[start : start + node_budget])
+                return Draft(copied, tuple(range(len(copied))), terminated_early=len(copied) < node_budget)
+        return EMPTY_DRAFT
 
 
 def replay(
-    drafter: ReplayDrafter,
+    drafter: SessionDrafter | PromptLookupDrafter,
     traces: Sequence[Trace],
     options: ReplayOptions,
-    on_tokens: Callable[[int], None] = lambda _: None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[ReplayStep]]:
     """Replay traces one after another and return the steps of each.
 
@@ -83,40 +112,40 @@ def replay(
         drafter: what drafts; it has no session yet.
         traces: what was recorded.
         options: how.
-        on_tokens: told the tokens of every trace that is through.
+        tell: called with the number of traces that are through, and that of all.
     """
     replayed = []
     for session_id, trace in enumerate(traces, start=1):
         drafter.open(session_id, learn=options.learn, cost=options.cost)
         drafter.accept(session_id, trace.prompt)
-        replayed.append(_replay_trace(drafter, session_id, trace, options))
+        replayed.append(_replay_trace(drafter, session_id, trace.output, options))
         drafter.close(session_id)
-        on_tokens(len(trace.output))
+        tell(session_id, len(traces))
     return replayed
 
 
-def _replay_trace(drafter: ReplayDrafter, session_id: int, trace: Trace, options: ReplayOptions) -> list[ReplayStep]:
+def _replay_trace(
+    drafter: SessionDrafter | PromptLookupDrafter, session_id: int, output: Sequence[TokenId], options: ReplayOptions
+) -> list[ReplayStep]:
     from speculant_graph.draft.session_drafter import DraftOrder
 
     order = DraftOrder(session_id, options.node_budget, options.seed)
     steps: list[ReplayStep] = []
     position = 0
-    while position < len(trace.output):
-        start = time.perf_counter_ns()
+    while position < len(output):
+        start_ns = time.perf_counter_ns()
         (draft,) = drafter.draft([order])
-        draft_ns = time.perf_counter_ns() - start
+        draft_ns = time.perf_counter_ns() - start_ns
         assert len(draft) <= options.node_budget, "a draft over its budget would be compared unfairly"
-        path = agreeing_path(draft, trace.output[position : position + options.node_budget])
-        accepted = trace.output[position : position + len(path) + 1]
+        path = agreeing_path(draft, output[position : position + options.node_budget])
+        accepted = output[position : position + len(path) + 1]
         if options.learn:
             # All that a record knows of the target: the one token that it wrote.
             nodes = (0, *(node + 1 for node in path))[: len(accepted)]
             drafter.recycle(session_id, nodes, [(token_id,) for token_id in accepted])
-        start = time.perf_counter_ns()
         drafter.accept(session_id, accepted)
-        accept_ns = time.perf_counter_ns() - start
-        num_left = len(trace.output) - position
-        steps.append(ReplayStep(draft.parents, draft.path_probabilities, path, num_left, draft_ns, accept_ns))
+        expected = sum(draft.path_probabilities) if draft.path_probabilities else None
+        steps.append(ReplayStep(len(draft), len(path), len(accepted), expected, draft_ns))
         position += len(accepted)
     return steps
 

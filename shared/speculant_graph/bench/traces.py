@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-
-import numpy as np
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
@@ -35,19 +33,6 @@ class Workload:
     """Field ``workload`` of the first line, or the file's name."""
     traces: tuple[Trace, ...]
     """At least one."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all outputs."""
-        return sum(len(trace.output) for trace in self.traces)
-
-    def shuffled(self, seed: int) -> Workload:
-        """Return the workload with the tokens of every output in random order, so that nothing can be foreseen."""
-        traces = []
-        for number, trace in enumerate(self.traces):
-            order = np.random.default_rng((seed, number)).permutation(len(trace.output)).tolist()
-            traces.append(replace(trace, output=tuple(trace.output[place] for place in order)))
-        return replace(self, traces=tuple(traces))
 
 
 def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int | None = None) -> list[Workload]:

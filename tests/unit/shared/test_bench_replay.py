@@ -11,13 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.bench.replay_baselines import PromptLookupDrafter
-from speculant_graph.bench.replay_loop import ReplayOptions, ReplayStep, agreeing_path, replay
-from speculant_graph.bench.replay_options import check_plot, parse_budgets, parse_strategies
-from speculant_graph.bench.replay_plot import plot_replay, tick_labels
-from speculant_graph.bench.replay_runs import compare_with_prompt_lookup
-from speculant_graph.bench.replay_statistics import acceptance_by_depth, reliability, replay_figures
-from speculant_graph.bench.traces import Trace, Workload
+from speculant_graph.bench.plot import Diagram, Line, check_plot, plot_lines
+from speculant_graph.bench.replay_figures import compare_with_prompt_lookup, replay_figures
+from speculant_graph.bench.replay_loop import PromptLookupDrafter, ReplayOptions, ReplayStep, agreeing_path, replay
+from speculant_graph.bench.traces import Trace
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import EMPTY_DRAFT, Draft
@@ -112,9 +109,9 @@ def test_the_longest_path_against_all_paths(draft: Draft, output: list[int]) -> 
 def test_every_token_is_accounted_for(scripted: list[Draft], texts: list[list[int]]) -> None:
     traces = [Trace((2, 0), tuple(text)) for text in texts]
     drafter = ScriptedDrafter(scripted)
-    told: list[int] = []
-    replayed = replay(drafter, traces, ReplayOptions(8, learn=True), told.append)
-    assert told == [len(text) for text in texts]
+    told: list[tuple[int, int]] = []
+    replayed = replay(drafter, traces, ReplayOptions(8, learn=True), lambda *each: told.append(each))
+    assert told == [(number, len(texts)) for number in range(1, len(texts) + 1)]
     assert drafter.accepted == {number: [2, 0, *text] for number, text in enumerate(texts, start=1)}
     assert drafter.closed == list(drafter.accepted)
     assert drafter.opened == [(True, None)] * len(texts)
@@ -124,12 +121,8 @@ def test_every_token_is_accounted_for(scripted: list[Draft], texts: list[list[in
     assert drafter.recycled == pairs, "the true next token after every token"
     for steps, text in zip(replayed, texts, strict=True):
         assert sum(step.num_tokens for step in steps) == len(text)
-        assert [step.num_left for step in steps] == [
-            len(text) - sum(step.num_tokens for step in steps[:number]) for number in range(len(steps))
-        ]
-        for step in steps[:-1]:
-            assert step.num_tokens == len(step.path) + 1
-        assert len(steps[-1].path) <= steps[-1].num_tokens <= len(steps[-1].path) + 1
+        assert all(step.num_tokens == step.num_accepted + 1 for step in steps[:-1])
+        assert steps[-1].num_accepted <= steps[-1].num_tokens <= steps[-1].num_accepted + 1
 
 
 def test_what_the_drafter_is_told() -> None:
@@ -158,15 +151,6 @@ def test_figures_by_hand() -> None:
     assert figures["expected_over_actual"] == 1.25  # (1 + 0.5 + 1) / 2
     assert figures["relative_speed"] == round(6 / (2.0 + 1.0 + 1.5 + 2.0), 4)
     assert figures["relative_speed_interval"] == [figures["relative_speed"]] * 2
-    assert figures["acceptance_by_depth"] == [
-        {"depth": 1, "share_of_steps": 0.25, "offered": 3, "accepted_of_offered": 0.3333},
-        {"depth": 2, "share_of_steps": 0.25, "offered": 2, "accepted_of_offered": 0.5},
-    ]
-    assert figures["reliability"] == [
-        {"from": 0.3, "to": 0.4, "nodes": 1, "predicted": 0.3333, "actual": 1.0},  # 2 after 1: 0.25 / 0.75
-        {"from": 0.5, "to": 0.6, "nodes": 1, "predicted": 0.5, "actual": 0.0},
-        {"from": 0.7, "to": 0.8, "nodes": 2, "predicted": 0.75, "actual": 0.5},
-    ]
 
 
 @given(scripted=st.lists(drafts(), min_size=1, max_size=6), texts=st.lists(outputs, min_size=1, max_size=4))
@@ -176,8 +160,6 @@ def test_figures_against_slow_loops(scripted: list[Draft], texts: list[list[int]
     figures = replay_figures(replayed, curve, 1)
     num_steps = drafted = accepted = empty = 0
     expected = spent = 0.0
-    by_depth: dict[int, list[bool]] = {}
-    judged: list[tuple[float, bool]] = []
     for text in texts:
         position = 0
         while position < len(text):
@@ -187,11 +169,6 @@ def test_figures_against_slow_loops(scripted: list[Draft], texts: list[list[int]
             paths = [path_of(draft, node) for node in range(len(draft))]
             agreeing = [p for p in paths if [draft.token_ids[node] for node in p] == rest[: len(p)]]
             best = max(agreeing, key=len, default=[])
-            for node, path in enumerate(paths):
-                by_depth.setdefault(len(path), []).append(node in best)
-                if path[:-1] == best[: len(path) - 1] and len(path) <= len(rest):
-                    parent = draft.path_probabilities[path[-2]] if len(path) > 1 else 1.0
-                    judged.append((draft.path_probabilities[node] / parent if parent else 0.0, node in best))
             drafted += len(draft)
             accepted += len(best)
             empty += not draft.token_ids
@@ -207,40 +184,22 @@ def test_figures_against_slow_loops(scripted: list[Draft], texts: list[list[int]
     assert figures["acceptance_rate"] == (pytest.approx(accepted / drafted, abs=1e-4) if drafted else None)
     has_ratio = drafted and accepted
     assert figures["expected_over_actual"] == (pytest.approx(expected / accepted, abs=1e-4) if has_ratio else None)
-    low, high = figures["mean_accepted_tokens_interval"]  # type: ignore[misc]
+    low, high = figures["mean_accepted_tokens_interval"]
     assert 1.0 <= low <= high <= max(map(len, texts))
-    depths = acceptance_by_depth([step for steps in replayed for step in steps])
-    assert [row["depth"] for row in depths] == sorted(by_depth)
-    for row in depths:
-        hits = by_depth[int(str(row["depth"]))]
-        assert row["offered"] == len(hits)
-        assert row["share_of_steps"] == pytest.approx(sum(hits) / num_steps, abs=1e-4)
-        assert row["accepted_of_offered"] == pytest.approx(sum(hits) / len(hits), abs=1e-4)
-    for row in figures["reliability"]:  # type: ignore[attr-defined]
-        members = [pair for pair in judged if min(int(pair[0] * 10), 9) == round(10 * row["from"])]
-        assert row["nodes"] == len(members)
-        assert row["predicted"] == pytest.approx(
-            sum(probability for probability, _ in members) / row["nodes"], abs=1e-4
-        )
-        assert row["actual"] == pytest.approx(sum(hit for _, hit in members) / row["nodes"], abs=1e-4)
-    assert sum(row["nodes"] for row in figures["reliability"]) == len(judged)  # type: ignore[attr-defined]
 
 
 def test_figures_of_a_strategy_without_probabilities_and_without_hits() -> None:
-    figures = replay_figures([[ReplayStep((0, 1), (), (), 2, 1_000, 500)]], None, 0)
+    figures = replay_figures([[ReplayStep(2, 0, 1, None, 1_000)]], None, 0)
     assert figures["expected_over_actual"] is None
     assert figures["relative_speed"] is figures["relative_speed_interval"] is None
-    assert figures["reliability"] == []
     assert figures["acceptance_rate"] == 0.0
     assert figures["draft_us_p50"] == figures["draft_us_p99"] == 1.0
-    assert figures["learn_us_per_token"] == 0.5
-    assert reliability([]) == []
 
 
 def test_the_interval_holds_what_traces_vary() -> None:
-    quick, slow = ReplayStep((0,) * 3, (), (0, 1, 2), 9, 1, 1), ReplayStep((), (), (), 9, 1, 1)
+    quick, slow = ReplayStep(3, 3, 4, None, 1), ReplayStep(0, 0, 1, None, 1)
     figures = replay_figures([[quick]] * 20 + [[slow]] * 20, None, 0)
-    low, high = figures["mean_accepted_tokens_interval"]  # type: ignore[misc]
+    low, high = figures["mean_accepted_tokens_interval"]
     assert low < figures["mean_accepted_tokens"] == 2.5 < high
     assert high - low == pytest.approx(2 * 1.96 * 1.5 / 40**0.5, rel=0.15), "about that of a mean of 40 numbers"
     priced = replay_figures([[quick]] * 20 + [[slow]] * 20, CostCurve((1, 4), (1.0, 1.0)), 0)
@@ -276,67 +235,18 @@ def test_comparison_with_prompt_lookup() -> None:
     assert [run["over_prompt_lookup"] for run in results] == [1.5, None, 1.0]
 
 
-def test_shuffling_keeps_the_tokens() -> None:
-    workload = Workload("some", (Trace((1,), tuple(range(50))), Trace((2,), tuple(range(50)))))
-    shuffled = workload.shuffled(4)
-    assert shuffled == workload.shuffled(4) != workload.shuffled(5)
-    first, second = (trace.output for trace in shuffled.traces)
-    assert first != second
-    assert sorted(first) == sorted(second) == list(range(50))
-    assert [trace.prompt for trace in shuffled.traces] == [(1,), (2,)]
-    assert shuffled.num_tokens == 100
-
-
-def test_lists_of_strategies_and_budgets() -> None:
-    assert parse_strategies("tree, greedy,tree") == ["tree", "greedy"]
-    assert parse_budgets("16, 8,8") == [8, 16]
-    for text, complaint in (("trie", "no strategy 'trie'; choose from greedy"), ("tree,", "no strategy ''")):
-        with pytest.raises(ConfigError, match=complaint):
-            parse_strategies(text)
-    for text, complaint in (
-        ("8,x", "'x' is no whole number; write numbers such as 8,16,32"), ("", "'' is no whole number"),
-        ("-3", "-3 is too small or large"), ("²", "no whole number"), ("1.5", "'1.5' is no whole number"),
-        ("0", "0 is too small or large; write numbers from 1 to 2,048"), ("5000", "5000 is too small or large"),
-        ("9" * 5_000, "too small or large"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=complaint):
-            parse_budgets(text)
-
-
-def run_of(workload: str, budget: int, mean: float, speed: float | None, strategy: str = "tree") -> dict[str, object]:
-    return {
-        "workload": workload, "strategy": strategy, "budget": budget, "traces": 3,
-        "mean_accepted_tokens": mean, "mean_accepted_tokens_interval": [mean + 0.1, mean + 0.2],
-        "relative_speed": speed, "relative_speed_interval": None if speed is None else [speed - 0.1, speed + 0.1],
-    }  # fmt: skip
-
-
-def test_a_picture_of_many_workloads(tmp_path: Path) -> None:
-    plot_replay([run_of(f"w$_{number}", 8, 2.0, None) for number in range(5)], tmp_path / "a.png", "png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_a_picture_says(tmp_path: Path) -> None:
-    def texts(*results: dict[str, object]) -> str:
-        plot_replay(results, tmp_path / "a.svg", "svg")
-        return (tmp_path / "a.svg").read_text(encoding="utf-8")
-
-    tokens = texts(run_of("chat", 8, 2.0, None), run_of("chat", 24, 2.5, None))
-    assert ">tokens per step<" in tokens
-    assert ">chat (3 traces)<" in tokens
-    assert ">8<" in tokens
-    assert ">24<" in tokens, "ticks are the budgets"
-    assert "relative speed" not in tokens
-    assert ">relative speed<" in texts(run_of("chat", 8, 2.0, 1.2), run_of("chat", 24, 2.5, 0.9))
-    alike = texts(run_of("chat", 8, 2.0, None), run_of("legal", 8, 2.5, None))
-    unlike = texts(run_of("chat", 8, 1.2, None), run_of("legal", 8, 9.5, None))
-    assert ["scale of its own" in text for text in (alike, unlike)] == [False, True]
-
-
-def test_labels_of_budgets_that_are_close() -> None:
-    assert tick_labels([8]) == ["8"]
-    assert tick_labels([8, 16, 32]) == ["8", "16", "32"]
-    assert tick_labels([1, 16, 17, 18, 1_024]) == ["1", "16", "", "", "1024"]
+@pytest.mark.parametrize("name", ["a.png", "a.SVG"])
+def test_a_picture(name: str, tmp_path: Path) -> None:
+    lines = [Line("tree", [8, 24], [2.0, 2.5], [(2.1, 2.2), (2.4, 2.6)]), Line("greedy", [8, 24], [1.5, 1.6])]
+    diagrams = [Diagram(lines, title=f"w$_{number}", y_label="tokens per step") for number in range(4)]
+    plot_lines(tmp_path / name, diagrams, "budget", baseline=1.0)
+    picture = (tmp_path / name).read_bytes()
+    if name == "a.png":
+        assert picture.startswith(b"\x89PNG")
+    else:
+        texts = (b">tokens per step<", b">budget<", b">w$_3<", b">24<", b">greedy<")
+        assert [text in picture for text in texts] == [True] * 5, "titles are text, and ticks are the points"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_pictures_that_can_not_be_written(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def test_replaying_from_a_corpus(
     text = [tokenizer.bos_id, *tokenizer.encode(corpus.read_text(encoding="utf-8")), tokenizer.eos_id]
     oracle = OracleGraph([text], 3)  # type: ignore[list-item]
     (workload,) = read_workloads([traces], tokenizer)
+    num_tokens = sum(len(trace.output) for trace in workload.traces)
     for result, budget in zip(results[:2], (2, 4), strict=True):
         num_steps = 0
         for trace in workload.traces:
@@ -142,13 +143,12 @@ def test_replaying_from_a_corpus(
                 position += max(agreeing) + 1
                 num_steps += 1
         assert result["steps"] == num_steps
-        assert result["output_tokens"] == workload.num_tokens
-        assert result["mean_accepted_tokens"] == round(workload.num_tokens / num_steps, 4)
+        assert result["output_tokens"] == num_tokens
+        assert result["mean_accepted_tokens"] == round(num_tokens / num_steps, 4)
     assert picture.read_text(encoding="utf-8").count("prompt-lookup") == 1
     printed, told = str(report["printed"]), str(report["told"])
     assert printed.startswith("traces: 4 traces, ")
     assert "× prompt" in printed
-    assert "(mean accepted tokens, MAT)" in printed
     assert "relative" not in printed, "no column without a figure"
     phases = (
         "reading the tokenizer",
@@ -178,8 +178,6 @@ def test_replaying_with_a_price(bench: Bench, corpus: Path, traces: Path, tmp_pa
     assert tree["fixed"]["drafted"] > 0
     assert tree["fixed"]["relative_speed"] < 1
     assert tree["fixed"]["expected_over_actual"] is not None
-    assert "how far probabilities can be trusted" in str(fixed["printed"])
-    assert "over plain decoding; above 1 drafts pay" in str(fixed["printed"])
     assert tree["priced"]["drafted"] == 0, "no node is worth three plain steps"
     assert tree["priced"]["relative_speed"] == 1
     assert tree["flat"]["relative_speed"] == tree["flat"]["mean_accepted_tokens"]
@@ -206,10 +204,6 @@ def test_replaying_without_a_graph_and_from_a_file(
     options = ("--traces", traces, "--strategy", "tree,prompt-lookup", "--budget", 4)
     alone = bench(*options)
     assert alone["graph_tokens"] is None
-    shuffled = bench(*options, "--shuffle")
-    assert shuffled["shuffled"] is True
-    tokens = [result["output_tokens"] for report in (alone, shuffled) for result in report["results"]]  # type: ignore[attr-defined]
-    assert len(set(tokens)) == 1
     path = tmp_path / "graph.pkl"
     graph = GraphBuilder(tokenizer_folder).build([corpus], path)
     from_file = bench(*options, "--graph", path)
@@ -232,14 +226,15 @@ def test_refusals(corpus: Path, traces: Path, tmp_path: Path, tokenizer_folder: 
     refused(ConfigError, "no curve and no file 'cheap'; choose from flat", "--cost", "cheap")
     refused(ConfigError, "set --cost", "--fixed")
     refused(ConfigError, "is a folder; name a file in it", "--plot", tmp_path)
-    refused(ConfigError, "--budget: 0 is too small or large; write", "--budget", 0)
+    for budget in ("0", "8,x", "1.5", "5000", ""):
+        refused(ConfigError, "--budget", "--budget", budget)
     refused(ConfigError, "--draft.k is set by this bench itself; set --budget", "--draft.k", 5)
     refused(ConfigError, "-k is set by this bench itself; set --budget", "-k5")
     refused(ConfigError, "--draft.strategy is set by this bench itself; set --strategy", "--draft.strategy=tree")
     refused(ConfigError, "--traces is there twice; name all", "--traces", traces)
     refused(ConfigError, "--corpus names no file; name some", "--corpus")
     refused(ConfigError, "--limit", "--limit", 0)
-    refused(ConfigError, "no strategy", "--strategy", "fastest")
+    refused(ConfigError, "--strategy.* 'tree'", "--strategy", "fastest")
     refused(ConfigError, "'sampling' drafts from a graph alone; give --corpus", "--strategy", "tree,sampling")
     curve = tmp_path / "curve.json"
     curve.write_text('{"tokens": [1.0, 2.5], "relative": [1, 2]}', encoding="utf-8")
