@@ -32,6 +32,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
+from speculant_graph.view.look_up import public_name
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -48,6 +49,8 @@ class ServedGraph:
     """Its file."""
     file_bytes: int
     """Size of the file."""
+    graph: NgramGraph
+    """What it holds."""
     drafter: SessionDrafter
     """What drafts from it."""
     tokenizer: Fingerprint
@@ -120,14 +123,17 @@ class GraphRegistry:
         except UnknownGraphError:
             return 0
 
-    async def open_configured(self) -> None:
+    async def open_configured(self) -> list[Fingerprint]:
         """Open the graphs of the settings and let them go: what is wrong with a path is known before any long work.
+
+        Returns:
+            Their tokenizers.
 
         Raises:
             GraphError: one can't be opened.
         """
-        for path in self._configured.values():
-            await asyncio.to_thread(NgramGraph.load, path.absolute())
+        graphs = [await asyncio.to_thread(NgramGraph.load, path.absolute()) for path in self._configured.values()]
+        return [graph.metadata.tokenizer for graph in graphs]
 
     async def load_configured(self) -> None:
         """Load the graphs of the settings.
@@ -207,12 +213,12 @@ class GraphRegistry:
     @property
     def learned_tokens(self) -> int:
         """Tokens of all tenants in memory."""
-        return sum(store.num_tokens for store, _ in self._learned.values())
+        return sum(store.num_tokens for store, _ in list(self._learned.values()))
 
     @property
     def is_failing_to_learn(self) -> bool:
         """Whether what was learned can't be brought to disk at present."""
-        return any(store.is_failing for store, _ in self._learned.values())
+        return any(store.is_failing for store, _ in list(self._learned.values()))
 
     async def load_memory(self, served: ServedGraph, tenant: str) -> object:
         """Have a tenant's learned text in memory for as long as the returned object is held."""
@@ -256,8 +262,9 @@ class GraphRegistry:
             generation=next(self._generations),
             path=path,
             file_bytes=file_bytes,
+            graph=graph,
             drafter=drafter,
-            tokenizer=replace(tokenizer, name=_public_name(tokenizer.name)),
+            tokenizer=replace(tokenizer, name=public_name(tokenizer.name)),
             max_order=graph.max_order,
             corpus_tokens=graph.metadata.num_tokens,
         )
@@ -317,11 +324,6 @@ def _make_drafter(
 def _name_of(path: Path) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".")[:64]
     return name or "default"
-
-
-def _public_name(tokenizer: str) -> str:
-    """Return a tokenizer's name without the folder of this machine that it was read from."""
-    return Path(tokenizer).name if Path(tokenizer).is_absolute() else tokenizer
 
 
 def _require_name(name: str) -> None:

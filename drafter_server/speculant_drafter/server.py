@@ -12,11 +12,11 @@ from loguru import logger
 
 from speculant_drafter import admin, service
 from speculant_drafter.admin import DrafterAdminService
+from speculant_drafter.app import create_app
 from speculant_drafter.counts import GraphState, ServerCounts, ServerState
-from speculant_drafter.explorer.door import tls_context
-from speculant_drafter.explorer.explorer import Explorer
+from speculant_drafter.explorer_endpoints import PATH, Explorer, gate_rules, http_tls
 from speculant_drafter.graphs import GraphRegistry
-from speculant_drafter.metrics_endpoint import MetricsEndpoint
+from speculant_drafter.metrics import render_metrics
 from speculant_drafter.service import DrafterService
 from speculant_drafter.sessions import EndedSession, SessionStore
 from speculant_drafter.steps import StepAnswerer
@@ -27,10 +27,13 @@ from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallGate
 from speculant_graph.serving.credentials import server_credentials, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
+from speculant_graph.serving.http import HttpServer, HttpThread
 from speculant_graph.serving.process import serve_until_stopped
 
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
+_MAX_CONNECTIONS = 64
+"""Most of HTTP."""
 
 
 class DrafterServer:
@@ -64,8 +67,9 @@ class DrafterServer:
         self._known_names = {"", service.SERVICE_NAME, admin.SERVICE_NAME}
         self._known_names |= {_health_name(name) for name in self._graphs.configured_names}
         self._credentials = server_credentials(config)
-        self._explorer = Explorer(config, draft, self._graphs, lambda: self._gate.policy)
-        self._metrics = MetricsEndpoint(self._counts, self._state, self._problem, self._explorer)
+        self._explorer = Explorer(config, draft, self._graphs)
+        self._http_tls = http_tls(config)
+        self._http = self._http_thread() if config.metrics_listen else None
         self._endpoints: list[GrpcEndpoint] = []
         self._chores: list[asyncio.Task[None]] = []
         self._is_stopping = False
@@ -96,7 +100,7 @@ class DrafterServer:
             ConfigError: an address is malformed or taken, or what was learned can't be read.
             GraphError: a graph can't be loaded.
         """
-        await self._graphs.open_configured()
+        tokenizers = await self._graphs.open_configured()
         await self._tell_health()
         self.addresses = await self._listen(
             self._config.listen, "--server.listen", self._service.handler(self._gate), service.SERVICE_NAME
@@ -108,12 +112,13 @@ class DrafterServer:
                 self._admin.handler(self._admin_gate),
                 admin.SERVICE_NAME,
             )
-        if self._config.metrics_listen:
-            tls = tls_context(self._config)
-            self.metrics_address = await self._metrics.start(self._config.metrics_listen, tls)
+        if self._http is not None:
+            self.metrics_address = await self._http.start()
             if self._explorer.is_open:
-                self.explorer_url = f"{'http' if tls is None else 'https'}://{self.metrics_address}/explorer/"
+                scheme = "http" if self._http_tls is None else "https"
+                self.explorer_url = f"{scheme}://{self.metrics_address}{PATH}/"
                 warn_of_exposure(self._config, [self.metrics_address])
+        await self._explorer.prepare(tokenizers)
         await self._graphs.load_configured()
         await self._tell_health()
         self._chores = [
@@ -137,8 +142,9 @@ class DrafterServer:
         await asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))
         self._sessions.end_all()
         await self._graphs.close()
-        await self._metrics.close()
-        await self._explorer.close()
+        if self._http is not None:
+            await self._http.close()
+        await asyncio.to_thread(self._explorer.close)
         for endpoint in self._endpoints:
             endpoint.close()
         await asyncio.to_thread(self._tracer.close)
@@ -191,6 +197,18 @@ class DrafterServer:
                 drafted_nodes=session.num_drafted,
                 reason=session.reason,
             )
+
+    def _http_thread(self) -> HttpThread:
+        app = create_app(
+            self._explorer,
+            gate_rules(self._config),
+            lambda: self._gate.policy,
+            lambda: render_metrics(self._counts.copy(), self._state()),
+            self._problem,
+        )
+        address, option = self._config.metrics_listen, "--server.metrics-listen"
+        server = HttpServer(app, address, option, tls=self._http_tls, max_connections=_MAX_CONNECTIONS)
+        return HttpThread(server)
 
     def _state(self) -> ServerState:
         num_sessions = self._sessions.num_by_graph()

@@ -142,7 +142,7 @@ class SessionStore:
 
     def num_by_graph(self) -> Counter[str]:
         """Return how many sessions there are by the name of their graph, of all its generations."""
-        return Counter(session.graph.name for session in self._sessions.values())
+        return Counter(session.graph.name for session in list(self._sessions.values()))
 
     def end(self, session_id: int) -> None:
         """End a session; what it accepted is learned if it was opened so."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _OPTIONAL_MODULES = frozenset({
-    "accelerate", "fastapi", "gguf", "grpc_health", "grpc_reflection", "grpc_status", "h11", "huggingface_hub",
+    "accelerate", "fastapi", "gguf", "grpc_health", "grpc_reflection", "grpc_status", "httptools", "huggingface_hub",
     "jinja2", "matplotlib", "opentelemetry", "peft", "prometheus_client", "prompt_toolkit", "psutil", "pypdf", "rich",
     "safetensors", "starlette", "tiktoken", "tokenizers", "torch", "transformers", "uvicorn", "zstandard",
 })  # fmt: skip

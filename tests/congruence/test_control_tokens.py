@@ -10,8 +10,6 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from speculant_drafter.explorer.answers import OpenGraph
-from speculant_drafter.explorer.question import Question
 from speculant_graph.cli.inspect import run as inspect
 from speculant_graph.cli.view import run as view
 from speculant_graph.config import DraftConfig
@@ -20,6 +18,8 @@ from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import SpecialTokensName
+from speculant_graph.view.look_up import GraphLookUp
+from speculant_graph.view.question import Question
 from speculant_verifier.model import TargetModel
 from support.graphs import assert_same_arrays
 from support.harmony import harmony_tokenizer
@@ -97,7 +97,7 @@ def test_commands_and_the_explorer_read_prompts_alike(
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["prompt_tokens"], summary["order"]) == (len(context), 5)
     tokenizer = CorpusTokenizer.load(folder, special_tokens="parse")
-    explored = OpenGraph(NgramGraph.load(path), DraftConfig(), tokenizer, "").answer(Question(text=PROMPT))
+    explored = GraphLookUp(NgramGraph.load(path), DraftConfig(), tokenizer).answer(Question(text=PROMPT))
     assert explored["token_ids"] == context
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
-from speculant_drafter.explorer.door import is_open
+from speculant_drafter.explorer_endpoints import is_open
 from speculant_graph.config import ServerConfig
 from speculant_graph.errors import ConfigError
 from support.explorer import API, Asker

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from speculant_drafter.explorer.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCESSORS, MAX_TOKENS, Question
+from speculant_graph.view.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCESSORS, MAX_TOKENS, Question
 from support.browser import needs_chromium
 from support.explorer import TEXT, tokenizer_in
 from support.explorer_pictures import DOCS, MAX_BYTES, take_pictures

@@ -6,7 +6,7 @@ import http.client
 import json
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ class Answer:
     """What came back."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: http.client.HTTPMessage
     body: bytes
 
     @property
@@ -83,7 +83,7 @@ class Asker:
         try:
             connection.request(method, path, body, {**self._headers, **headers})
             response = connection.getresponse()
-            return Answer(response.status, dict(response.headers), response.read())
+            return Answer(response.status, response.headers, response.read())
         finally:
             connection.close()
 

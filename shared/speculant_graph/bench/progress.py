@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from speculant_graph.view.wording import PHASE_LABELS
+from speculant_graph.view.formatting import PHASE_LABELS
 
 if TYPE_CHECKING:
     from speculant_graph.graph.build.builder import BuildProgress

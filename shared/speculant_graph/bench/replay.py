@@ -180,7 +180,7 @@ def _replay_all(
     from speculant_graph.bench.replay_figures import compare_with_prompt_lookup, replay_figures
     from speculant_graph.bench.replay_loop import PROMPT_LOOKUP, PromptLookupDrafter, ReplayOptions, replay
     from speculant_graph.draft.session_drafter import SessionDrafter
-    from speculant_graph.view.wording import counted
+    from speculant_graph.view.formatting import counted
 
     def fresh_drafter(strategy: str, budget: int) -> SessionDrafter | PromptLookupDrafter:
         if strategy == PROMPT_LOOKUP:

@@ -8,7 +8,7 @@ from typing import Any
 
 from speculant_graph.bench.plot import Diagram, Line, plot_lines
 from speculant_graph.bench.report import ReportTable, print_report
-from speculant_graph.view.wording import counted
+from speculant_graph.view.formatting import counted
 
 _NONE = "–"
 _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {

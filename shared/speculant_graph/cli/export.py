@@ -14,7 +14,7 @@ from pydantic_settings import CliPositionalArg
 from speculant_graph.cli.terminal import printable
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
-from speculant_graph.view.wording import counted
+from speculant_graph.view.formatting import counted
 
 if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph

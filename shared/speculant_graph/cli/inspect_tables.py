@@ -11,7 +11,7 @@ from rich.text import Text
 
 from speculant_graph.cli.inspect_report import FAN_OUT_CLASSES
 from speculant_graph.cli.terminal import printable
-from speculant_graph.view.wording import counted
+from speculant_graph.view.formatting import counted
 
 
 class InspectPrinter:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from speculant_graph.machine import anonymous_bytes
-from speculant_graph.view.wording import PHASE_LABELS
+from speculant_graph.view.formatting import PHASE_LABELS
 
 if TYPE_CHECKING:
     from speculant_graph.graph.build.builder import BuildProgress

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speculant_graph.cli.terminal import printable
-from speculant_graph.view.wording import counted
+from speculant_graph.view.formatting import counted
 
 if TYPE_CHECKING:
     from speculant_graph.corpus.files import SkippedFile

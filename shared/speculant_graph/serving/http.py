@@ -6,9 +6,9 @@ import asyncio
 import ssl
 import threading
 import time
-from collections.abc import Coroutine
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,7 +20,6 @@ from speculant_graph.serving.listening import bind_tcp
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of what Prometheus reads."""
-_T = TypeVar("_T")
 _POLL_S = 0.02
 _MAX_HEAD_BYTES, _HEAD_TIMEOUT_S = 1 << 16, 10.0
 """Bounds of a request's first line and headers, which come before anybody knows who sends them."""
@@ -64,7 +63,7 @@ class HttpServer:
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
-            http=_Protocol,
+            http=cast(Any, partial(_Protocol, max_connections=self._max_connections)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -72,7 +71,6 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=self._max_connections,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=0,  # drain() has waited
         )
@@ -121,24 +119,24 @@ class HttpThread:
     def __init__(self, server: HttpServer) -> None:
         """Take a server that was not started."""
         self._server = server
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     async def start(self) -> str:
         """Listen; see :meth:`HttpServer.start`."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._thread.start()
-        return await self._run(self._server.start())
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.start(), self._loop))
 
     async def close(self) -> None:
         """Stop listening, and cut off what is connected; also after a start that failed, or none."""
-        if self._thread.ident is not None:
-            await self._run(self._server.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            await asyncio.to_thread(self._thread.join)
+        if self._loop is None or self._thread is None:
+            return
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.close(), self._loop))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
         self._loop.close()
-
-    async def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
 
 class _Server(uvicorn.Server):
@@ -153,13 +151,18 @@ class _Protocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
+    _connected_s = 0.0
+
+    def __init__(self, *args: Any, max_connections: int | None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._max_connections = max_connections
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._connected_s = self.loop.time()
-        others: Any = self.connections
-        if self.limit_concurrency is not None and len(others) >= self.limit_concurrency:
-            min(others, key=lambda connection: connection._connected_s).transport.abort()
+        living = [each for each in cast(Any, self.connections) if not each.transport.is_closing()]
+        if self._max_connections is not None and len(living) > self._max_connections:
+            min(living, key=lambda each: each._connected_s).transport.abort()
         encryption = transport.get_extra_info("ssl_object")
         if encryption is not None:
             self.app_state = {**self.app_state, CERTIFICATE_NAMES: _names_in(encryption.getpeercert())}

@@ -1,1 +1,1 @@
-"""Pictures of what a graph knows after a text: an interactive page, or a drawing."""
+"""What a graph knows after a text: looked up, and shown on a page, which the sidecar serves or a file keeps."""

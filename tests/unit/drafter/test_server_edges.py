@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import grpc.aio
 import pytest
 from loguru import logger
 
+from speculant_drafter import graphs
 from speculant_drafter.server import DrafterServer
 from speculant_graph.client.setup import error_of
 from speculant_graph.config import DraftConfig, ServerConfig
@@ -126,3 +128,41 @@ def test_an_address_serves_one_thing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there twice"):
         DrafterServer(ServerConfig(listen=f"{address},127.0.0.1:0", admin_listen=address), DraftConfig())
     DrafterServer(ServerConfig(listen="127.0.0.1:0", admin_listen="127.0.0.1:0"), DraftConfig())
+
+
+def test_http_answers_while_graphs_are_being_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_of([[1, 2, 3]], 2, 9).save(tmp_path / "first.pkl")
+    config = ServerConfig(
+        listen=f"unix://{tmp_path}/d.sock", graph=tmp_path / "first.pkl", metrics_listen="127.0.0.1:0"
+    )
+    server = DrafterServer(config, DraftConfig())
+
+    def ask(path: str) -> tuple[int, str, str]:
+        connection = http.client.HTTPConnection(server.metrics_address, timeout=60.0)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.headers["Content-Type"], response.read().decode()
+        finally:
+            connection.close()
+
+    def read_graph(path: Path) -> object:
+        told.extend(map(ask, ("/healthz", "/metrics", "/explorer/api/v1/graphs", "/", "/other")))
+        return read(path)
+
+    told: list[tuple[int, str, str]] = []
+    read = graphs._read_graph
+    monkeypatch.setattr(graphs, "_read_graph", read_graph)
+
+    async def run() -> None:
+        async with server:
+            told.append(ask("/healthz"))  # the event loop of drafts stands still meanwhile
+
+    asyncio.run(run())
+    health, metrics, listed, index, other, ready = told
+    assert health == (503, "text/plain; charset=utf-8", "graphs are being loaded\n")
+    assert metrics[:2] == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert "speculant_drafter_steps_total 0.0\n" in metrics[2]
+    assert (listed[0], "try again" in listed[2]) == (503, True)
+    assert (index[0], other[0]) == (200, 404)
+    assert (ready[0], ready[2]) == (200, "ok\n")

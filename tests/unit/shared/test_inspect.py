@@ -26,7 +26,7 @@ from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_i
 from speculant_graph.graph.layout import CUMULATIVE, Trie, array_offsets, record_words, trie_of
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
-from speculant_graph.view.wording import counted
+from speculant_graph.view.formatting import counted
 from support.oracle import OracleGraph
 
 FINGERPRINT = Fingerprint("nowhere/tokenizer", "00" * 32, 200)

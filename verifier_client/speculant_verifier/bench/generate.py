@@ -15,7 +15,7 @@ from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, 
 from speculant_graph.config_learning import DraftModelConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
-from speculant_graph.view.wording import counted
+from speculant_graph.view.formatting import counted
 
 _MAX_TOKENS = 128
 _LIMIT = 10

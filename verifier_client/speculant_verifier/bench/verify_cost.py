@@ -18,7 +18,7 @@ from speculant_graph.draft.cost import MAX_POINT
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.export import replacing
 from speculant_graph.settings import CommandSettings, load_settings
-from speculant_graph.view.wording import counted
+from speculant_graph.view.formatting import counted
 
 
 class BenchVerifyCostSettings(CommandSettings):

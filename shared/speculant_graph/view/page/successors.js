@@ -1,5 +1,6 @@
 // The list of what comes next: a click or Enter appends a token and goes on.
 
+import { snapshot } from "./api.js";
 import { byId, chip, counted, html, percent, rove, spoken, whole } from "./words.js";
 
 const list = byId("successors");
@@ -22,7 +23,7 @@ export function showSuccessors(successors, mark, append) {
     const count = successor.count === undefined ? "" : `${whole(successor.count)}×`;
     const said = [spoken(successor), percent(successor.probability),
       ...(count ? [counted(successor.count, "time")] : [])].join(", ");
-    const button = html("button", { type: "button", "aria-label": `append ${said}` },
+    const button = html("button", { type: "button", "aria-label": snapshot ? said : `append ${said}` },
       html("span", {}, chip(successor)), html("span", { class: "meter" }, bar),
       html("span", { class: "share" }, percent(successor.probability)),
       ...(count ? [html("span", { class: "count" }, count)] : []));

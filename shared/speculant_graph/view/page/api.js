@@ -1,7 +1,12 @@
-// The sidecar's answers. A refusal is an Error with the one line that the sidecar says.
+// The sidecar's answers, or those that the page was saved with. A refusal is an Error with the one line that the sidecar
+// says.
 
 const KEY = "speculant explorer key";
 const BASE = "api/v1/graphs";
+const saved = document.getElementById("saved");
+
+/** In a page that was saved with them, what `list` and `look` return, whatever is asked; elsewhere null. */
+export const snapshot = saved && JSON.parse(saved.textContent);
 
 export class Refusal extends Error {
   constructor(status, message) {
@@ -29,11 +34,11 @@ async function ask(path, options = {}) {
 }
 
 /** What there is to look at, and within which limits. */
-export const list = () => ask(BASE);
+export const list = async () => snapshot?.list ?? ask(BASE);
 
 /** What a graph knows after a text; `question` as docs/explorer.md describes it. */
-export const look = (graph, question, signal) =>
-  ask(`${BASE}/${encodeURIComponent(graph)}/look`, {
+export const look = async (graph, question, signal) =>
+  snapshot?.answer ?? ask(`${BASE}/${encodeURIComponent(graph)}/look`, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(question),

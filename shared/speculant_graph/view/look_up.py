@@ -1,25 +1,34 @@
-"""What a graph knows after a text, as the explorer shows it. Runs in the explorer's own process."""
+"""What a graph knows after a text, as the explorer shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from speculant_drafter.explorer.frames import identity_of
-from speculant_drafter.explorer.question import MAX_SUCCESSORS, MAX_TOKENS, BlendName, Question, default_budget
 from speculant_graph.config import DraftConfig
+from speculant_graph.corpus.hub import local_folder
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
-from speculant_graph.draft.strategies import CALIBRATED
-from speculant_graph.errors import ConfigError, DrafterUnavailableError, DraftRequestError, GraphError
+from speculant_graph.draft.strategies import CALIBRATED, STRATEGIES
+from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, Fingerprint, MixingName, TokenId
-from speculant_graph.view.neighbourhood import Neighbourhood, explore
+from speculant_graph.version import VERSION
+from speculant_graph.view.control_pictures import CONTROL_PICTURES
+from speculant_graph.view.question import (
+    MAX_BUDGET,
+    MAX_CHARACTERS,
+    MAX_SUCCESSORS,
+    MAX_TOKENS,
+    BlendName,
+    Question,
+    default_budget,
+)
 
 _SHOWN_TOKENS = 64
 """Most tokens of the text that are sent back one by one."""
@@ -28,17 +37,17 @@ _DIGITS = 6
 """Significant digits of probabilities."""
 
 
-class OpenGraph:
-    """One generation of a served graph, with what is needed to ask it."""
+class GraphLookUp:
+    """Answers questions about a graph. Not safe to share between threads."""
 
     def __init__(
-        self, graph: NgramGraph, draft: DraftConfig, tokenizer: CorpusTokenizer | None, text_problem: str
+        self, graph: NgramGraph, draft: DraftConfig, tokenizer: CorpusTokenizer | None, text_problem: str = ""
     ) -> None:
         """Take a graph.
 
         Args:
             graph: the graph.
-            draft: how the sidecar drafts.
+            draft: how to draft where a question does not say.
             tokenizer: the one of the graph; None shows ids only.
             text_problem: why there is none, one line; empty if there is.
         """
@@ -53,34 +62,6 @@ class OpenGraph:
         self._drafter = SessionDrafter(graph, config)
         self._generators: dict[MixingName, DraftGenerator] = {}
 
-    @classmethod
-    def load(
-        cls, path: Path, identity: str, draft: DraftConfig, tokenizer_folder: Path | None, tokenizer_name: str
-    ) -> OpenGraph:
-        """Open the file that the sidecar serves.
-
-        Args:
-            path: the file.
-            identity: see :func:`~speculant_drafter.explorer.frames.identity_of`.
-            draft: how the sidecar drafts.
-            tokenizer_folder: where the tokenizer may be, besides where it was when the graph was built.
-            tokenizer_name: what to call it.
-
-        Raises:
-            DrafterUnavailableError: the file is not the one that is served.
-        """
-        try:
-            graph = NgramGraph.load(path)
-        except (GraphError, OSError) as error:
-            raise DrafterUnavailableError(
-                "the graph's file can't be read any more; put it back, and have the sidecar reload it (SIGHUP)"
-            ) from error
-        if identity_of(graph.metadata) != identity:
-            raise DrafterUnavailableError(
-                "the graph's file was replaced after the sidecar had loaded it; have the sidecar reload it (SIGHUP)"
-            )
-        return cls(graph, draft, *_tokenizer_of(graph.metadata.tokenizer, tokenizer_folder, tokenizer_name))
-
     def answer(self, question: Question) -> dict[str, Any]:
         """Answer a question; see docs/explorer.md for the fields.
 
@@ -89,26 +70,21 @@ class OpenGraph:
         """
         whole = self._token_ids(question)
         token_ids = whole[-MAX_TOKENS:]
-        shown = explore(
-            self._graph,
-            token_ids,
-            self._decode,
-            depth=1,
-            branches=question.successors,
-            max_steps=question.successors,
-        )
         strategy = question.strategy or self._draft.strategy
         blend = question.blend or ("calibrated" if strategy in CALIBRATED else self._draft.mixing)
+        match = self._graph.match(token_ids[-self._graph.max_order :])
         return {
             "token_ids": token_ids,
             "num_tokens": len(whole),
             "text": None if self._tokenizer is None else self._decode(token_ids),
             "text_problem": self._text_problem,
             "tokens": [self._token(token_id) for token_id in token_ids[-_SHOWN_TOKENS:]],
-            "matched_order": len(shown.context),
-            "num_different": shown.num_successors,
-            "orders": self._orders(shown),
-            "anywhere": [] if shown.context else [self._successor(step) for step in shown.steps],
+            "matched_order": 0 if match is None else match.order,
+            "num_different": self._graph.counts(1).size if match is None else len(self._graph.successors(match)),
+            "orders": [
+                self._order(token_ids, order, question.successors) for order in range(1, self._graph.max_order + 1)
+            ],
+            "anywhere": self._most_frequent(question.successors) if match is None else [],
             "blend": {"name": blend, **self._blended(token_ids, blend, question.successors)},
             "draft": self._drafted(token_ids, len(whole), question),
         }
@@ -133,24 +109,26 @@ class OpenGraph:
     def _token(self, token_id: TokenId) -> dict[str, Any]:
         return {"id": token_id, "text": None if self._tokenizer is None else self._decode([token_id])}
 
-    def _successor(self, found: Any) -> dict[str, Any]:
+    def _counted(self, pairs: Sequence[tuple[TokenId, int]], total: int) -> list[dict[str, Any]]:
+        return [
+            {**self._token(token_id), "count": count, "probability": _rounded(count / max(1, total))}
+            for token_id, count in pairs
+        ]
+
+    def _order(self, token_ids: list[TokenId], order: int, most: int) -> dict[str, Any]:
+        context = tuple(token_ids[-order:]) if order <= len(token_ids) else ()
+        successors = self._graph.successors(context)
         return {
-            **self._token(found.token_id),
-            "count": found.count,
-            "probability": _rounded(found.probability),
+            "order": order,
+            "context": [self._token(token_id) for token_id in context],
+            "count": successors.total,
+            "num_successors": len(successors),
+            "successors": self._counted(successors.most_common(most), successors.total),
         }
 
-    def _orders(self, shown: Neighbourhood) -> list[dict[str, Any]]:
-        return [
-            {
-                "order": summary.order,
-                "context": [self._token(token.token_id) for token in summary.context],
-                "count": summary.count,
-                "num_successors": summary.num_successors,
-                "successors": [self._successor(successor) for successor in summary.successors],
-            }
-            for summary in shown.orders
-        ]
+    def _most_frequent(self, most: int) -> list[dict[str, Any]]:
+        pairs = [(token_id, count) for (token_id,), count in self._graph.most_common(most)]
+        return self._counted(pairs, int(self._graph.counts(1).sum(dtype=np.uint64)))
 
     def _blended(self, token_ids: list[TokenId], blend: BlendName, most: int) -> dict[str, Any]:
         if blend == "calibrated":
@@ -206,11 +184,65 @@ class OpenGraph:
         return self._generators[mixing]
 
 
-def _tokenizer_of(expected: Fingerprint, folder: Path | None, shown_name: str) -> tuple[CorpusTokenizer | None, str]:
-    """Return the tokenizer of a graph if it is on this machine, and otherwise why it is not in use."""
-    for name in ([] if folder is None else [str(folder)]) + [expected.name]:
+def described(graph: NgramGraph, name: str, tokenizer: str, generation: int, *, is_default: bool) -> dict[str, Any]:
+    """Return what the page says of a graph.
+
+    Args:
+        graph: the graph.
+        name: how people ask for it.
+        tokenizer: the name of its tokenizer that others may see.
+        generation: how often it was loaded.
+        is_default: whether it is the first to be shown.
+    """
+    metadata = graph.metadata
+    return {
+        "name": name,
+        "is_default": is_default,
+        "generation": generation,
+        "tokenizer": tokenizer,
+        "vocabulary_size": metadata.tokenizer.vocabulary_size,
+        "max_order": graph.max_order,
+        "num_tokens": metadata.num_tokens,
+        "num_documents": metadata.num_documents,
+        "num_contexts": sum(metadata.contexts_per_order),
+        "num_transitions": sum(metadata.transitions_per_order),
+        "built_at": metadata.built_at,
+    }
+
+
+def listed(graphs: Sequence[dict[str, Any]], draft: DraftConfig) -> dict[str, Any]:
+    """Return what the page must know before it asks.
+
+    Args:
+        graphs: what may be asked about, from :func:`described`.
+        draft: how to draft where a question does not say.
+    """
+    return {
+        "version": VERSION,
+        "graphs": graphs,
+        "defaults": {"strategy": draft.strategy, "budget": default_budget(draft.k)},
+        "strategies": STRATEGIES,
+        "blends": get_args(BlendName),
+        "limits": {
+            "characters": MAX_CHARACTERS,
+            "tokens": MAX_TOKENS,
+            "successors": MAX_SUCCESSORS,
+            "budget": MAX_BUDGET,
+        },
+        "glyphs": CONTROL_PICTURES,
+    }
+
+
+def find_tokenizer(expected: Fingerprint, folder: Path | None) -> tuple[CorpusTokenizer | None, str]:
+    """Return the tokenizer of a graph if it is on this machine, and otherwise why it is not in use.
+
+    Args:
+        expected: the graph's.
+        folder: where it may be, besides where it was when the graph was built.
+    """
+    for found in (folder, local_folder(expected.name)):
         try:
-            tokenizer = CorpusTokenizer.load(name, special_tokens="parse")
+            tokenizer = None if found is None else CorpusTokenizer.load(found, special_tokens="parse")
         except ModuleNotFoundError:
             return (
                 None,
@@ -218,12 +250,17 @@ def _tokenizer_of(expected: Fingerprint, folder: Path | None, shown_name: str) -
             )
         except ConfigError:
             continue
-        if tokenizer.fingerprint.sha256 == expected.sha256:
+        if tokenizer is not None and tokenizer.fingerprint.sha256 == expected.sha256:
             return tokenizer, ""
     return None, (
-        f"the sidecar does not have tokenizer {shown_name} on its machine; set server.explorer_tokenizer to its "
-        "folder, or use token ids"
+        f"the sidecar does not have tokenizer {public_name(expected.name)} on its machine; set "
+        "server.explorer_tokenizer to its folder, or use token ids"
     )
+
+
+def public_name(tokenizer: str) -> str:
+    """Return a tokenizer's name without the folder of this machine that it was read from."""
+    return Path(tokenizer).name if Path(tokenizer).is_absolute() else tokenizer
 
 
 def _rounded(probability: float) -> float:

@@ -1,6 +1,7 @@
 // The draft as a picture: a tree from left to right. An edge is as wide as its token is probable, and has the colour of
 // the order that knows it.
 
+import { snapshot } from "./api.js";
 import { byId, chip, colour, counted, drawn, html, percent, pieces, rove, spoken, whole } from "./words.js";
 
 const ROW = 36, HEIGHT = 26, PAD = 9, GAP = 42, MARGIN = 16, LONGEST = 22, SMALLEST = 0.7;
@@ -134,7 +135,7 @@ function describe(node) {
   svg.querySelectorAll(".lit").forEach((element) => element.classList.remove("lit"));
   for (const each of line(node)) [each.group, each.edge].forEach((element) => element.classList.add("lit"));
   if (!node.parent) {
-    told.textContent = "The end of the text. Choose a node to append the path to it.";
+    told.textContent = snapshot ? "The end of the text." : "The end of the text. Choose a node to append the path to it.";
     return;
   }
   const { step } = node;

@@ -1,6 +1,6 @@
 // What the reader has chosen, what is asked for it, and the history of both.
 
-import { forgetKey, keepKey, list, look } from "./api.js";
+import { forgetKey, keepKey, list, look, snapshot } from "./api.js";
 import { focusMatches, showMatches } from "./matches.js";
 import { focusSuccessors, showSuccessors } from "./successors.js";
 import { focusTree, showTree } from "./tree.js";
@@ -57,7 +57,7 @@ const again = (change, remember = "replace") => {
 };
 
 function append(ids) {
-  if (!ids.length) return;
+  if (!ids.length || snapshot) return;
   const all = [...state.ids, ...ids], most = about.limits.tokens;
   refresh({ token_ids: all.slice(-most) }, { remember: "push", isCut: state.isCut || all.length > most });
 }
@@ -92,7 +92,7 @@ addEventListener("pointerdown", () => {
 function draw(keepTyped) {
   const { max_order: maxOrder } = graph();
   if (!keepTyped) fillTyped();
-  byId("back").disabled = depth === 0;
+  byId("back").disabled = depth === 0 || snapshot !== null;
   const hidden = answer.num_tokens - answer.tokens.length;
   const known = answer.tokens.length - answer.matched_order;
   byId("chips").replaceChildren(
@@ -147,7 +147,7 @@ function drawSuccessors() {
     note = `${counted(summary.num_successors, "token")} followed ${order === 1 ? "the last token" : `the last ${order} tokens`}.`;
     mark = colour(order, graph().max_order);
   }
-  byId("next-note").textContent = `${note} Choose one to append it.`;
+  byId("next-note").textContent = snapshot ? note : `${note} Choose one to append it.`;
   showSuccessors(successors, mark, (successor) => append([successor.id]));
 }
 
@@ -310,6 +310,15 @@ byId("door").addEventListener("close", () => {
 
 // --- the beginning
 
+/** Nothing more can be asked: what is shown stays, and can be looked at. */
+function freeze() {
+  typed.readOnly = true;
+  for (const control of document.querySelectorAll("header select, .ask button, .fields select, .fields input")) {
+    control.disabled = true;
+  }
+  byId("version").textContent += " · saved by speculant view; the explorer of a sidecar goes on from here";
+}
+
 async function start() {
   try {
     about = await list();
@@ -321,6 +330,7 @@ async function start() {
   complain("");
   learnGlyphs(about.glyphs);
   byId("version").textContent = `speculant-graph ${about.version}`;
+  if (snapshot) freeze();
   if (!about.graphs.length) return complain("no graph is served to this key; name one in the access file, or load one");
   const first = about.graphs.find((each) => each.is_default) ?? about.graphs[0];
   const kept = history.state?.state;
@@ -330,7 +340,7 @@ async function start() {
   await refresh({ token_ids: state.ids }, { remember: "replace" });
   if (answer?.text_problem) document.querySelector('input[name="mode"][value="ids"]').click();
   // On a phone this would bring up the keyboard over the page.
-  if (!state.ids.length && matchMedia("(pointer: fine)").matches) typed.focus();
+  if (!state.ids.length && !snapshot && matchMedia("(pointer: fine)").matches) typed.focus();
 }
 
 start();
