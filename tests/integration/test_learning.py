@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -163,24 +162,3 @@ def test_a_training_ends_with_its_verifier(models: Path, tmp_path: Path) -> None
 def children(pid: int) -> list[int]:
     found = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(each) for path in found for each in path.read_text(encoding="utf-8").split()]
-
-
-@pytest.mark.slow
-def test_killed_trainings_leave_what_serves(models: Path, records: Path, tmp_path: Path) -> None:
-    given = ["train", "--records", records, "--draft-model", models / "draft", "-o", tmp_path / "adapter", "--json"]
-    first = run(*given, *FAST)
-    assert first.returncode == 0, first.stdout + first.stderr
-    before = read_adapter(tmp_path / "adapter")
-    command = [sys.executable, "-m", "speculant", *map(str, given), *FAST, "--seed", "1"]
-    for wait_s in (0.5, 4.0, 7.0):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            time.sleep(wait_s)
-            os.kill(process.pid, signal.SIGKILL)
-            shown, _ = process.communicate()
-        if not shown:  # it was killed before its end
-            assert read_adapter(tmp_path / "adapter") == before
-    again = run(*given, *FAST)  # the gate refuses what is no better, and nothing is written
-    assert again.returncode == 1, again.stdout
-    assert json.loads(again.stdout)["gate"]["reason"]
-    assert read_adapter(tmp_path / "adapter") == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 import speculant_verifier.training.trainer as trainer_module
 from speculant_graph.config_learning import TrainConfig
 from speculant_graph.errors import ConfigError
-from speculant_verifier.draft_model.adapter_files import check_adapter, read_adapter
+from speculant_verifier.draft_model.adapter_files import check_adapter, merge, read_adapter
 from speculant_verifier.training.examples import Example, make_example
 from speculant_verifier.training.run import TrainingResult, train_adapter
 from speculant_verifier.training.trainer import Trainer
@@ -100,11 +99,9 @@ def test_a_training_learns_what_is_repeated(tmp_path: Path, records, labels: str
     figures = result.figures
     assert figures.held_out_loss_after < 0.5 * figures.held_out_loss_before
     assert figures.acceptance_after > figures.acceptance_before + 0.2
-    assert figures.training_loss_after < 0.5 * figures.training_loss_before
     assert seen == list(range(1, figures.num_steps + 1)) == list(range(1, 19))
     assert figures.num_tokens == 36 * 24
     assert figures.num_held_out == 1
-    assert figures.is_finite
     assert result.end is None
     note = read_adapter(result.candidate).note
     assert note["loss"] == figures.held_out_loss_after
@@ -144,21 +141,9 @@ def test_the_adapter_loads_in_plain_peft_and_does_what_was_measured(tmp_path: Pa
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
         PeftModel.from_pretrained(model, str(result.candidate))
     judges = [make_example(each, 512) for each in result.held_out]
-    again = Trainer(base(), "tiny-llama", CONFIG, tmp_path, result.candidate).evaluate(judges)
+    again = Trainer(merge(base(), result.candidate), "tiny-llama", CONFIG, tmp_path).evaluate(judges)
     assert again.loss == pytest.approx(result.figures.held_out_loss_after, rel=1e-5)
     assert again.acceptance == result.figures.acceptance_after
-
-
-def test_a_training_goes_on_from_an_adapter(tmp_path: Path, records) -> None:
-    first = train(tmp_path / "first", records)
-    config = CONFIG.model_copy(update={"rank": 2, "learning_rate": 1e-2})
-    second = train(tmp_path / "second", records, config=config, continue_from=first.candidate)
-    assert second.figures.held_out_loss_before == pytest.approx(first.figures.held_out_loss_after, rel=1e-5)
-    assert [each.request_id for each in second.held_out] == [each.request_id for each in first.held_out]
-    if second.candidate is not None:
-        assert check_adapter(second.candidate, base(), "tiny-llama").rank == CONFIG.rank
-    with pytest.raises(ConfigError, match="is for the model"):
-        train_adapter(base(), "another", records, CONFIG, tmp_path, continue_from=first.candidate)
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit(143)])
@@ -178,7 +163,6 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, records) -> 
     """The rate is so high that the first steps are good by luck at best, and numbers overflow soon."""
     config = CONFIG.model_copy(update={"learning_rate": 1e25, "epochs": 20})
     result = train(tmp_path, records, config=config)
-    assert not result.figures.is_finite
     assert result.figures.num_steps < 20
     assert math.isfinite(result.figures.held_out_loss_after)
     assert result.candidate is None
@@ -200,10 +184,3 @@ def test_named_layers_alone_get_an_adapter(tmp_path: Path) -> None:
     assert len(names) == 4 * 2 * 2
     with pytest.raises(ConfigError, match="no_such"):
         Trainer(base(), "tiny", CONFIG.model_copy(update={"targets": "no_such"}), tmp_path)
-
-
-def test_the_note_is_json(tmp_path: Path, records) -> None:
-    result = train(tmp_path, records)
-    assert (
-        json.loads((result.candidate / "speculant.json").read_text())["acceptance"] == result.figures.acceptance_after
-    )

@@ -62,7 +62,9 @@ def test_help_needs_no_torch() -> None:
 
 
 @pytest.mark.slow
-def test_an_adapter_is_trained_published_and_trained_further(tmp_path: Path, checkpoint: Path, records: Path) -> None:
+def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
+    tmp_path: Path, checkpoint: Path, records: Path
+) -> None:
     output = tmp_path / "adapter"
     given = ("--records", records, "--draft-model", checkpoint, "-o", output, *FAST)
     run = subprocess.run(
@@ -74,7 +76,6 @@ def test_an_adapter_is_trained_published_and_trained_further(tmp_path: Path, che
     assert figures["digest"] == info.digest
     assert figures["held_out_loss_after"] < figures["held_out_loss_before"]
     assert figures["num_steps"] > 10
-    assert figures["num_trainable"] > 0
     assert figures["gate"]["is_better"]
     assert figures["gate"]["failures"]["tokens_per_pass_after"] > figures["gate"]["failures"]["tokens_per_pass_before"]
     assert info.note["gate"] == figures["gate"]
@@ -84,13 +85,6 @@ def test_an_adapter_is_trained_published_and_trained_further(tmp_path: Path, che
     check_adapter(output, AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]
 
-    more = command(*given, "--tenant", "a", "--continue-from", output, "--learning-rate", "0.001")
-    again = subprocess.run(more, capture_output=True, text=True, check=False)
-    assert again.returncode in (0, 1), again.stderr
-    assert "held out: loss" in again.stdout
-    assert "\ngate: tokens a pass " in again.stdout or "no state was better" in again.stdout
-    assert read_adapter(output).digest == info.digest or again.returncode == 0
-
     weights = output.resolve() / WEIGHTS_FILE
     weights.write_bytes(weights.read_bytes()[:1000])
     repaired = subprocess.run(
@@ -98,6 +92,8 @@ def test_an_adapter_is_trained_published_and_trained_further(tmp_path: Path, che
     )
     assert repaired.returncode == 0, repaired.stderr
     assert "what is published can't be used" in repaired.stderr
+    assert "held out: loss" in repaired.stdout
+    assert "\ngate: tokens a pass " in repaired.stdout
     check_adapter(output, AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint))
 
 
@@ -146,7 +142,6 @@ def test_a_killed_training_leaves_the_adapter_that_serves(tmp_path: Path, checkp
         (("--tenant", "a", "--draft-model", ""), "name one with --draft-model"),
         (("--tenant", "a", "--draft-model", "./missing"), "set --draft-model"),
         (("--tenant", "a", "-o", "."), "was not published by"),
-        (("--tenant", "a", "--continue-from", "missing"), "missing holds no adapter"),
         (("--tenant", "a", "--targets", "no_such"), "Name other layers with --targets"),
     ],
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,8 @@ from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import CommandSettings, load_settings
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from speculant_verifier.records.record import RequestRecord
     from speculant_verifier.training.gate import Verdict
     from speculant_verifier.training.run import TrainingResult
@@ -40,8 +41,6 @@ class TrainSettings(CommandSettings):
     """Name of the adapter. It becomes a link to the newest version in NAME.d, beside the one before."""
     tenant: str | None = None
     """Train on the text of this tenant alone; it must be named if there are several."""
-    continue_from: Path | None = None
-    """Train this adapter further, with its rank, alpha and layers."""
     json_output: bool = False
     """Print one JSON object with all figures as the last line."""
     draft_model: DraftModelConfig = DraftModelConfig()
@@ -53,7 +52,8 @@ class TrainSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Train and publish; figures on standard output, progress on standard error."""
     settings = load_settings(TrainSettings, "train", arguments)
-    if not settings.draft_model.name:
+    draft_model = settings.draft_model
+    if not draft_model.name:
         raise ConfigError("there is no draft model to train; name one with --draft-model")
     log_to_stderr("INFO")
     from speculant_verifier.training.publishing import require_publishable
@@ -67,91 +67,56 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.console import quiet_transformers, waiting_for
     from speculant_verifier.training.examples import of_one_tenant, of_tokenizer
 
-    records = read_all(settings, settings.tenant) or read_all(settings, None)  # these are named in a complaint
+    records = _read(settings, settings.tenant) or _read(settings, None)  # these are named in a complaint
     records = of_one_tenant(records, settings.tenant, is_shared=settings.train.shared)
-    with waiting_for(f"loading {printable(settings.draft_model.name)}", "auto"):
-        from speculant_verifier.draft_model.adapter_files import check_adapter
+    with waiting_for(f"loading {printable(draft_model.name)}", "auto"):
+        from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter
         from speculant_verifier.draft_model.opening import load_base
+        from speculant_verifier.training.gate import judge
+        from speculant_verifier.training.publishing import publish
         from speculant_verifier.training.run import train_adapter
 
         quiet_transformers()
-        model, tokenizer = load_base(settings.draft_model)
-    present = _present(settings.draft_model, settings.output)
-    if present is not None:
-        try:
-            check_adapter(present, model, settings.draft_model.name)
-        except ConfigError as error:
-            if settings.draft_model.adapter:
-                raise
-            logger.warning("what is published can't be used, a new adapter must be better than none: {}", error)
-            present = None
+        model, tokenizer = load_base(draft_model)
+    present = _present(draft_model, settings.output, model)
     records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
-    with workspace(settings.output) as folder, show_progress() as (report, report_gate):
-        result = train_adapter(
-            model,
-            settings.draft_model.name,
-            records,
-            settings.train,
-            folder,
-            continue_from=settings.continue_from,
-            report=report,
-        )
+    verdict, digest = None, None
+    with workspace(settings.output) as folder:
+        result = train_adapter(model, draft_model.name, records, settings.train, folder, report=_show)
         del model  # the gate loads two
-        tenants = None if settings.train.shared else sorted({record.tenant for record in records})
-        verdict, digest = publish_if_better(
-            result, settings.output, present, settings.draft_model, tenants, report_gate
-        )
-    print_result(result, verdict, settings, digest)
+        if result.candidate is not None:
+            verdict = judge(result.candidate, present, draft_model, result.held_out)
+            if verdict.is_better:
+                tenants = None if settings.train.shared else sorted({record.tenant for record in records})
+                add_to_note(result.candidate, {"gate": verdict.figures(), "tenants": tenants})
+                digest = read_adapter(publish(result.candidate, settings.output)).digest
+    _print(result, verdict, settings, digest)
     if result.end is not None:
         raise result.end
     return 0 if digest else 1
 
 
-def publish_if_better(
-    result: TrainingResult,
-    output: Path,
-    present: Path | None,
-    draft_model: DraftModelConfig,
-    tenants: Sequence[str] | None,
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Verdict | None, str | None]:
-    """Publish what was trained, with the gate's figures in its note, unless the gate refuses it.
-
-    Args:
-        result: what was trained.
-        output: its name.
-        present: the adapter that must be beaten; None: the model without any.
-        draft_model: the model.
-        tenants: whose sequences it may draft for; None: everybody's.
-        report: called after every request that was replayed.
-
-    Returns:
-        What the gate says, None if there was nothing to judge, and the adapter's digest, None if nothing was published.
+def _present(draft_model: DraftModelConfig, output: Path, model: PreTrainedModel) -> Path | None:
+    """Return the adapter that a new one must beat; None for the model without any.
 
     Raises:
-        ConfigError: the model can't be loaded again.
+        ConfigError: the one that the settings name is not of this model.
     """
-    from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter
-    from speculant_verifier.training.gate import judge
-    from speculant_verifier.training.publishing import publish
+    from speculant_verifier.draft_model.adapter_files import check_adapter
 
-    if result.candidate is None:
-        return None, None
-    verdict = judge(result.candidate, present, draft_model, result.held_out, report)
-    if not verdict.is_better:
-        return verdict, None
-    add_to_note(result.candidate, {"gate": verdict.figures(), "tenants": tenants})
-    return verdict, read_adapter(publish(result.candidate, output)).digest
-
-
-def _present(draft_model: DraftModelConfig, output: Path) -> Path | None:
-    """Return the adapter that a new one must beat."""
     if draft_model.adapter:
-        return draft_model.adapters.get(draft_model.adapter, Path(draft_model.adapter))
-    return output if output.exists() else None
+        named = draft_model.adapters.get(draft_model.adapter, Path(draft_model.adapter))
+        return check_adapter(named, model, draft_model.name).folder
+    if not output.exists():
+        return None
+    try:
+        return check_adapter(output, model, draft_model.name).folder
+    except ConfigError as error:
+        logger.warning("what is published can't be used, a new adapter must be better than none: {}", error)
+        return None
 
 
-def read_all(settings: TrainSettings, tenant: str | None) -> list[RequestRecord]:
+def _read(settings: TrainSettings, tenant: str | None) -> list[RequestRecord]:
     """Read a tenant's records, or everybody's: all failures, and replay as far as it can be used."""
     from speculant_verifier.records.database import read_records, replay_of
 
@@ -162,35 +127,17 @@ def read_all(settings: TrainSettings, tenant: str | None) -> list[RequestRecord]
     return failures + replay_of(settings.records, tenant, num_replay if failures else sys.maxsize)
 
 
-@contextmanager
-def show_progress() -> Iterator[tuple[Callable[[Progress], None], Callable[[int, int], None]]]:
-    """Yield what shows a step of the training, and one of the gate, on standard error.
-
-    On a terminal these are bars, and everywhere there is a line for every evaluation.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
-               TimeRemainingColumn(compact=True))  # fmt: skip
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("train", total=None)
-
-        def report(progress: Progress) -> None:
-            bars.update(task, completed=progress.step, total=progress.num_steps)
-            if (held_out := progress.held_out) is not None:
-                best = ", best so far" if progress.is_best else ""
-                console.print(
-                    f"step {progress.step}/{progress.num_steps}: loss {progress.loss:.3f}, "
-                    f"held out {held_out.loss:.3f}, acceptance {held_out.acceptance:.1%}{best}"
-                )
-
-        yield report, lambda done, total: bars.update(task, description="judge", completed=done, total=total)
+def _show(progress: Progress) -> None:
+    """Write a line for every evaluation."""
+    if (held_out := progress.held_out) is not None:
+        best = ", best so far" if progress.is_best else ""
+        sys.stderr.write(
+            f"step {progress.step}/{progress.num_steps}: loss {progress.loss:.3f}, held out {held_out.loss:.3f}, "
+            f"acceptance {held_out.acceptance:.1%}{best}\n"
+        )
 
 
-def print_result(result: TrainingResult, verdict: Verdict | None, settings: TrainSettings, digest: str | None) -> None:
+def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSettings, digest: str | None) -> None:
     """Print what came of a training and of the gate, for people or programs."""
     figures = result.figures
     if settings.json_output:
@@ -198,8 +145,6 @@ def print_result(result: TrainingResult, verdict: Verdict | None, settings: Trai
         shown["gate"] = None if verdict is None else verdict.figures()
         sys.stdout.write(json.dumps(shown) + "\n")
         return
-    if not figures.is_finite:
-        sys.stderr.write("the loss was no number any more, and the training ended; a lower --learning-rate may help\n")
     sys.stdout.write(
         f"{figures.num_steps} steps over {figures.num_tokens} tokens in {figures.duration_s:.0f} s, "
         f"{figures.trainable_share:.2%} of all parameters\n"

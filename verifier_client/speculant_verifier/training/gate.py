@@ -6,7 +6,7 @@ pass must rise, seconds must not, and what went well before must go on so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,6 @@ def judge(
     present: Path | None,
     config: DraftModelConfig,
     records: Sequence[RequestRecord],
-    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verdict:
     """Compare a candidate with what serves now.
 
@@ -96,7 +95,6 @@ def judge(
         present: the one that serves; None: the model without any.
         config: the draft model.
         records: requests that neither was trained on.
-        report: called after every request with how many are done and how many there are.
 
     Raises:
         ConfigError: the model can't be loaded, or the present adapter is not of it.
@@ -109,29 +107,19 @@ def judge(
     if not failures:
         return Verdict(False, "no request was held out to judge by", None, None)
     before, after = replays_of([load_adapted(config, each) for each in (present, candidate)], failures + replay)
-    done, total = 0, len(failures) + len(replay)
-
-    def progress() -> None:
-        nonlocal done
-        done += 1
-        report(done, total)
-
-    compared = compare(before, after, failures, progress)
-    remembered = compare(before, after, replay, progress) if replay else None
+    compared = compare(before, after, failures)
+    remembered = compare(before, after, replay) if replay else None
     reason = _objection(compared, remembered)
     return Verdict(not reason, reason or "tokens a pass rise and tokens a second do not fall", compared, remembered)
 
 
-def compare(
-    before: Replay, after: Replay, records: Sequence[RequestRecord], progress: Callable[[], None] = lambda: None
-) -> Comparison:
+def compare(before: Replay, after: Replay, records: Sequence[RequestRecord]) -> Comparison:
     """Replay requests with both, in turns, so that a noisy moment hits both; at least one request."""
     pairs = []
-    for number, record in enumerate(records):
-        order = (before, after) if number % 2 else (after, before)
+    for index, record in enumerate(records):
+        order = (before, after) if index % 2 else (after, before)
         found = [each.run(record) for each in order]
-        pairs.append(found if number % 2 else found[::-1])
-        progress()
+        pairs.append(found if index % 2 else found[::-1])
     per_pass = np.array([[each.tokens_per_pass for each in pair] for pair in pairs])
     num_tokens = sum(pair[0].num_tokens for pair in pairs)
     differences = per_pass[:, 1] - per_pass[:, 0]

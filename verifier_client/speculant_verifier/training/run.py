@@ -15,8 +15,6 @@ from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.examples import Example, make_example, mixture, split
 from speculant_verifier.training.trainer import Progress, Trainer
 
-_ENDS = 10  # the first and the last tenth of the steps
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingFigures:
@@ -27,22 +25,14 @@ class TrainingFigures:
     """Positions that were trained on, repetitions counted."""
     num_held_out: int
     """Requests that were held out."""
-    training_loss_before: float | None
-    """Mean of the first tenth of the steps; None if there was none."""
-    training_loss_after: float | None
-    """Mean of the last tenth."""
     held_out_loss_before: float
     held_out_loss_after: float
     acceptance_before: float
     """Share of the held-out positions at which the draft model's most probable token is the target's."""
     acceptance_after: float
-    num_trainable: int
-    """Parameters that were trained."""
     trainable_share: float
     """Share of all parameters."""
     duration_s: float
-    is_finite: bool
-    """Whether all numbers were; otherwise the training ended with the first one that was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +55,6 @@ def train_adapter(
     config: TrainConfig,
     folder: Path,
     *,
-    continue_from: Path | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> TrainingResult:
     """Train an adapter; Ctrl-C and SIGTERM end it early, and what is best by then is the result.
@@ -76,11 +65,10 @@ def train_adapter(
         records: requests of one tenant, or of all that share an adapter; failures, and replay among them.
         config: how to train.
         folder: an empty one for checkpoints; the candidate is in it.
-        continue_from: an adapter to go on with.
         report: called after every step.
 
     Raises:
-        ConfigError: there are fewer than two requests, or the adapter to go on with is not of this model.
+        ConfigError: there are fewer than two requests, or the model can't have such an adapter.
     """
     started = time.monotonic()
     longest = min(config.max_tokens, model.config.get_text_config().max_position_embeddings)
@@ -92,30 +80,24 @@ def train_adapter(
     chosen = mixture([each for each in own if each.is_failure], [each for each in own if not each.is_failure], config)
     examples: dict[int, Example] = {id(each): make_example(each, longest, config.labels) for each in own}
     judges = [make_example(each, longest, config.labels) for each in held_out]
-    trainer = Trainer(model, base_name, config, folder, continue_from)
+    trainer = Trainer(model, base_name, config, folder)
     end: BaseException | None = None
     before = trainer.evaluate(judges)
     try:
         trainer.run([examples[id(each)] for each in chosen], judges, before, report)
     except (KeyboardInterrupt, SystemExit) as interruption:
         end = interruption
-    steps = trainer.losses
-    seen = chosen[: len(steps) * config.accumulate]
+    seen = chosen[: trainer.num_steps * config.accumulate]
     candidate, after = trainer.best or (None, before)
-    ends = max(1, len(steps) // _ENDS)
     figures = TrainingFigures(
-        num_steps=len(steps),
+        num_steps=trainer.num_steps,
         num_tokens=sum(examples[id(each)].num_labels for each in seen),
         num_held_out=len(held_out),
-        training_loss_before=sum(steps[:ends]) / ends if steps else None,
-        training_loss_after=sum(steps[-ends:]) / ends if steps else None,
         held_out_loss_before=before.loss,
         held_out_loss_after=after.loss,
         acceptance_before=before.acceptance,
         acceptance_after=after.acceptance,
-        num_trainable=trainer.num_trainable,
         trainable_share=trainer.share,
         duration_s=time.monotonic() - started,
-        is_finite=trainer.is_finite,
     )
     return TrainingResult(candidate, figures, tuple(held_out), end)

@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from loguru import logger
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
 
 from speculant_graph.config_learning import TrainConfig
 from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
-from speculant_verifier.draft_model.adapter_files import NOTE_FILE, base_digest, check_adapter, decoded, quiet_peft
+from speculant_verifier.draft_model.adapter_files import NOTE_FILE, base_digest, decoded, quiet_peft
 from speculant_verifier.training.examples import Example
 from speculant_verifier.training.losses import divergence
 
@@ -73,7 +74,6 @@ class Trainer:
         base_name: str,
         config: TrainConfig,
         folder: Path,
-        continue_from: Path | None = None,
     ) -> None:
         """Put an adapter into a model.
 
@@ -82,10 +82,9 @@ class Trainer:
             base_name: the name or folder it was loaded from.
             config: how to train.
             folder: where checkpoints go.
-            continue_from: an adapter to train on; rank, alpha and layers are then as they are in it.
 
         Raises:
-            ConfigError: the adapter to go on with is not of this model, or the model's weights can't be decoded.
+            ConfigError: it can't have such an adapter, or its weights can't be decoded.
         """
         torch.manual_seed(config.seed)
         self._config, self._folder = config, folder
@@ -96,11 +95,10 @@ class Trainer:
         # Ours is made for decoding; these are the ones that torch and transformers differentiate. gpt-oss has no sdpa.
         model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
         with quiet_peft():
-            if continue_from is None:
-                self.model: Any = _with_new_adapter(model, lora_config(model, config))
-            else:
-                before = check_adapter(continue_from, model, base_name).folder
-                self.model = PeftModel.from_pretrained(model, str(before), is_trainable=True)
+            try:
+                self.model: Any = get_peft_model(model, lora_config(model, config))
+            except ValueError as error:  # none of the layers is there, or it is of a kind that can't have one
+                raise ConfigError(f"{sentence(error)} Name other layers with --train.targets.") from error
         self.model.peft_config["default"].base_model_name_or_path = base_name
         if sum(parameter.numel() for parameter in model.parameters()) > LARGE:
             model.activation_checkpointing_enable()
@@ -108,18 +106,13 @@ class Trainer:
         trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         self._weights = list(trained.values())
         self._outer = [each for name, each in trained.items() if "lora_B" in name]
-        with torch.no_grad():
-            for weights in self._outer:  # of an adapter to go on with: it is as strong as it was published
-                weights.div_(config.strength)
-        self.num_trainable = sum(parameter.numel() for parameter in self._weights)
-        self.share = self.num_trainable / sum(parameter.numel() for parameter in self.model.parameters())
+        num_trained = sum(parameter.numel() for parameter in self._weights)
+        self.share = num_trained / sum(parameter.numel() for parameter in self.model.parameters())
         """Share of all parameters that is trained."""
         self.best: tuple[Path, Evaluation] | None = None
         """The best state so far by its held-out loss, a whole adapter; None while none is better than the beginning."""
-        self.losses: list[float] = []
-        """Of every step, nats a position."""
-        self.is_finite = True
-        """Whether all numbers of the training were; it ends with the first one that is not."""
+        self.num_steps = 0
+        """Steps so far."""
 
     def run(
         self,
@@ -147,12 +140,12 @@ class Trainer:
             loss = self._accumulate(group)
             norm = nn.utils.clip_grad_norm_(self._weights, _LARGEST_NORM)
             if not math.isfinite(loss) or not norm.isfinite():
-                self.is_finite = False
+                logger.warning("the loss is no number any more, and the training ends; lower --train.learning-rate")
                 break
             optimiser.step()
             schedule.step()
             optimiser.zero_grad(set_to_none=True)
-            self.losses.append(loss)
+            self.num_steps = step
             is_due = step % every == 0 or step == len(groups)
             evaluation = self.evaluate(held_out) if is_due else None
             is_best = evaluation is not None and evaluation.loss < best.loss
@@ -222,13 +215,6 @@ class Trainer:
         earlier, self.best = self.best, (folder, evaluation)
         if earlier is not None:
             shutil.rmtree(earlier[0], ignore_errors=True)
-
-
-def _with_new_adapter(model: PreTrainedModel, config: LoraConfig) -> Any:
-    try:
-        return get_peft_model(model, config)
-    except ValueError as error:  # none of the layers is there, or it is of a kind that can't have one
-        raise ConfigError(f"{sentence(error)} Name other layers with --train.targets.") from error
 
 
 def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
