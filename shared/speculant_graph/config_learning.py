@@ -19,8 +19,6 @@ class DraftModelConfig(Config):
     """LoRA adapter to begin with: a folder, or one of 'adapters' by its name; empty: none."""
     adapters: dict[str, Path] = {}  # noqa: RUF012 - every instance gets its own copy
     """Folders of adapters by names of your own: legal=adapters/legal"""
-    fuse: bool = True
-    """Add the adapter to the weights, which costs nothing per pass; otherwise its layers are computed apart."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number type of the weights; 'auto' keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
     device: str = "auto"

@@ -43,10 +43,6 @@ def test_behind_two_dashes_a_text_is_a_text() -> None:
 
 
 def test_a_draft_model_takes_no_short_flag_of_the_models() -> None:
-    settings = load_settings(VerifierSettings, "verifier", ["--device", "cpu", "--dtype", "float32", "--no-fuse"])
+    settings = load_settings(VerifierSettings, "verifier", ["--device", "cpu", "--dtype", "float32"])
     assert (settings.verifier.device, settings.verifier.dtype) == ("cpu", "float32")
-    assert (settings.draft_model.device, settings.draft_model.dtype, settings.draft_model.fuse) == (
-        "auto",
-        "auto",
-        False,
-    )
+    assert (settings.draft_model.device, settings.draft_model.dtype) == ("auto", "auto")

@@ -1,4 +1,4 @@
-"""The parts of the drafter that asks a model: trust, trees, price, and what it refuses."""
+"""The parts of the drafter that asks a model: reliability, trees, price, and what it refuses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.drawing import shape_of
 from speculant_verifier.draft_model.opening import load_draft_model
 from speculant_verifier.draft_model.price import LEAST_GAIN, Allowance, DraftPrice
+from speculant_verifier.draft_model.reliability import Place, Reliability
 from speculant_verifier.draft_model.tree import DraftTree
-from speculant_verifier.draft_model.trust import Place, Trust
 from support.draft_models import flat
 from support.tiny_models import tiny_gpt_oss
 
@@ -26,22 +26,22 @@ ROOT = Place(is_root=True, sureness=0.6)
 
 
 def learned(num_tokens, right_of_ngrams, right_of_model, seed=0):
-    """Trust after many tokens at each of which n-grams and model say something else."""
+    """What is learned of many tokens at each of which n-grams and model say something else."""
     generator = random.Random(seed)
-    trust = Trust()
+    reliability = Reliability()
     for _ in range(num_tokens):
         of_ngrams, of_model = generator.random() < right_of_ngrams, generator.random() < right_of_model
         truth = generator.randrange(100)
         ngrams = [(truth if of_ngrams else truth + 100, 0.6)]
         row = [(truth if of_model else truth + 200, 0.6), (truth + 300, 0.1)]
-        trust.learn(ngrams, row, truth, ROOT, is_drafted=of_ngrams or of_model)
-    return trust
+        reliability.learn(ngrams, row, truth, ROOT, is_drafted=of_ngrams or of_model)
+    return reliability
 
 
 @pytest.mark.parametrize(("of_ngrams", "of_model"), [(0.9, 0.2), (0.2, 0.9), (0.6, 0.6)])
 def test_trust_goes_to_whoever_is_right(of_ngrams, of_model):
-    trust = learned(600, of_ngrams, of_model)
-    mixed = {each.token_id: each.probability for each in trust.mix([(1, 0.6)], [(2, 0.6), (3, 0.1)])}
+    reliability = learned(600, of_ngrams, of_model)
+    mixed = {each.token_id: each.probability for each in reliability.mix([(1, 0.6)], [(2, 0.6), (3, 0.1)])}
     if of_ngrams != of_model:
         assert (mixed[1] > mixed.get(2, 0.0)) == (of_ngrams > of_model)
     # They say something else, so at most one of them is right.
@@ -56,7 +56,7 @@ def test_the_gain_is_what_the_model_adds():
 
 
 def test_agreement_counts_more_than_either_alone():
-    generator, trust = random.Random(1), Trust()
+    generator, reliability = random.Random(1), Reliability()
     for _ in range(800):
         truth = generator.randrange(50)
         agree = generator.random() < 0.5
@@ -64,10 +64,10 @@ def test_agreement_counts_more_than_either_alone():
             first = second = truth if generator.random() < 0.95 else truth + 100
         else:
             first, second = (truth, truth + 100) if generator.random() < 0.5 else (truth + 100, truth)
-        trust.learn([(first, 0.6)], [(second, 0.6)], truth, ROOT, is_drafted=True)
-    alone = trust.mix([(1, 0.6)], [(2, 0.6)])[0].probability
-    assert trust.mix([(1, 0.6)], [(1, 0.6)])[0].probability > alone + 0.2
-    assert trust.mix([(1, 0.6)], [(1, 0.6)])[0].source == "both"
+        reliability.learn([(first, 0.6)], [(second, 0.6)], truth, ROOT, is_drafted=True)
+    alone = reliability.mix([(1, 0.6)], [(2, 0.6)])[0].probability
+    assert reliability.mix([(1, 0.6)], [(1, 0.6)])[0].probability > alone + 0.2
+    assert reliability.mix([(1, 0.6)], [(1, 0.6)])[0].source == "both"
 
 
 @st.composite
@@ -83,14 +83,14 @@ def drafts(draw):
 
 @given(drafts(), st.integers(1, 8), st.randoms(use_true_random=False))
 def test_the_best_nodes_are_the_most_probable_paths(draft, budget, generator):
-    tree, trust = DraftTree(draft), Trust()
+    tree, reliability = DraftTree(draft), Reliability()
     for _ in range(2):
-        opened = tree.open_nodes(trust, tree.best(budget), 24)
+        opened = tree.open_nodes(reliability, tree.best(budget), 24)
         nodes = [node for node, _ in opened[:3]]
         tree.write(nodes, 0)
         for node in nodes:
             row = [(100 + generator.randrange(9), 0.5 * generator.random()) for _ in range(3)]
-            tree.expand(node, sorted(dict(row).items(), key=lambda each: -each[1]), trust, 8)
+            tree.expand(node, sorted(dict(row).items(), key=lambda each: -each[1]), reliability, 8)
         tree.update()
     best = tree.best(budget)
     paths = sorted((node.path for node in tree.nodes[1:] if node.path > 0.0), reverse=True)

@@ -139,23 +139,6 @@ def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return merged
 
 
-def attach(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Put a checked adapter beside the weights of a model; its layers are computed in every pass.
-
-    Args:
-        model: it is changed: its linear layers become peft's.
-        folder: :attr:`AdapterInfo.folder`.
-
-    Returns:
-        The model itself, of its own class.
-    """
-    with quiet_peft():
-        attached = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
-    base = attached.get_base_model()
-    assert isinstance(base, PreTrainedModel)
-    return base
-
-
 def decoded(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model whose weights are plain numbers: matrices can't be added to packed ones.
 

@@ -106,7 +106,7 @@ class Adapters:
         Args:
             drafter: what drafts.
             base: the model without an adapter; it stays so, and adapters are added to copies of it.
-            config: its settings: names of adapters, and whether they are added to the weights.
+            config: its settings: names of adapters.
             identity: what records say of the draft model; it is kept up to date.
 
         Raises:
@@ -186,12 +186,12 @@ class Adapters:
     def _loaded(self, name: str) -> _Loaded:
         if not name:
             return _Loaded(BASE, self._base)
-        from speculant_verifier.draft_model.adapter_files import attach, check_adapter, merge
+        from speculant_verifier.draft_model.adapter_files import check_adapter, merge
 
         folder = self._config.adapters.get(name, Path(name))
         info = check_adapter(folder, self._base.model, self._config.name)
         # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
-        adapted = (merge if self._config.fuse else attach)(copy.deepcopy(self._base.model), info.folder)
+        adapted = merge(copy.deepcopy(self._base.model), info.folder)
         adapter = Adapter(name, str(info.folder), info.digest, info.tenants)
         return _Loaded(adapter, self._base.with_weights(adapted))
 

@@ -1,9 +1,9 @@
 """A drafter that asks a language model where that pays: beside n-grams, or alone.
 
 For every step n-grams draft first. The price then says pass by pass whether the model is asked about nodes of these
-trees, and about how many; what it says is mixed with what the n-grams said (:mod:`.trust`), and the most probable nodes
-are drafted. For rules that weigh p against q the model alone draws chains or trees (:mod:`.drawing`). All sequences of
-a batch share the passes. The text can't depend on any of it.
+trees, and about how many; what it says is mixed with what the n-grams said (:mod:`.reliability`), and the most probable
+nodes are drafted. For rules that weigh p against q the model alone draws chains or trees (:mod:`.drawing`). All
+sequences of a batch share the passes. The text can't depend on any of it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from speculant_graph.types import (
 from speculant_verifier.draft_model.drawing import DrawOrder, draw_drafts, shape_of
 from speculant_verifier.draft_model.passes import ROW_WIDTH, CachedSequence, DraftPasses, TopRows
 from speculant_verifier.draft_model.price import Allowance, DraftPrice
+from speculant_verifier.draft_model.reliability import Candidate, Reliability
 from speculant_verifier.draft_model.session import DraftSession, WantedDraft
 from speculant_verifier.draft_model.tree import DraftTree
-from speculant_verifier.draft_model.trust import Candidate, Place, Trust
 from speculant_verifier.model import TargetModel
 
 _MIXED_WIDTH = 16
@@ -77,7 +77,7 @@ class ModelDrafter:
         """
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
         self._temperature, self._clock = temperature, clock
-        self._trust = Trust()
+        self._reliability = Reliability()
         self._acceptance = _FIRST_ACCEPTANCE  # of a drawn token whose parent was accepted
         self._sessions: dict[int, DraftSession] = {}
         self._has_failed = False
@@ -133,7 +133,7 @@ class ModelDrafter:
         self._passes = self._passes.of(model)
         self._hits = deque(maxlen=HIT_WINDOW)  # the step that ran meanwhile has noted some of the other model's
         self._price.allowance = Allowance()
-        self._trust, self._acceptance, self._has_failed = Trust(), _FIRST_ACCEPTANCE, False
+        self._reliability, self._acceptance, self._has_failed = Reliability(), _FIRST_ACCEPTANCE, False
         for session in self._sessions.values():
             session.forget_model()
 
@@ -227,10 +227,7 @@ class ModelDrafter:
             num_saved = len(emitted) - 1 - tree.num_followed(emitted, session.baseline)
             self._price.allowance.add(num_saved / self._price.rate)
         if not wanted.step.draws:
-            if tree.num_rounds:
-                place = Place(is_root=True, sureness=session.hit_rate)
-                self._trust.learn_bonus(place, tree.num_late(emitted) - session.late_tokens)
-            self._note_hits(session, tree.learn(emitted, self._trust))
+            self._note_hits(session, tree.learn(emitted, self._reliability))
             return
         outcomes = tree.outcomes(emitted)
         self._note_hits(session, outcomes)
@@ -269,7 +266,7 @@ class ModelDrafter:
             best = [each.tree.best(each.budget) for each in batch]
             gains = [[each.tree.nodes[node].path for node in nodes] for each, nodes in zip(batch, best, strict=True)]
             opened = {
-                index: batch[index].tree.open_nodes(self._trust, best[index], batch[index].max_depth)
+                index: batch[index].tree.open_nodes(self._reliability, best[index], batch[index].max_depth)
                 for index in members
             }
             pending = 0 if num_rounds else max(len(cached.pending) for cached in members.values())
@@ -294,8 +291,6 @@ class ModelDrafter:
             elapsed_s = self._clock() - started_s
             self._price.note(expected_s, elapsed_s)
             self._count(1, elapsed_s)
-            for index in members if num_rounds else ():
-                batch[index].session.late_tokens += elapsed_s * self._price.rate / len(batch)
             spent_s += elapsed_s
             num_rounds += 1
         return num_rounds > 0
@@ -346,7 +341,7 @@ class ModelDrafter:
         for (index, cached), top in zip(members.items(), rows, strict=True):
             self._take_hits(batch[index].session, cached)
             for node, row in zip(chosen[index], _candidates(top), strict=True):
-                batch[index].tree.expand(node, row, self._trust, self._config.max_branches)
+                batch[index].tree.expand(node, row, self._reliability, self._config.max_branches)
             batch[index].tree.update()
 
     def _draw(self, batch: Sequence[WantedDraft]) -> list[Draft]:

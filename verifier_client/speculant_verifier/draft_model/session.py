@@ -30,8 +30,6 @@ class DraftSession:
     """Tokens it had at its latest step."""
     text: Sequence[TokenId] = ()
     """These."""
-    late_tokens: float = 0.0
-    """What the time of passes behind the first one of the latest step was worth."""
     tree: DraftTree | None = None
     """Of its latest step, if the model was weighed in it."""
     is_asked: bool = False
@@ -54,8 +52,7 @@ class DraftSession:
         """Begin a step for which n-grams have drafted."""
         self.num_tokens, self.text = len(step.token_ids), step.token_ids
         self.inner_id, self.numbers = draft.draft_id, None
-        self.tree, self.is_asked, self.baseline, self.late_tokens = None, False, frozenset(), 0.0
-        self.charged_s = 0.0
+        self.tree, self.is_asked, self.baseline, self.charged_s = None, False, frozenset(), 0.0
 
     def forget_model(self) -> None:
         """Begin anew with another model."""

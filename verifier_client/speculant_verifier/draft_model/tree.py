@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from speculant_graph.types import Draft, DraftSourceName, StrategyName, TokenId
-from speculant_verifier.draft_model.trust import Candidate, Place, Trust
+from speculant_verifier.draft_model.reliability import Candidate, Place, Reliability
 
 
 @dataclass(eq=False, slots=True)
@@ -30,8 +30,6 @@ class Node:
     """Probability that all tokens down to it follow."""
     number: int = 0
     """In the n-grams' draft, from 1; 0 if it is not of it."""
-    round: int = 0
-    """The pass of its step that brought it; 0 for nodes of the n-grams."""
     written: int = -1
     """As a parent in the model's passes; -1 if the model was not asked about it."""
     children: list[int] = field(default_factory=list)
@@ -52,8 +50,6 @@ class DraftTree:
             sureness: how often the model was right lately in this sequence.
         """
         self.nodes = [Node(-1, -1, 0, sureness)]
-        self.num_rounds = 0
-        """Passes of this step that it took part in."""
         self.drafted: frozenset[int] = frozenset()
         """Nodes that were drafted in the end."""
         for number, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
@@ -70,11 +66,11 @@ class DraftTree:
         found = [(self.nodes[child].token_id, self.nodes[child].conditional) for child in node.children]
         return sorted(found, key=lambda candidate: -candidate[1])
 
-    def open_nodes(self, trust: Trust, chosen: Sequence[int], max_depth: int) -> list[tuple[int, float]]:
+    def open_nodes(self, reliability: Reliability, chosen: Sequence[int], max_depth: int) -> list[tuple[int, float]]:
         """Return the nodes that the model was not asked about and whose children may be drafted, parents first.
 
         Args:
-            trust: knows what asking brings.
+            reliability: knows what asking brings.
             chosen: the most probable nodes, as many as may be drafted. Children of others are less probable than these.
             max_depth: a node so deep has no children.
 
@@ -82,22 +78,22 @@ class DraftTree:
             (node, expected further accepted tokens).
         """
         return [
-            (index, node.path * trust.gain(node.ngrams, self._place(index)))
+            (index, node.path * reliability.gain(node.ngrams, self._place(index)))
             for index in (0, *chosen)
             if (node := self.nodes[index]).written < 0 and node.depth < max_depth
         ]
 
-    def expand(self, index: int, row: Sequence[Candidate], trust: Trust, max_branches: int) -> None:
+    def expand(self, index: int, row: Sequence[Candidate], reliability: Reliability, max_branches: int) -> None:
         """Take what the model says after a node; :meth:`update` then."""
         node = self.nodes[index]
         node.row = row
         known = {self.nodes[child].token_id: child for child in node.children}
-        mixed = trust.mix(node.ngrams, row)
+        mixed = reliability.mix(node.ngrams, row)
         for token_id, probability, source in mixed[:max_branches]:
             child = known.pop(token_id, None)
             if child is None:
                 node.children.append(len(self.nodes))
-                self.nodes.append(Node(token_id, index, node.depth + 1, probability, source, round=self.num_rounds))
+                self.nodes.append(Node(token_id, index, node.depth + 1, probability, source))
             else:
                 self.nodes[child].conditional, self.nodes[child].source = probability, source
         rest = {each.token_id: each.probability for each in mixed}
@@ -127,7 +123,6 @@ class DraftTree:
             chosen: nodes, parents before their children; the root needs no place in a pass.
             first: nodes that passes of this step have written.
         """
-        self.num_rounds += 1
         new: list[tuple[int, TokenId]] = []
         for index in chosen:
             node = self.nodes[index]
@@ -150,7 +145,7 @@ class DraftTree:
             draft_id=draft_id,
         )
 
-    def learn(self, emitted: Sequence[TokenId], trust: Trust) -> list[bool]:
+    def learn(self, emitted: Sequence[TokenId], reliability: Reliability) -> list[bool]:
         """Learn from the tokens that followed the sequence, as far as the model was asked.
 
         Returns:
@@ -161,21 +156,13 @@ class DraftTree:
             node, child = self.nodes[index], self._child(index, token_id)
             if node.row:
                 is_drafted = child in self.drafted
-                found.append(trust.learn(node.ngrams, node.row, token_id, self._place(index), is_drafted=is_drafted))
+                found.append(
+                    reliability.learn(node.ngrams, node.row, token_id, self._place(index), is_drafted=is_drafted)
+                )
             if child < 0:
                 break
             index = child
         return found
-
-    def num_late(self, emitted: Sequence[TokenId]) -> int:
-        """Return how many of the tokens that followed were brought by passes behind the first one of their step."""
-        index, count = 0, 0
-        for token_id in emitted:
-            index = self._child(index, token_id)
-            if index < 0:
-                break
-            count += self.nodes[index].round > 1
-        return count
 
     def num_followed(self, emitted: Sequence[TokenId], nodes: Container[int]) -> int:
         """Return how many of the tokens that followed some nodes of the tree would have brought."""

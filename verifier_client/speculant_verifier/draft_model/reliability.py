@@ -1,4 +1,4 @@
-"""How far a draft model can be trusted beside n-grams: learned online, from every token that followed.
+"""How reliable a draft model is beside n-grams: learned online, from every token that followed.
 
 N-grams come as candidates with calibrated probabilities, the model as a row of its most probable tokens. Both are mixed
 as contexts of the calibrated drafter are: P(x) = s P_model(x) + (1 - s) P_ngrams(x). There is one share s for each
@@ -46,8 +46,8 @@ class Mixed(NamedTuple):
     source: DraftSourceName
 
 
-class Trust:
-    """What one model has deserved so far."""
+class Reliability:
+    """How often one model was right so far, by kinds of places."""
 
     def __init__(self) -> None:
         """Begin with equal shares where both know something."""
@@ -62,7 +62,6 @@ class Trust:
         ]
         # By the same and the sureness of the n-grams: at how many of them the next token was drafted.
         self._mixed = [[0.0, 0.0] for _ in range(len(self._model) * _CLASSES)]
-        self._bonuses = [0.0] * _CLASSES
 
     def mix(self, ngrams: Sequence[Candidate], row: Sequence[Candidate]) -> list[Mixed]:
         """Return the candidates of both, the most probable first.
@@ -120,24 +119,15 @@ class Trust:
         share[1] = share[1] * _SHARE_MEMORY + of_model / (of_model + of_ngrams)
         return is_right
 
-    def learn_bonus(self, place: Place, tokens: float) -> None:
-        """Learn what passes behind a first one have brought, in tokens, those left out that their time was worth."""
-        index = bisect_right(_SURENESS, place.sureness)
-        self._bonuses[index] += (1.0 - _RIGHT_MEMORY) * (tokens - self._bonuses[index])
-
     def gain(self, ngrams: Sequence[Candidate], place: Place) -> float:
-        """Return what asking the model is expected to bring, in accepted tokens.
-
-        That is how much likelier the next token is drafted then, and at the root what further passes bring.
-        """
+        """Return what asking the model is expected to bring: how much likelier the next token is drafted then."""
         kind = _kind_of(place)
         before = min(1.0, sum(probability for _, probability in ngrams))
         visits, hits = self._model[kind]
         expected = max(before, hits / visits)
         visits, hits = self._mixed[kind * _CLASSES + _class_of(ngrams)]
         after = (hits + _RIGHT_PRIOR * expected) / (visits + _RIGHT_PRIOR)
-        bonus = max(0.0, self._bonuses[bisect_right(_SURENESS, place.sureness)]) if place.is_root else 0.0
-        return max(0.0, after - before) + bonus
+        return max(0.0, after - before)
 
     def _interpolated(self, ngrams: Sequence[Candidate], row: Sequence[Candidate]) -> list[tuple[Mixed, int]]:
         share = self._shares[_class_of(ngrams) * _CLASSES + _class_of(row)]
