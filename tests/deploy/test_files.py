@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from speculant_drafter.cli import DrafterSettings
+from speculant_graph.cli import probe
 from speculant_graph.cli.build import BuildSettings
-from speculant_graph.cli.probe_settings import ProbeSettings
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import socket_path, split_addresses
 from speculant_graph.settings import load_settings
@@ -32,7 +32,7 @@ DOCKERFILES = sorted(DEPLOY.glob("*.Dockerfile"))
 COMPOSE = ["compose.yaml", "compose.gpu.yaml"]
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 LAYOUTS = ["sidecar", "shared"]
-SETTINGS = {"build": BuildSettings, "drafter": DrafterSettings, "probe": ProbeSettings, "verifier": VerifierSettings}
+SETTINGS = {"build": BuildSettings, "drafter": DrafterSettings, "verifier": VerifierSettings}
 USER = 10001
 
 
@@ -112,6 +112,8 @@ def command_lines():
 
 def parsed(arguments):
     """Return the settings of a command line."""
+    if arguments[0] == "probe":
+        return probe.make_parser().parse_args(arguments[1:])
     return load_settings(SETTINGS[arguments[0]], arguments[0], arguments[1:])
 
 
@@ -130,7 +132,7 @@ def test_every_command_line_is_taken(place, arguments, tmp_path, monkeypatch):
 def test_a_wrong_command_line_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(COMMAND_LINES) > 25
-    assert {arguments[0] for _, arguments in COMMAND_LINES} == set(SETTINGS)
+    assert {arguments[0] for _, arguments in COMMAND_LINES} == {*SETTINGS, "probe"}
     with pytest.raises(ConfigError):
         parsed(["drafter", "--graphh", "x"])
     with pytest.raises(ConfigError):

@@ -57,7 +57,7 @@ def make_root_parser() -> ArgumentParser:
 
 def _add_parser(commands: Any, name: str, module: str, what: str) -> None:
     kind = _settings_of(module)
-    if kind is None:
+    if kind is None:  # it is not installed, or reads no settings
         commands.add_parser(name, help=what)
         return
     parser = make_parser(kind, name)
