@@ -20,11 +20,8 @@ from support.verifier_service import collected, play
 
 WISHES: list[dict[str, Any]] = [
     {},
-    {"node_budget": 3},
     {"node_budget": 50},
     {"node_budget": 0},
-    {"max_depth": 2},
-    {"draft_temperature": 0.7},
     {"node_budget": 4, "max_depth": 1, "draft_temperature": 1.5},
 ]
 

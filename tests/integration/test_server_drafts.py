@@ -186,27 +186,17 @@ def test_sampling_goes_by_the_position_that_is_told(server: LiveServer) -> None:
 
 
 OPTIONS = [
-    {"max_depth": 2},
-    {"max_branches": 1},
-    {"max_branches": 64},
     {"min_path_probability": 0.2},
-    {"max_candidates": 2},
     {"omit_proposals": True},
-    {"beam_width": 1},
+    {"max_depth": 2, "max_branches": 2},
     {"mixing": "attention"},
-    {"coupling": "gumbel"},
-    {"siblings": "without-replacement"},
+    {"siblings": "without-replacement", "temperature": 0.3, "max_candidates": 3},
     {"siblings": "independent"},
-    {"siblings": "independent", "max_branches": 2, "max_depth": 2, "max_candidates": 2},
     {"siblings": "independent", "omit_proposals": True},
-    {"temperature": 0.3},
-    {"temperature": 0.3, "siblings": "without-replacement", "max_candidates": 3},
     {"sources": frozenset(["session"])},
     {"sources": frozenset()},
-    {"nasd_order": 2},
-    {"stop_if_unknown": False},
-    {"filler_top_k": 1},
 ]
+"""What a client of ours can't ask for by its settings, and combinations."""
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -33,6 +33,7 @@ from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, DraftOptions, Feedback, Fingerprint, Proposal, StrategyName
 from support import answer_reference
 from support.answer_reference import encode_step_answer
+from support.sessions import values_of
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 VOCABULARY_SIZE = 40
@@ -124,27 +125,12 @@ def decode_answer(payload: bytes, count: int) -> StepAnswer:
 
 
 def comparable(answer: StepAnswer) -> Any:
-    """The answer with arrays as tuples."""
-    return (
-        answer.graph_generation,
-        answer.draft_id,
-        answer.server_time_ns,
-        [
-            (
-                entry.status,
-                entry.next_position,
-                entry.graph_generation,
-                entry.draft.token_ids,
-                entry.draft.parents,
-                entry.draft.path_probabilities,
-                entry.draft.strategy,
-                entry.draft.terminated_early,
-                entry.draft.draft_id,
-                [(tuple(q.token_ids.tolist()), tuple(q.probabilities.tolist())) for q in entry.draft.proposals],
-            )
-            for entry in answer.sequences
-        ],
-    )
+    """The answer with arrays as lists."""
+    sequences = [
+        (each.status, each.next_position, each.graph_generation, each.draft.draft_id, values_of(each.draft))
+        for each in answer.sequences
+    ]
+    return answer.graph_generation, answer.draft_id, answer.server_time_ns, sequences
 
 
 def told(feedback: Feedback | None) -> Any:
