@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,15 +20,7 @@ from loguru import logger
 from speculant_graph.client.actions import CloseSession, DropStream, OpenSession, Report, Send, StartProbing
 from speculant_graph.client.batches import InFlightBatch
 from speculant_graph.client.sessions import Opening, problem_of
-from speculant_graph.client.setup import (
-    PROBE,
-    PROBE_METHOD,
-    PROBE_TIMEOUT_S,
-    STREAM_METHOD,
-    endpoints_of,
-    error_of,
-    make_core,
-)
+from speculant_graph.client.setup import endpoints_of, error_of, make_core
 from speculant_graph.client.stream import StepStream
 from speculant_graph.errors import DrafterUnavailableError, SpeculantError, TokenizerMismatchError
 from speculant_graph.rpc import convert
@@ -50,6 +43,9 @@ if TYPE_CHECKING:
 
 OPEN_GRACE_S = 0.05
 """How much longer than a call of OpenSession its outcome is waited for, as it says why."""
+_STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
+"""Called without serializers: its bytes are made and read by our own codec."""
+_PROBE_TIMEOUT_S = 0.1
 _JOIN_TIMEOUT_S = 1.0
 _T = TypeVar("_T")
 _FORKED = "this client was made before the process forked; make one in every process"
@@ -221,7 +217,7 @@ class SidecarClient:
             if self._streams.get(replica) is stream:  # it may have been dropped meanwhile
                 event(replica, what, time.monotonic())
 
-        method = self._channels[replica].stream_stream(STREAM_METHOD, None, None)
+        method = self._channels[replica].stream_stream(_STREAM_METHOD, None, None)
         stream = StepStream(
             partial(method, metadata=self._metadata[replica]),
             partial(self._do, note, self._core.answered),
@@ -234,33 +230,31 @@ class SidecarClient:
             try:
                 outcome: OpenAnswer | SpeculantError = convert.decode_open_answer(call.result())
             except grpc.RpcError:
-                outcome = error_of(call.code(), call.details(), call.trailing_metadata())
+                outcome = error_of(call)
             except Exception as error:
                 outcome = DrafterUnavailableError(f"the opening failed: {error!r}")
             self._do(self._core.opened, opening, outcome, time.monotonic())
 
-        if not self._start_call("OpenSession", opening.replica, convert.encode_open_request(opening.request), note):
-            self._do(self._core.opened, opening, DrafterUnavailableError("the client is closed"), time.monotonic())
+        request = convert.encode_open_request(opening.request)
+        try:
+            call = self._start_call("OpenSession", opening.replica, request, self._open_deadline_s)
+        except ValueError as error:  # the channel is closed
+            failure = DrafterUnavailableError(f"the opening failed: {error}")
+            self._do(self._core.opened, opening, failure, time.monotonic())
+        else:
+            call.add_done_callback(note)
 
     def _start_closing(self, replica: int, wire_id: int, tenant: str) -> None:
-        # A drafter that is not told drops the session itself, in time.
-        self._start_call("CloseSession", replica, pb.CloseSessionRequest(session_id=wire_id, tenant=tenant))
+        request = pb.CloseSessionRequest(session_id=wire_id, tenant=tenant)
+        with suppress(ValueError):  # the channel is closed, and the drafter drops the session itself, in time
+            self._start_call("CloseSession", replica, request, self._open_deadline_s)
 
-    def _start_call(
-        self, method: str, replica: int, request: object, note: Callable[[Any], None] | None = None
-    ) -> bool:
-        """Call a method; return whether the channel is open."""
-        try:
-            call = getattr(self._stubs[replica], method).future(
-                request, timeout=self._open_deadline_s, metadata=self._metadata[replica]
-            )
-        except ValueError:
-            return False
+    def _start_call(self, method: str, replica: int, request: object, timeout_s: float) -> Any:
+        stub, metadata = self._stubs[replica], self._metadata[replica]
+        call = getattr(stub, method).future(request, timeout=timeout_s, metadata=metadata)
         self._calls.add(call)  # one that is not held is cancelled
         call.add_done_callback(self._calls.discard)
-        if note is not None:
-            call.add_done_callback(note)
-        return True
+        return call
 
     # --- probing
 
@@ -280,16 +274,14 @@ class SidecarClient:
                     self._prober = None
                     return
             try:
-                calls = [(replica, self._start_probe(replica)) for replica in replicas]
+                calls = [
+                    (replica, self._start_call("Draft", replica, pb.DraftRequest(), _PROBE_TIMEOUT_S))
+                    for replica in replicas
+                ]
             except ValueError:  # the channels are closed
                 return
             for replica, call in calls:
-                code = call.code()  # waits
-                error = None if code is grpc.StatusCode.OK else error_of(code, call.details(), None)
-                self._do(self._core.probed, replica, error)
+                failed = call.code() is not grpc.StatusCode.OK  # waits
+                self._do(self._core.probed, replica, error_of(call) if failed else None)
             if self._is_closed.wait(self._probe_interval_s):
                 return
-
-    def _start_probe(self, replica: int) -> Any:
-        method = self._channels[replica].unary_unary(PROBE_METHOD, None, None)
-        return method.future(PROBE, timeout=PROBE_TIMEOUT_S, metadata=self._metadata[replica])

@@ -72,15 +72,16 @@ class ClientCore:
             tokenizer_name: the verifier's tokenizer, for messages to people.
             wire_ids: makes session ids that nobody else uses.
         """
+        self._actions: list[Action] = []
         self._replicas = [
-            Replica(index, address, config.failures_before_pause) for index, address in enumerate(addresses)
+            Replica(index, address, config.failures_before_pause, self._actions)
+            for index, address in enumerate(addresses)
         ]
         self._options, self._strategy = options, strategy
         self._draws = strategy == "sampling" and not options.omit_proposals
         self._tokenizer_name = tokenizer_name
         self._pause_s = config.probe_interval_ms / 1e3
         self._too_late = DrafterUnavailableError(f"no draft within {config.deadline_ms:g} ms")
-        self._actions: list[Action] = []
         self._is_closed = False
         self.counts = Counts()
         """What was counted so far."""
@@ -139,7 +140,7 @@ class ClientCore:
         error = opening.error if opening.is_over else DrafterUnavailableError("the drafter did not open the session")
         if error is None:
             self.state = "ok"
-            self._actions += replica.note_success()
+            replica.note_success()
         elif isinstance(error, TokenizerMismatchError):
             self.state, self.counts.last_failure = "unavailable", str(error)
         elif isinstance(error, UnknownGraphError):  # a wish of this session that says nothing of the drafter
@@ -147,7 +148,7 @@ class ClientCore:
         elif error is not ENDED:
             self.state, self.counts.last_failure = "unavailable", str(error)
             self._note_failure(replica, error, opening.started_s, now_s, was_late=False)
-            self._actions += replica.report_outage(str(error))
+            replica.report_outage(str(error))
         return error
 
     def begin(self, steps: Sequence[SequenceStep], now_s: float, finished: Callable[[], None]) -> InFlightBatch | None:
@@ -180,7 +181,7 @@ class ClientCore:
             batch.failures.setdefault(replica, self._too_late)
         batch.waiting.clear()
         for index in batch.answered:
-            self._actions += self._replicas[index].note_success()
+            self._replicas[index].note_success()
         for index, error in batch.failures.items():
             if error is not None:
                 self.counts.last_failure = str(error)
@@ -286,7 +287,7 @@ class ClientCore:
         replica = self._replicas[replica_index]
         if error is not None:
             self.counts.last_failure = str(error)
-        self._actions += replica.note_probe(error)
+        replica.note_probe(error)
 
     def to_probe(self) -> list[int]:
         """Return the replicas that are down."""
@@ -375,7 +376,7 @@ class ClientCore:
         self, replica: Replica, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool
     ) -> None:
         was_open = replica.is_down
-        self._actions += replica.note_failure(error, started_s, now_s, was_late=was_late)
+        replica.note_failure(error, started_s, now_s, was_late=was_late)
         if replica.is_down and not was_open:
             self._drop_stream(replica, error)  # nothing old must wait in it when the drafter is back
 

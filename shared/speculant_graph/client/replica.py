@@ -32,8 +32,8 @@ def retry_delay_s(refusal: SpeculantError, default_s: float) -> float:
 class Replica:
     """What a client knows of one drafter."""
 
-    def __init__(self, index: int, address: str, failures_before_pause: int) -> None:
-        """Make a replica that counts as up."""
+    def __init__(self, index: int, address: str, failures_before_pause: int, actions: list[Action]) -> None:
+        """Make a replica that counts as up; what is to be done about it is appended to ``actions``."""
         self.index = index
         self.address = address
         self.is_down = False
@@ -44,7 +44,7 @@ class Replica:
         """Drafted token ids must be below it; it comes with every opened session."""
         self.retry_after_s = 0.0
         """It asked not to be asked before this time."""
-        self._failures_before_pause = failures_before_pause
+        self._failures_before_pause, self._actions = failures_before_pause, actions
         self._num_failures = 0
         self._last_failure_s = float("-inf")
         self._last_step_id = 0
@@ -65,17 +65,16 @@ class Replica:
         self.unanswered.clear()
         return lost
 
-    def note_success(self) -> list[Action]:
-        """Note a step or an opening that was answered in time; return what to tell people."""
+    def note_success(self) -> None:
+        """Note a step or an opening that was answered in time."""
         self._num_failures = 0
         self._unexplained = ""
-        if not self._is_reported:
-            return []
-        self._is_reported = False
-        return [Report("INFO", f"the drafter at {self.address} answers again")]
+        if self._is_reported:
+            self._is_reported = False
+            self._actions.append(Report("INFO", f"the drafter at {self.address} answers again"))
 
-    def note_failure(self, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool) -> list[Action]:
-        """Note a failed step; return what to do about it.
+    def note_failure(self, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool) -> None:
+        """Note a failed step.
 
         A single late answer is not yet an outage worth a warning, and a row of them is reported with the reason that
         the first probe finds: a wrong certificate must not look like a slow drafter. Refusals do not open the breaker.
@@ -87,33 +86,32 @@ class Replica:
             was_late: no answer came, so that ``error`` explains nothing.
         """
         if self.is_down or started_s < self._last_failure_s:
-            return []
+            return
         self._last_failure_s = now_s
         self._num_failures += 1
         if self._num_failures < self._failures_before_pause:
-            return []
+            return
         self.is_down = not is_refusal(error)
-        actions: list[Action] = [StartProbing()] if self.is_down else []
+        if self.is_down:
+            self._actions.append(StartProbing())
         if not was_late:
-            actions += self.report_outage(str(error))
+            self.report_outage(str(error))
         elif not self._is_reported:
             self._unexplained = str(error)
-        return actions
 
-    def note_probe(self, error: SpeculantError | None) -> list[Action]:
-        """Note the outcome of a probe, which closes the breaker if it was answered; return what to tell people."""
+    def note_probe(self, error: SpeculantError | None) -> None:
+        """Note the outcome of a probe, which closes the breaker if it was answered."""
         if error is None and self.is_down:
             self.is_down = False
             self._num_failures = self._failures_before_pause - 1  # on trial: a probe is less work than a step
-        if not self._unexplained:
-            return []
-        slow = "it answers, but too late; if that goes on, raise client.deadline_ms"
-        return self.report_outage(f"{self._unexplained} ({slow if error is None else error})")
+        if self._unexplained:
+            slow = "it answers, but too late; if that goes on, raise client.deadline_ms"
+            self.report_outage(f"{self._unexplained} ({slow if error is None else error})")
 
-    def report_outage(self, reason: str) -> list[Action]:
-        """Return a warning, the only one of this outage."""
+    def report_outage(self, reason: str) -> None:
+        """Warn, once in this outage."""
         self._unexplained = ""
-        if self._is_reported:
-            return []
-        self._is_reported = True
-        return [Report("WARNING", f"no drafts from the drafter at {self.address}, going on without: {reason}")]
+        if not self._is_reported:
+            self._is_reported = True
+            text = f"no drafts from the drafter at {self.address}, going on without: {reason}"
+            self._actions.append(Report("WARNING", text))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import grpc
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
@@ -24,13 +22,6 @@ if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig, DraftConfig
     from speculant_graph.draft.cost import CostCurve
 
-STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
-"""Called without serializers: its bytes are made and read by our own codec."""
-PROBE_METHOD = "/speculant_graph.rpc.v1.DrafterService/Draft"
-PROBE = b""
-"""A DraftRequest of no sequences."""
-PROBE_TIMEOUT_S = 0.1
-"""Patience with a probe."""
 _STATUS_DETAILS = "grpc-status-details-bin"
 """Where gRPC puts the google.rpc.Status of a unary call that failed."""
 
@@ -83,11 +74,11 @@ def make_core(
     )
 
 
-def error_of(code: grpc.StatusCode, details: str | None, trailing_metadata: Iterable[Any] | None) -> SpeculantError:
+def error_of(call: Any) -> SpeculantError:
     """Return the error that a failed call stands for, with the delay that a drafter over its limits asks for."""
-    error = from_status(code, details)
+    error = from_status(call.code(), call.details())
     if isinstance(error, DraftLimitError):
-        for key, value, *_ in trailing_metadata or ():
+        for key, value, *_ in call.trailing_metadata() or ():
             if key == _STATUS_DETAILS:
                 error.retry_delay_s = _retry_delay_s(value)
     return error

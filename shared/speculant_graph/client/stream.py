@@ -68,8 +68,7 @@ class StepStream:
             for payload in self._call:
                 self._on_answer(payload)
         except grpc.RpcError as failure:
-            # A call's RpcError is the call itself.
-            error = error_of(failure.code(), failure.details(), failure.trailing_metadata())
+            error = error_of(failure)  # it is the call itself
         except Exception as failure:  # a closed channel, or an answer that breaks our own code
             error = DrafterUnavailableError(f"the stream failed: {failure!r}")
             if self._call is not None:

@@ -69,8 +69,7 @@ def test_a_client_learns_how_long_a_full_sidecar_wants_to_be_left_alone(tmp_path
         await stub.OpenSession(pb.OpenSessionRequest(session_id=1))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.OpenSession(pb.OpenSessionRequest(session_id=2))
-        failed = caught.value
-        error = error_of(failed.code(), failed.details(), failed.trailing_metadata())
+        error = error_of(caught.value)
         assert isinstance(error, DraftLimitError)
         assert 30.0 < error.retry_delay_s <= 60.0
 
@@ -108,8 +107,7 @@ def test_calls_beyond_the_limit_are_refused_with_a_delay(tmp_path: Path) -> None
         ) as two:
             with pytest.raises(grpc.aio.AioRpcError, match="calls are running") as caught:
                 await DrafterServiceStub(two).Draft(pb.DraftRequest())
-        failed = caught.value
-        error = error_of(failed.code(), failed.details(), failed.trailing_metadata())
+        error = error_of(caught.value)
         assert isinstance(error, DraftLimitError)
         assert error.retry_delay_s == pytest.approx(0.1)
         stream.cancel()
@@ -118,7 +116,8 @@ def test_calls_beyond_the_limit_are_refused_with_a_delay(tmp_path: Path) -> None
 
 
 def test_details_that_are_none_are_no_delay() -> None:
-    error = error_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [("grpc-status-details-bin", b"\xff\xff")])
+    metadata = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff"))
+    error = error_of(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), metadata, "full"))
     assert isinstance(error, DraftLimitError)
     assert error.retry_delay_s == 0.0
 
