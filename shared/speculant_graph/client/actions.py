@@ -25,14 +25,14 @@ class DropStream:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Call OpenSession and tell what came of it."""
+    """Call OpenSession, and note its outcome."""
 
     opening: Opening
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Call CloseSession; nobody waits for the outcome."""
+    """Call CloseSession, without waiting for the outcome."""
 
     replica: int
     wire_id: int

@@ -70,7 +70,7 @@ class ClientCore:
             strategy: named in the drafts.
             opening: what every session is opened with, but for its id.
             tokenizer_name: the verifier's tokenizer, for messages to people.
-            wire_ids: makes session ids that nobody else uses.
+            wire_ids: makes session ids that no other client uses.
         """
         self._actions: list[Action] = []
         self._replicas = [
@@ -143,7 +143,7 @@ class ClientCore:
             replica.note_success()
         elif isinstance(error, TokenizerMismatchError):
             self.state, self.counts.last_failure = "unavailable", str(error)
-        elif isinstance(error, UnknownGraphError):  # a wish of this session that says nothing of the drafter
+        elif isinstance(error, UnknownGraphError):  # a wish of this session: the drafter is well
             self.counts.last_failure = str(error)
         elif error is not ENDED:
             self.state, self.counts.last_failure = "unavailable", str(error)
@@ -361,13 +361,13 @@ class ClientCore:
         elif status is SequenceStatus.SESSION_LOST:
             self._registry.note_lost(session)
         else:
-            self._registry.restart(session)  # nobody has sent what the replica says that it holds
+            self._registry.restart(session)  # the replica holds what was not sent
         return True
 
     # --- failures
 
     def _is_outage(self, index: int, error: SpeculantError | None, now_s: float) -> bool:
-        """Say whether a failure says anything of the replica: not if it is of a session that was refused."""
+        """Return whether a failure is one of the replica, and not of a session that was refused."""
         replica = self._replicas[index]
         rests = replica.is_down or now_s < replica.retry_after_s
         return rests if error is None else not isinstance(error, UnknownGraphError)

@@ -50,9 +50,9 @@ def make_core(
         ConfigError: an address is malformed, or a setting is the sidecar's own.
         SpeculantError: the tokenizer's digest is none.
     """
-    from speculant_graph.draft.options import options_of  # whoever has settings has loaded what makes them
+    from speculant_graph.draft.options import options_of  # settings are there, so what they load is, too
 
-    # What nobody has set is left to the sidecar, but for the strategy, which drafts name.
+    # What is not set is left to the sidecar, but for the strategy, which drafts name.
     options = replace(options_of(draft), strategy=draft.strategy, omit_proposals=not wants_proposals)
     opening = OpenRequest(
         session_id=1,

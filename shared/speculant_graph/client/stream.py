@@ -1,7 +1,7 @@
 """A long-lived stream of steps, read by a thread: gRPC's synchronous streams have no deadline per message.
 
-gRPC cancels a whole call when its deadline passes. So the stream has none: a thread hands on every answer, and whoever
-waits for one gives up on its own.
+gRPC cancels a whole call when its deadline passes. So the stream has none: a thread hands on every answer, and the
+caller that waits for one has its own patience.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which sequence is in which row of an engine's batch.
 
-Rows move, are used again, and equal prompts stand side by side; most engines do not say whose they are. So a sequence
+Rows move, are used again, and equal prompts stand side by side; most engines do not name their requests. So a sequence
 is recognised by its text: a row goes on with the longest one whose whole text it begins with, and which it exceeds by
 no more than one step can add. A row that goes on with none begins a new one, and a sequence that no row goes on with
 has ended: one that comes back, after the engine had put it off, begins again with the text that it has.
@@ -30,7 +30,7 @@ class EngineRow:
     capacity: int
     """Most tokens that may be drafted."""
     request_id: str | None = None
-    """Whose it is, if the engine says so."""
+    """Its request, if the engine names it."""
     tenant: str | None = None
     """Whose text it is; None is the drafter's own setting."""
 
@@ -43,7 +43,7 @@ class TrackedSequence:
 
         Args:
             session_id: its session with the drafter.
-            request_id: its request's, if the engine says so.
+            request_id: its request's, if the engine names it.
             token_ids: the whole text.
         """
         self.session_id = session_id

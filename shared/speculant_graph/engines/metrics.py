@@ -48,9 +48,8 @@ class EngineMetrics:
             OSError: the folder of ``PROMETHEUS_MULTIPROC_DIR`` can't be written.
         """
         self._sessions = sessions
-        self._counters = _metrics()
-        self._seen = (0, 0, 0)
-        self._num_steps = 0
+        self._metrics = _metrics()
+        self._seen = (0, 0, 0, 0)
         self._interval_s, self._idle_s = interval_s, idle_s
         self._is_closed = Event()
         self._thread = Thread(target=self._run, name="speculant", daemon=True)
@@ -74,14 +73,12 @@ class EngineMetrics:
     def _update(self) -> None:
         counts = self._sessions.counts
         failed = counts.failed_steps + self._sessions.drafter.statistics.failed_steps
-        totals = counts.drafted_tokens, counts.offered_tokens, failed
-        *counters, running, seconds = self._counters
-        for counter, now, before in zip(counters, totals, self._seen, strict=True):
-            counter.inc(now - before)
+        totals = counts.steps, counts.drafted_tokens, counts.offered_tokens, failed
+        num_steps, *increments = (now - before for now, before in zip(totals, self._seen, strict=True))
+        *counters, running, seconds = self._metrics
+        for counter, increment in zip(counters, increments, strict=True):
+            counter.inc(increment)
         running.set(counts.running)
-        num_steps = counts.steps
-        num_new = min(num_steps - self._num_steps, len(counts.seconds))
-        for number in range(-num_new, 0):
-            seconds.observe(counts.seconds[number])
-        self._num_steps = num_steps
+        for duration in list(counts.seconds)[-num_steps:] if num_steps else ():
+            seconds.observe(duration)
         self._seen = totals

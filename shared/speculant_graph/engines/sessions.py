@@ -86,7 +86,7 @@ class EngineSessions:
 
         Args:
             rows: all sequences that the next pass decodes; those that are missing have ended.
-            read_prompts: whether the pass before this call read prompts, too, so that its time says nothing.
+            read_prompts: whether the pass before this call read prompts, too, so that its time is no measure.
 
         Returns:
             A draft for each row, in order.

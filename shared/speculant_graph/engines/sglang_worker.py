@@ -20,7 +20,7 @@ _TENANT = "speculant_tenant"
 
 
 class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
-    """One of the ranks that share the model; the first asks for drafts, and tells the others."""
+    """One of the ranks that share the model; the first asks for drafts and broadcasts them."""
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         """Begin as SGLang's own does; settings are variables (``SPECULANT_...``) or in ``speculant.toml``.

@@ -1,4 +1,4 @@
-"""What is wrong with a certificate's file: gRPC takes any bytes, and later tells no more than that it can't connect."""
+"""What is wrong with a certificate's file: gRPC takes any bytes, and later reports only that it can't connect."""
 
 from __future__ import annotations
 

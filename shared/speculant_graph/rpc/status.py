@@ -56,7 +56,7 @@ _CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in g
 
 
 _NO_SERVER = re.compile(r"failed to connect to all addresses.*(Connection refused|No such file or directory)")
-"""What gRPC tells of an address without a server: each address in three spellings, and the reason at the end."""
+"""gRPC's details for an address without a server: each address in three spellings, and the reason at the end."""
 
 
 def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
@@ -71,7 +71,7 @@ def from_status(code: grpc.StatusCode, details: str | None) -> SpeculantError:
     """Return the error that a status stands for; its message is one line and begins with the code's name."""
     reason = " ".join((details or "no details").split())
     if found := _NO_SERVER.fullmatch(reason):
-        reason = f"nobody answers there ({found[1]})"
+        reason = f"no server answers there ({found[1]})"
     return ERROR_OF_STATUS.get(code, DrafterUnavailableError)(f"{code.name}: {reason}")
 
 

@@ -39,7 +39,7 @@ def open_url(request: Request, timeout_s: float) -> HTTPResponse:
 
     Args:
         request: to an address that :func:`checked_url` has seen.
-        timeout_s: patience with a server that says nothing.
+        timeout_s: patience with a server that does not answer.
 
     Raises:
         urllib.error.URLError: there is no answer, or one that refuses.

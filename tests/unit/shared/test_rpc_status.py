@@ -28,8 +28,8 @@ def test_inner_failures_are_not_told(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        ("addr: unix:/a.sock error: Connection refused", "UNAVAILABLE: nobody answers there (Connection refused)"),
-        ("unix:/a.sock: No such file or directory", "UNAVAILABLE: nobody answers there (No such file or directory)"),
+        ("addr: unix:/a.sock error: Connection refused", "UNAVAILABLE: no server answers there (Connection refused)"),
+        ("unix:/a.sock: No such file or directory", "UNAVAILABLE: no server answers there (No such file or directory)"),
         ("Ssl handshake failed: certificate verify failed", None),
     ],
 )

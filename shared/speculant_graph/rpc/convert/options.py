@@ -48,7 +48,7 @@ def decode_options(payload: bytes) -> DraftOptions:
 
     Raises:
         UnservedRequestError: it asks for what is not known here, and may not be ignored.
-        DraftRequestError: it is none, or a value makes no sense. Bounds are looked at by who drafts.
+        DraftRequestError: it is none, or a value makes no sense. Bounds are checked by the drafter.
     """
     try:
         message = pb.StrategyOptions.FromString(payload)
@@ -57,7 +57,7 @@ def decode_options(payload: bytes) -> DraftOptions:
     wanted = {field.name: value for field, value in message.ListFields()}
     for name, numbers in _NUMBERS.items():
         if name in wanted:
-            names = {number: own for own, number in numbers.items()}
+            names = {value: own for own, value in numbers.items()}
             if wanted[name] not in names:
                 raise UnservedRequestError(f"{name} {wanted[name]} is not served; ask for one of {', '.join(numbers)}")
             wanted[name] = names[wanted[name]]
