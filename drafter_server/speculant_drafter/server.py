@@ -18,7 +18,7 @@ from speculant_drafter.explorer_endpoints import PATH, Explorer, gate_rules, htt
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.metrics import render_metrics
 from speculant_drafter.service import DrafterService
-from speculant_drafter.sessions import EndedSession, SessionStore
+from speculant_drafter.sessions import SessionStore
 from speculant_drafter.steps import StepAnswerer
 from speculant_drafter.tracing import open_tracer
 from speculant_graph.config import DraftConfig, ServerConfig
@@ -50,7 +50,6 @@ class DrafterServer:
         Raises:
             ConfigError: a setting is wrong.
         """
-        _require_distinct_addresses(config)
         self._config = config
         self._counts = ServerCounts()
         self._tracer = open_tracer(config.tracing)
@@ -59,7 +58,7 @@ class DrafterServer:
         # Of its own, so that a server that is full can still be looked after.
         self._admin_gate = CallGate(policy, config.max_concurrent_rpcs)
         self._graphs = GraphRegistry(config, draft)
-        self._sessions = SessionStore(config, self._counts, clock, self._session_ended)
+        self._sessions = SessionStore(config, self._counts, clock, self._tracer)
         self._steps = StepAnswerer(config, draft, self._graphs, self._sessions, self._counts)
         self._service = DrafterService(self._graphs, self._sessions, self._steps, self._counts, self._tracer)
         self._admin = DrafterAdminService(self._graphs, self._sessions, self._counts, self._tracer, self._tell_health)
@@ -188,16 +187,6 @@ class DrafterServer:
     async def _sweep(self) -> None:
         self._sessions.sweep()
 
-    def _session_ended(self, session: EndedSession) -> None:
-        span = self._service.spans.pop(session.session_id, None)
-        if span is not None:
-            span.end(
-                steps=session.num_steps,
-                tokens=session.num_tokens,
-                drafted_nodes=session.num_drafted,
-                reason=session.reason,
-            )
-
     def _http_thread(self) -> HttpThread:
         app = create_app(
             self._explorer,
@@ -223,15 +212,6 @@ class DrafterServer:
         if not self._graphs.is_ready:
             return "graphs are being loaded"
         return "" if any(self._graphs) else "no graph is served"
-
-
-def _require_distinct_addresses(config: ServerConfig) -> None:
-    named = [address.strip() for address in f"{config.listen},{config.admin_listen},{config.metrics_listen}".split(",")]
-    for address in named:
-        if address and not address.endswith(":0") and named.count(address) > 1:
-            raise ConfigError(
-                f"{address} is there twice; give server.listen, admin_listen and metrics_listen their own"
-            )
 
 
 def _health_name(graph: str) -> str:

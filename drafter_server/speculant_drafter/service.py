@@ -58,8 +58,6 @@ class DrafterService:
         self._tracer = tracer
         self._reading: set[asyncio.Task[Any]] = set()
         self._is_draining = False
-        self.spans: dict[int, Any] = {}
-        """Spans of open sessions."""
 
     def handler(self, gate: CallGate) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return what a server answers the service's methods with."""
@@ -139,9 +137,8 @@ class DrafterService:
         )
         del memory
         if session is not before:
-            self.spans[asked.session_id] = self._tracer.begin_session(
-                call.context.invocation_metadata(), session.graph.name
-            )
+            metadata = call.context.invocation_metadata()
+            self._tracer.begin_session(asked.session_id, metadata, session.graph.name)
         graph = session.graph
         answer = OpenAnswer(
             graph.generation, graph.tokenizer, graph.max_order, self._sessions.position(asked.session_id)

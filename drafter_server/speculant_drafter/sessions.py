@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from speculant_drafter.counts import ServerCounts, SessionEnd
+from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import ServedGraph
+from speculant_drafter.tracing import Tracer
 from speculant_graph._core import SessionTable
 from speculant_graph.config import ServerConfig
 from speculant_graph.draft.cost import CostCurve
@@ -31,17 +32,6 @@ class OpenSession:
     """Its tenant's, which lives as long."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndedSession:
-    """What is told of a session that ended."""
-
-    session_id: int
-    reason: SessionEnd
-    num_steps: int
-    num_tokens: int
-    num_drafted: int
-
-
 class SessionStore:
     """The open sessions."""
 
@@ -50,7 +40,7 @@ class SessionStore:
         config: ServerConfig,
         counts: ServerCounts,
         clock: Callable[[], float],
-        on_end: Callable[[EndedSession], None] = lambda session: None,
+        tracer: Tracer | None = None,
     ) -> None:
         """Make an empty store.
 
@@ -58,11 +48,11 @@ class SessionStore:
             config: limits.
             counts: where openings and endings are counted.
             clock: monotonic time in seconds.
-            on_end: told of every session that ends.
+            tracer: told of every session that ends.
         """
         self._counts = counts
         self._clock = clock
-        self._on_end = on_end
+        self._tracer = tracer or Tracer()
         self._sessions: dict[int, OpenSession] = {}
         self.table = SessionTable(
             max_sessions=config.max_sessions,
@@ -171,7 +161,9 @@ class SessionStore:
                 continue
             session.graph.num_sessions -= 1
             session.graph.drafter.learned.keep(session.memory, learned)
-            self._on_end(EndedSession(session_id, reason, num_steps, num_tokens, num_drafted))
+            self._tracer.end_session(
+                session_id, steps=num_steps, tokens=num_tokens, drafted_nodes=num_drafted, end=reason
+            )
 
     def now_ns(self) -> int:
         """Return the time."""

@@ -7,7 +7,6 @@ import fcntl
 import os
 import socket
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ _NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """Why one address of a name may be left out, such as ::1 of localhost where there is no IPv6."""
 _BACKLOG = 1_024
 _CONNECT_TIMEOUT_S = 1.0
-_TRIES = 20
 
 
 class Listener:
@@ -42,8 +40,7 @@ class Listener:
         self._server = server
         self._credentials = credentials
         self._paths: list[Path] = []
-        self._locks: list[tuple[Path, int]] = []
-        self._folders: list[Path] = []
+        self._locks: list[int] = []
 
     def bind(self, addresses: str, option: str) -> list[str]:
         """Bind addresses, separated by commas; return them with the ports that were given for port 0.
@@ -58,16 +55,12 @@ class Listener:
         return [self._bind(address.strip(), option) for address in addresses.split(",")]
 
     def close(self) -> None:
-        """Remove sockets, locks, and the folders that were made for them; the server must have stopped."""
+        """Remove sockets and give up locks; the server must have stopped."""
         for path in self._paths:
             path.unlink(missing_ok=True)
-        for path, lock in self._locks:
-            path.unlink(missing_ok=True)  # while it is held: it can't be another's yet
+        for lock in self._locks:
             os.close(lock)
-        for folder in reversed(self._folders):
-            with suppress(OSError):  # others have something there
-                folder.rmdir()
-        self._paths, self._locks, self._folders = [], [], []
+        self._paths, self._locks = [], []
 
     def _bind(self, address: str, option: str) -> str:
         path = socket_path(address)
@@ -85,8 +78,10 @@ class Listener:
             if path is None:
                 _release(bind_tcp(address, option))  # says why, which gRPC does not
                 raise _failure(address, "it was in use; try again, or choose another", option) from error
-            reason = getattr(error, "strerror", None) or "no socket can be made there"
-            raise ConfigError(f"can't listen on {address}: {reason}; choose another path with {option}") from error
+            reason = (
+                f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else "no socket can be made there"
+            )
+            raise _failure(address, f"{reason}; choose another path", option) from error
         finally:
             os.umask(previous_mask)
         if path is None:
@@ -95,36 +90,14 @@ class Listener:
         return address
 
     def _lock(self, path: Path, option: str) -> None:
-        """Make sure that of two servers that start at the same time one gives up."""
-        lock = path.with_name(path.name + ".lock")
-        for last in [False] * _TRIES + [True]:
-            try:
-                self._make_folder(path.parent)
-                descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except FileNotFoundError:  # a server that ends took the folder away in between
-                if last:
-                    raise
-                continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise _taken(path, option) from None
-            if _is_still(descriptor, lock):
-                self._locks.append((lock, descriptor))
-                return
-            os.close(descriptor)  # a server that ends removed it in between: nobody else would look at this one
-        raise _taken(path, option)
-
-    def _make_folder(self, folder: Path) -> None:
-        if folder.is_dir():
-            return
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is no folder")
-        self._make_folder(folder.parent)
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-            self._folders.append(folder)
+        """Make sure that of two servers that start at the same time one gives up. The lock's file stays for ever."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._locks.append(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _taken(path, option) from None
 
 
 def bind_tcp(address: str, option: str) -> list[socket.socket]:
@@ -197,13 +170,6 @@ def require_free(addresses: str, option: str) -> None:
             _release(bind_tcp(address, option))
         elif path.is_socket() and _is_answered(path):
             raise _taken(path, option)
-
-
-def _is_still(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _clear_stale_socket(path: Path, option: str) -> None:

@@ -15,7 +15,7 @@ from speculant_drafter import graphs
 from speculant_drafter.server import DrafterServer
 from speculant_graph.client.setup import error_of
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.errors import ConfigError, DraftLimitError
+from speculant_graph.errors import DraftLimitError
 from speculant_graph.rpc.messages import SequenceStatus
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterAdminServiceStub, DrafterServiceStub
@@ -120,13 +120,6 @@ def test_details_that_are_none_are_no_delay() -> None:
     error = error_of(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), metadata, "full"))
     assert isinstance(error, DraftLimitError)
     assert error.retry_delay_s == 0.0
-
-
-def test_an_address_serves_one_thing(tmp_path: Path) -> None:
-    address = f"unix://{tmp_path}/d.sock"
-    with pytest.raises(ConfigError, match="there twice"):
-        DrafterServer(ServerConfig(listen=f"{address},127.0.0.1:0", admin_listen=address), DraftConfig())
-    DrafterServer(ServerConfig(listen="127.0.0.1:0", admin_listen="127.0.0.1:0"), DraftConfig())
 
 
 def test_http_answers_while_graphs_are_being_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from speculant_drafter.tracing import OpenTelemetryTracer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
     LOST,
@@ -148,21 +151,13 @@ def test_idle_sessions_are_lost(serving: Serve, clock: Clock) -> None:
     assert ended(server) == {"idle": 2}
 
 
-def test_every_session_has_a_span_also_one_that_was_idle_for_too_long(serving: Serve, clock: Clock) -> None:
-    begun: list[str] = []
-    ended: list[str] = []
-
-    class Span:
-        def end(self, *, steps: int, tokens: int, drafted_nodes: int, reason: str) -> None:
-            ended.append(f"{reason} {steps} {tokens}")
-
-    class Tracer:
-        def begin_session(self, metadata: object, graph: str) -> Span:
-            begun.append(graph)
-            return Span()
-
+def test_every_session_has_a_span_also_one_that_was_idle_for_too_long(
+    serving: Serve, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = InMemorySpanExporter()
+    tracer = OpenTelemetryTracer(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("speculant_drafter.server.open_tracer", lambda is_enabled: tracer)
     server = serving(idle_timeout_s=10.0)
-    server.server._service._tracer = Tracer()  # type: ignore[assignment]
     for _ in range(2):
         server.open(7)
         server.open(7)
@@ -170,8 +165,9 @@ def test_every_session_has_a_span_also_one_that_was_idle_for_too_long(serving: S
         clock.now_s += 11.0
     server.open(7)
     server.close(7)
-    assert begun == ["small"] * 3
-    assert ended == ["idle 1 2", "idle 1 2", "closed 0 0"]
+    names = ("graph", "end", "steps", "tokens")
+    spans = [tuple(span.attributes[f"speculant.{name}"] for name in names) for span in exporter.get_finished_spans()]
+    assert spans == [("small", "idle", 1, 2)] * 2 + [("small", "closed", 0, 0)]
 
 
 def test_ids_are_not_shared_between_tenants(serving: Serve) -> None:
