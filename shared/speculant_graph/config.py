@@ -88,7 +88,7 @@ class DraftConfig(Config):
     max_branches: Annotated[int, Field(ge=1, le=64)] = 8
     """Most children of a node."""
     beam_width: Annotated[int, Field(ge=1, le=1_024)] = 8
-    """'specexec': nodes expanded at once. 'beam': nodes at every depth."""
+    """'beam': nodes at every depth."""
     nasd_order: Annotated[int, Field(ge=2, le=16)] = 4
     """'nasd': tokens of the longest n-gram stored, one more than its context."""
     filler_top_k: Annotated[int, Field(ge=1, le=64)] = 3

@@ -17,8 +17,8 @@ from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.proposal_tree import draft_tree
-from speculant_graph.draft.sequence import SequenceProposals
+from speculant_graph.draft.papers.drafts import propose_from
+from speculant_graph.draft.papers.trees import draft_tree
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.types import Draft, StrategyName
 from support.drafter_reference import SlowDrafter
@@ -300,9 +300,8 @@ def test_more_candidates_than_are_kept() -> None:
     depth=st.integers(1, 6),
     budget=st.integers(1, 40),
     smaller=st.integers(0, 40),
-    width=st.sampled_from([1, 2, 7, 50]),
 )
-def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: int, smaller: int, width: int) -> None:
+def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: int, smaller: int) -> None:
     chance = random.Random(seed)
     alphabet = chance.sample(range(VOCABULARY_SIZE), chance.choice([3, 12]))
     corpus = text_of(chance, alphabet, 200)
@@ -323,8 +322,7 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
     assert facts(single) == facts(chain)
     assert facts(small) == tuple(fact[: len(small)] for fact in facts(tree))
 
-    source = SequenceProposals(drafter.core, drafter._find(1))
-    searched = draft_tree(source, budget, depth, width, branches)
+    searched = draft_tree(propose_from(drafter.core, drafter._find(1)), budget, depth, branches)
     assert searched.path_probabilities == pytest.approx(tree.path_probabilities, abs=1e-9)
     # Paths as probable as the last one may have gone either way.
     last = min(tree.path_probabilities, default=1.0) + 1e-9

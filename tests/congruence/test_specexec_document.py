@@ -11,14 +11,15 @@ from heapq import heappop, heappush
 import pytest
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.draft.proposal_tree import GraphProposals, draft_tree
+from speculant_graph.draft.papers.trees import draft_tree
 from support.drafters import ScriptedDrafter
 from support.graphs import graph_of
 from support.lossless import Job, alone, decode, local_drafter
 from support.oracle import OracleGraph
 from support.tiny_models import tiny_gpt_oss
+from support.trees import paths_of, proposals_of
 
-BUDGET, MAX_DEPTH, BATCH, MAX_ENTRIES = 1_024, 16, 64, 4_096
+BUDGET, MAX_DEPTH, MAX_ENTRIES = 1_024, 16, 4_096
 """The document's ``tree`` and ``cache``."""
 VOCABULARY, ROW_BYTES = 258, 258 * 4
 MAX_ORDER, MAX_BRANCHES = 1, 64
@@ -95,19 +96,12 @@ def graph(texts):
 
 
 def tree_of(graph, context, budget=BUDGET):
-    return draft_tree(GraphProposals(graph, context), budget, MAX_DEPTH, BATCH, MAX_BRANCHES)
-
-
-def paths_of(draft):
-    paths = [()]
-    for token, parent in zip(draft.token_ids, draft.parents, strict=True):
-        paths.append((*paths[parent], token))
-    return paths[1:]
+    return draft_tree(proposals_of(graph, context), budget, MAX_DEPTH, MAX_BRANCHES)
 
 
 @pytest.mark.parametrize("length", [1, 30, 33, 50])
 def test_algorithm_2_finds_the_most_probable_sequences(texts, graph, length):
-    """1,024 nodes, 16 deep, 64 expanded at a time."""
+    """1,024 nodes, 16 deep."""
     context = texts[0][:length]
     oracle = OracleGraph([noisy_text(texts[:2])], MAX_ORDER)
     expected = create_draft_tree(context, oracle, BUDGET, MAX_DEPTH)
@@ -166,8 +160,8 @@ def test_algorithm_1_with_a_memory_of_earlier_trees(model, texts, graph):
 
 
 def test_the_documents_configuration_bounds_tree_and_cache(model, texts, graph):
-    """As a user sets it: strategy, k, max_depth, beam_width, and memory for 4,096 rows; the longest unused go first."""
-    drafter = local_drafter(graph, "specexec", BUDGET, max_depth=MAX_DEPTH, beam_width=BATCH, max_branches=MAX_BRANCHES)
+    """As a user sets it: strategy, k, max_depth, and memory for 4,096 rows; the longest unused go first."""
+    drafter = local_drafter(graph, "specexec", BUDGET, max_depth=MAX_DEPTH, max_branches=MAX_BRANCHES)
     jobs = [Job(PROMPT, config) for config in (GREEDY, *SAMPLED[:2])]
     outcome = decode(
         model, jobs, drafter, BUDGET, strategy="specexec", max_batch_size=1, target_cache=MAX_ENTRIES * ROW_BYTES

@@ -1,7 +1,7 @@
 """N-gram storages of NASD (n-gram assisted speculative decoding) as its users know them: tensors in, tensors out.
 
-:func:`~speculant_verifier.ngram_assisted.ngram_assisted_speculative_generate` drafts from them. The counting is done by
-:class:`~speculant_graph.draft.ngram_counts.NGramCounts`, which the drafting strategy ``nasd`` uses without torch.
+:func:`~speculant_verifier.ngram_assisted.ngram_assisted_speculative_generate` drafts from them. The counting is
+done by :class:`~speculant_graph.draft.papers.ngram_counts.NGramCounts`, which the strategy ``nasd`` uses without torch.
 
 Descriptions of NASD contradict each other by one here and there. These storages follow its tables and examples:
 
@@ -23,7 +23,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from speculant_graph.draft.ngram_counts import DEFAULT_MAX_CONTEXTS, Context, NGramCounts
+from speculant_graph.draft.papers.ngram_counts import DEFAULT_MAX_CONTEXTS, Context, NGramCounts
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.types import TokenId
 
@@ -109,8 +109,10 @@ class _CountingStorage(INgramStorage):
 
     def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Predict as :class:`INgramStorage` says; a random token depends on the length of the sequence alone."""
-        ends = _rows("input_ids", input_ids, self.n - 1)
-        token_ids, known = self._counts.next_token(ends, position=input_ids.shape[1])
+        found = [self._counts.successor(end) for end in _rows("input_ids", input_ids, self.n - 1)]
+        unknown = self._counts.random_token(input_ids.shape[1])
+        token_ids = [unknown if token_id is None else token_id for token_id in found]
+        known = [token_id is not None for token_id in found]
         return (
             torch.tensor(token_ids, dtype=torch.int64, device=input_ids.device).reshape(-1, 1),
             torch.tensor(known, dtype=torch.bool, device=input_ids.device).reshape(-1, 1),
@@ -118,11 +120,18 @@ class _CountingStorage(INgramStorage):
 
     def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
         """Learn successors as :class:`INgramStorage` says."""
-        self._counts.update(_rows("input_ids", input_ids, self.n - 1), _rows("next_tokens", next_tokens))
+        contexts, rows = _rows("input_ids", input_ids, self.n - 1), _rows("next_tokens", next_tokens)
+        if len(contexts) != len(rows):
+            raise DraftRequestError(
+                f"{len(contexts)} contexts came with {len(rows)} rows of next tokens; give one row per context"
+            )
+        for context, token_ids in zip(contexts, rows, strict=True):
+            self._counts.count(context, token_ids)
 
     def initialize(self, input_ids: Tensor) -> None:
         """Learn sequences as :class:`INgramStorage` says."""
-        self._counts.initialize(_rows("input_ids", input_ids))
+        for token_ids in _rows("input_ids", input_ids):
+            self._counts.learn(token_ids)
 
 
 class OneLevelNGramStorage(_CountingStorage):

@@ -22,7 +22,7 @@ from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.generator import MAX_SUPPORT
 from speculant_graph.draft.learned import LearnedStore, Memory
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, changed
-from speculant_graph.draft.sequence import make_draft, require_vocabulary
+from speculant_graph.draft.papers.drafts import make_draft, require_vocabulary
 from speculant_graph.draft.strategies import CALIBRATED, FROM_GRAPH, STRATEGIES, core_settings
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array

@@ -13,7 +13,7 @@ from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd
+from speculant_graph.draft.papers.ngram_counts import NGramCounts, draft_nasd
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.draft.strategies import CALIBRATED, STRATEGIES
 from speculant_graph.errors import ConfigError, DraftRequestError
@@ -168,12 +168,12 @@ def test_stored_ngrams_are_those_of_the_storage(graph: NgramGraph) -> None:
     storage = NGramCounts(drafter.config.nasd_order, VOCABULARY_SIZE)
     drafter.open(1)
     drafter.accept(1, CORPUS[:30])
-    storage.initialize([CORPUS[:30]])
+    storage.learn(CORPUS[:30])
     for place in range(30, 60):
-        assert draft_of(drafter, 1).token_ids == draft_nasd(storage, CORPUS[:place], 8).token_ids
+        assert draft_of(drafter, 1).token_ids == draft_nasd(storage, CORPUS[:place], 8, position=place).token_ids
         drafter.recycle(1, [0], [[90, 91, 92, 93]])
         drafter.accept(1, CORPUS[place : place + 1])
-        storage.update([CORPUS[:place]], [[CORPUS[place], 90, 91, 92]])
+        storage.count(CORPUS[:place], [CORPUS[place], 90, 91, 92])
 
 
 def test_stored_ngrams_begin_anew_behind_foreign_tokens(graph: NgramGraph) -> None:

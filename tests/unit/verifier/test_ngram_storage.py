@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.draft.ngram_counts import NGramCounts
+from speculant_graph.draft.papers.ngram_counts import NGramCounts
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_verifier.ngram_storage import INgramStorage, NGramStorage, OneLevelNGramStorage
 
@@ -22,13 +22,18 @@ def matrices(width: int) -> st.SearchStrategy[list[list[int]]]:
 def test_answers_are_those_of_the_counts(kind: type[INgramStorage], n: int, data: st.DataObject) -> None:
     prompts, contexts, next_tokens = (data.draw(matrices(data.draw(st.integers(1, 8)))) for _ in range(3))
     counts, storage = NGramCounts(n, 6, shortest_context=1 if kind is NGramStorage else n - 1), kind(n, 6)
-    counts.initialize(prompts)
+    for prompt in prompts:
+        counts.learn(prompt)
     storage.initialize(torch.tensor(prompts))
-    counts.update(contexts, next_tokens)
+    for context, token_ids in zip(contexts, next_tokens, strict=True):
+        counts.count(context, token_ids)
     storage.update(torch.tensor(contexts), torch.tensor(next_tokens))
     for asked in (prompts, contexts):
-        token_ids, known = storage.next_token(torch.tensor(asked))
-        assert (token_ids[:, 0].tolist(), known[:, 0].tolist()) == counts.next_token(asked)
+        found, known = storage.next_token(torch.tensor(asked))
+        expected = [counts.successor(context) for context in asked]
+        assert known[:, 0].tolist() == [token_id is not None for token_id in expected]
+        unknown = counts.random_token(len(asked[0]))
+        assert found[:, 0].tolist() == [unknown if token_id is None else token_id for token_id in expected]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])

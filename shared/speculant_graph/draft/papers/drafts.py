@@ -1,14 +1,14 @@
-"""Drafts that are not the core's own, and what ``nasd`` stores of a sequence."""
+"""Drafts of papers for a sequence of the core, and what ``nasd`` stores of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from speculant_graph._core import Drafter, DraftSettings, Sequence
-from speculant_graph.draft.ngram_counts import NGramCounts, draft_nasd, learn_verified
-from speculant_graph.draft.proposal_tree import Candidates, ExpandedNode, draft_beam, draft_tree
+from speculant_graph.draft.papers.ngram_counts import NGramCounts, draft_nasd, learn_verified
+from speculant_graph.draft.papers.trees import Propose, draft_beam, draft_tree
 from speculant_graph.draft.strategies import STRATEGIES
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import MAX_VOCABULARY
@@ -99,9 +99,15 @@ def make_draft(drafter: Drafter, sequence: Sequence, settings: DraftSettings, bu
         return Draft(strategy=strategy)
     if strategy == "nasd":
         return _draft_from_storage(drafter, sequence, settings, budget)
-    make = draft_tree if strategy == "specexec" else draft_beam
-    source = SequenceProposals(drafter, sequence)
-    return make(source, budget, settings.max_depth, settings.beam_width, settings.max_branches)
+    propose = propose_from(drafter, sequence)
+    if strategy == "specexec":
+        return draft_tree(propose, budget, settings.max_depth, settings.max_branches)
+    return draft_beam(propose, budget, settings.max_depth, settings.beam_width, settings.max_branches)
+
+
+def propose_from(drafter: Drafter, sequence: Sequence) -> Propose:
+    """Return what tells what may follow paths from a sequence, which must not change meanwhile, as calibrated."""
+    return lambda path, limit: drafter.propose(sequence, np.array(path, np.int64), limit)
 
 
 def require_vocabulary(vocabulary_size: int, *, stops_if_unknown: bool) -> None:
@@ -139,24 +145,5 @@ def _store(storage: NGramCounts, token_ids: list[TokenId]) -> Iterator[None]:
     num_tokens = max(1, _STORED_AT_ONCE // (storage.n - 1))
     for start in range(0, len(token_ids), num_tokens):
         first = max(0, start - storage.n + 1)
-        storage.initialize([token_ids[first : start + num_tokens]], start - first)
+        storage.learn(token_ids[first : start + num_tokens], start - first)
         yield
-
-
-class SequenceProposals:
-    """What may follow a sequence and paths from it, by calibrated probability; a ``ProposalSource``."""
-
-    def __init__(self, drafter: Drafter, sequence: Sequence) -> None:
-        """Propose from a sequence, which must not change meanwhile."""
-        self._drafter = drafter
-        self._sequence = sequence
-        self._paths: list[list[TokenId]] = []
-
-    def expand(self, nodes: Iterable[ExpandedNode], limit: int) -> list[Candidates]:
-        """Return the candidates of every node; see ``ProposalSource``."""
-        candidates = []
-        for node in nodes:
-            self._paths.append([*self._paths[node.parent], node.token_id] if node.number else [])
-            path = np.array(self._paths[-1], np.int64)
-            candidates.append(Candidates(*self._drafter.propose(self._sequence, path, limit)))
-        return candidates
