@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speculant_verifier.detokenizer import Detokenizer
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
-from speculant_verifier.stream import TextStream
 from support.harmony import HARMONY_NAMES, harmony_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="<|>"), min_size=1, max_size=40)
@@ -63,7 +63,7 @@ def test_the_same_messages(messages, cut):
             expected.append(("content" if channel == "final" else "reasoning", text))
 
     splitter = ChannelSplitter(HarmonyTokens(names), tokenizer.decode, finds_calls=True)
-    texts = TextStream(tokenizer.decode)
+    texts = Detokenizer(tokenizer.decode)
     pieces = [piece for token in tokens for piece in splitter.push([token], texts.push([token]))]
     pieces += splitter.push([], texts.push([], final=True), final=True)
     if pieces and pieces[-1][1].endswith("\ufffd"):  # a character that was cut off, which the library leaves out

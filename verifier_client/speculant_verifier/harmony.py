@@ -20,7 +20,7 @@ from typing import Literal
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.stream import TextStream
+from speculant_verifier.detokenizer import Detokenizer
 from speculant_verifier.tool_calls.pieces import Piece, PieceKind, joined
 
 _NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
@@ -72,7 +72,7 @@ class ChannelSplitter:
         """
         self._finds_calls = finds_calls
         self._names = tokens.names
-        self._texts = TextStream(decode)
+        self._texts = Detokenizer(decode)
         self._header: list[str] | None = []  # None: within a message
         self._header_starts_well = True
         self._channel_at: int | None = None  # where in the header the channel's name begins

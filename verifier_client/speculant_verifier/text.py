@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.types import SessionOptions, TokenId
+from speculant_verifier.detokenizer import Detokenizer, end_of
 from speculant_verifier.engine import ActiveSequence, Emission, Request
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
-from speculant_verifier.sampling.stops import StopStrings
-from speculant_verifier.stream import TextStream
 
 _TAIL = 8
 """Tokens of a prompt's end; longer than the contexts of drafters."""
@@ -55,8 +54,7 @@ class Batch:
         self._is_single = is_single
         self._results: dict[int, GenerationResult] = {}
         self._sources: list[tuple[int, int]] = []  # prompt and sample of each request
-        self._texts: list[TextStream] = []
-        self._endings: list[_Ending | None] = []
+        self._texts: list[Detokenizer] = []
         self.requests: list[Request] = []
         """What the engine decodes."""
         for number, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
@@ -70,16 +68,14 @@ class Batch:
             hint = hint_of(token_ids, self._token_ids(config.prediction)) if config.prediction else ()
             for sample in range(config.n):
                 self._sources.append((number, sample))
-                ending = _Ending(target.decode, config.stop) if config.stop else None
-                self._texts.append(TextStream(target.decode, config.stop))
-                self._endings.append(ending)
+                self._texts.append(Detokenizer(target.decode, config.stop))
                 settings = config.model_copy(update={"seed": (config.seed + sample) % (1 << 63), "n": 1})
                 self.requests.append(
                     Request(
                         len(self.requests),
                         token_ids,
                         settings,
-                        stop_check=ending,
+                        stop_check=Detokenizer(target.decode, config.stop).stop_within if config.stop else None,
                         grammar=grammar,
                         hint=hint,
                         refusal=refusal,
@@ -157,10 +153,9 @@ class Batch:
     def _result(self, emission: Emission) -> GenerationResult:
         assert emission.finish_reason is not None
         sequence: ActiveSequence = emission.sequence
-        ending = self._endings[sequence.index]
-        text = ending.text if ending is not None else None
+        text = self._target.decode(_visible(sequence, sequence.output))
         return GenerationResult(
-            text=self._target.decode(_visible(sequence, sequence.output)) if text is None else text,
+            text=text[: end_of(text, sequence.request.config.stop)],
             token_ids=sequence.output,
             prompt_token_ids=sequence.prompt,
             finish_reason=emission.finish_reason,
@@ -179,21 +174,6 @@ class Batch:
             recent=sequence.recent,
             warning="" if any(sequence.drafted_by_depth) else sequence.drafter_problem,
         )
-
-
-class _Ending:
-    """Tells the engine where stop texts end a sequence, and remembers the text before them."""
-
-    def __init__(self, decode: Callable[[Sequence[TokenId]], str], strings: Sequence[str]) -> None:
-        self._strings = StopStrings(decode, strings)
-        self.text: str | None = None
-
-    def __call__(self, token_ids: Sequence[TokenId]) -> int | None:
-        stop = self._strings.push(token_ids)
-        if stop is None:
-            return None
-        self.text = stop.text
-        return stop.num_tokens
 
 
 def _visible(sequence: ActiveSequence, token_ids: Sequence[TokenId]) -> Sequence[TokenId]:

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from speculant_graph.errors import GenerationError
 from speculant_verifier.chat_template import chat_tokens
-from speculant_verifier.stream import TextStream
+from speculant_verifier.detokenizer import Detokenizer
 from support.tiny_models import BOS, EOS, byte_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -67,12 +67,12 @@ def test_harmony_survives_from_messages_to_text():
     text = "<|channel|>analysis<|message|>Naïve 日本<|end|><|start|>assistant<|channel|>final<|message|>Hi 👋<|return|>"
     answer = harmony.encode(text, add_special_tokens=False)
     assert sum(token >= 199_998 for token in answer) == 7
-    stream = TextStream(lambda ids: harmony.decode(list(ids), skip_special_tokens=False), ["<|return|>"])
+    stream = Detokenizer(lambda ids: harmony.decode(list(ids), skip_special_tokens=False), ["<|return|>"])
     shown = [stream.push([token]) for token in answer]
     assert "<|channel|>" in shown
     assert "".join(shown) == text.removesuffix("<|return|>")
     # Other ids of the same text stay as they are: nothing is encoded again.
     letters = [harmony.convert_tokens_to_ids(letter) for letter in "assistant"]
     assert harmony.encode("assistant", add_special_tokens=False) != letters
-    stream = TextStream(lambda ids: harmony.decode(list(ids), skip_special_tokens=False))
+    stream = Detokenizer(lambda ids: harmony.decode(list(ids), skip_special_tokens=False))
     assert "".join(stream.push([token]) for token in letters) == "assistant"

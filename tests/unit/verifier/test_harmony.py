@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from speculant_graph.types import TokenId
+from speculant_verifier.detokenizer import Detokenizer
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
 from speculant_verifier.http.logprobs import Offsets, TokenTexts
-from speculant_verifier.stream import TextStream
 from support.harmony import HARMONY_NAMES, HARMONY_TEMPLATE, harmony_tokenizer
 from support.http_api import tiny_decoder
 
@@ -38,7 +38,7 @@ class Split:
 
     def pieces(self, token_ids: list[TokenId], cuts: list[int], stop: tuple[str, ...] = ()) -> tuple[str, str]:
         """Split an answer that comes in steps, which end at the cuts."""
-        stream, splitter = TextStream(self.decode, stop), ChannelSplitter(self.tokens, self.decode)
+        stream, splitter = Detokenizer(self.decode, stop), ChannelSplitter(self.tokens, self.decode)
         found = []
         edges = [0, *sorted(cuts), len(token_ids)]
         for number, (start, end) in enumerate(pairwise(edges), 2):

@@ -9,10 +9,10 @@ from tokenizers import decoders
 
 from speculant_graph.corpus.fast_bpe import byte_alphabet
 from speculant_graph.types import TokenId
+from speculant_verifier.detokenizer import Detokenizer
 from speculant_verifier.http.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import TokenLogprobs
-from speculant_verifier.stream import TextStream
 
 _LEAST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
@@ -102,7 +102,7 @@ class Offsets:
 
     def __init__(self, target: TargetModel) -> None:
         """Start before the first token."""
-        self._stream = TextStream(target.decode)
+        self._stream = Detokenizer(target.decode)
         self._length = 0
 
     def next(self, token: TokenId) -> int:

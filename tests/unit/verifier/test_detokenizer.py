@@ -1,4 +1,4 @@
-"""Stop texts end the output at the token that completes one, however tokens and steps cut them."""
+"""Text as tokens come, and stop texts, which end the output at the token that completes one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.config import GenerationConfig
+from speculant_verifier.detokenizer import Detokenizer, end_of
 from speculant_verifier.engine import ActiveSequence, Request
 from speculant_verifier.engine.verification import ended
-from speculant_verifier.sampling.stops import Stop, StopStrings
-from speculant_verifier.stream import TextStream
-from speculant_verifier.text import _Ending
 from support.tiny_models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -59,15 +57,16 @@ def blocks_of(token_ids, sizes):
 def test_stops_and_streams_equal_decoding_everything_after_each_token(case):
     decode, token_ids, strings, sizes = case
     count, text = obvious(decode, token_ids, strings)
-    stops, stream, seen, pieces, found = StopStrings(decode, strings), TextStream(decode, strings), 0, [], None
+    stops, stream, seen, pieces, found = Detokenizer(decode, strings), Detokenizer(decode, strings), 0, [], None
     for block in blocks_of(token_ids, sizes):
-        found = stops.push(block)
-        kept = block[: found.num_tokens] if found else block
+        found = stops.stop_within(block)
+        kept = block[:found]
         pieces.append(stream.push(kept))
         seen += len(kept)
         assert text.startswith("".join(pieces))  # nothing was shown that is cut away later
         if found:
-            assert found.text == text
+            whole = decode(token_ids[:seen])
+            assert whole[: end_of(whole, strings)] == text
             break
     assert (seen if found else None) == count
     assert "".join(pieces) + stream.push([], final=True) == text
@@ -77,7 +76,7 @@ def test_stops_and_streams_equal_decoding_everything_after_each_token(case):
 @given(outputs())
 def test_a_stream_alone_ends_before_the_stop_text_also_if_it_is_given_more(case):
     decode, token_ids, strings, sizes = case
-    stream = TextStream(decode, strings)
+    stream = Detokenizer(decode, strings)
     pieces = [stream.push(block) for block in blocks_of(token_ids, sizes)]
     pieces.append(stream.push([], final=True))
     whole = decode(token_ids)
@@ -89,14 +88,14 @@ def test_a_stream_alone_ends_before_the_stop_text_also_if_it_is_given_more(case)
 
 
 def test_text_is_held_back_only_while_it_may_begin_a_stop_text():
-    stream = TextStream(decode_bytes, ["</s>", "\n\n"])
+    stream = Detokenizer(decode_bytes, ["</s>", "\n\n"])
     shown = [stream.push(TOKENIZER.encode(text)) for text in ("one <", "b", "> </", "s", "two\n", "x", "\n", "\ny")]
     assert shown == ["one ", "<b", "> ", "", "</stwo", "\nx", "", ""]
     assert stream.is_complete
 
 
 def test_what_was_held_back_comes_at_the_end():
-    stream = TextStream(decode_bytes, ["</s>"])
+    stream = Detokenizer(decode_bytes, ["</s>"])
     assert stream.push(TOKENIZER.encode("a</s")) == "a"
     assert stream.push([], final=True) == "</s"
     assert not stream.is_complete
@@ -104,7 +103,7 @@ def test_what_was_held_back_comes_at_the_end():
 
 def test_the_first_of_several_end_tokens_or_stop_texts_ends_the_text():
     def ending(*strings, ends=(256, 257), max_tokens=9):
-        check = _Ending(decode_bytes, strings) if strings else None
+        check = Detokenizer(decode_bytes, strings).stop_within if strings else None
         request = Request(0, (1,), GenerationConfig(max_tokens=max_tokens), stop_check=check)
         sequence = ActiveSequence(request, token_ids=[1], end_token_ids=frozenset(ends))
 
@@ -129,14 +128,37 @@ def test_the_first_of_several_end_tokens_or_stop_texts_ends_the_text():
 
 
 def test_of_texts_complete_at_one_token_the_one_that_begins_first_counts():
-    assert StopStrings(decode_bytes, ["b", "aab", "ab"]).push(TOKENIZER.encode("xaab")) == Stop(4, "x")
-    assert StopStrings(decode_bytes, ["b", "aabc", "ab"]).push(TOKENIZER.encode("xaabc")) == Stop(4, "xa")
+    for strings, text, count, shown in ((["b", "aab", "ab"], "xaab", 4, "x"), (["b", "aabc", "ab"], "xaabc", 4, "xa")):
+        assert Detokenizer(decode_bytes, strings).stop_within(TOKENIZER.encode(text)) == count
+        assert Detokenizer(decode_bytes, strings).push(TOKENIZER.encode(text)[:count]) == shown
 
 
 def test_decoders_that_tidy_up_spaces_end_somewhere():
     words = ["word", " .", " next"]
-    stops = StopStrings(lambda ids: "".join(words[token] for token in ids).replace(" .", "."), ["word. n"])
-    assert stops.push([0]) is None
-    found = stops.push([1, 2, 0])
-    assert found is not None
-    assert found.text == ""
+    stops = Detokenizer(lambda ids: "".join(words[token] for token in ids).replace(" .", "."), ["word. n"])
+    assert stops.stop_within([0]) is None
+    assert stops.stop_within([1, 2, 0]) == 3
+
+
+@given(st.text(max_size=30), st.lists(st.integers(1, 5), max_size=60))
+def test_pieces_make_up_the_text_and_no_piece_is_half_a_character(text, sizes):
+    token_ids = TOKENIZER.encode(text)
+    stream = Detokenizer(decode_bytes)
+    pieces = [stream.push(block) for block in blocks_of(token_ids, sizes)]
+    assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) + stream.push([], final=True) == decode_bytes(token_ids)
+
+
+def test_a_broken_character_at_the_end_is_shown_when_it_is_final():
+    token_ids = TOKENIZER.encode("ä")
+    stream = Detokenizer(decode_bytes)
+    assert stream.push(token_ids[:1]) == ""
+    assert stream.push([], final=True) == "\ufffd"
+
+
+def test_spaces_that_depend_on_the_token_before_survive_empty_steps():
+    """Decoders of the SentencePiece kind drop the space of the first token they are given."""
+    words = ["one", "two", "three"]
+    stream = Detokenizer(lambda token_ids: " ".join(words[token] for token in token_ids))
+    pieces = [stream.push([]), stream.push([0]), stream.push([]), stream.push([1]), stream.push([]), stream.push([2])]
+    assert "".join(pieces) + stream.push([], final=True) == "one two three"

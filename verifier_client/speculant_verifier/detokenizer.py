@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Self
+from copy import copy
 
 from speculant_graph.types import TokenId
 
 _REPLACEMENT = "\ufffd"
 
 
-class TextStream:
+class Detokenizer:
     """Decodes a growing token sequence incrementally, up to the first stop text.
 
-    Only the tokens since the last settled place are decoded again, with a little context before them, because byte
+    Only the tokens since the last settled position are decoded again, with a little context before them, because byte
     pieces and leading spaces depend on their neighbours.
     """
 
@@ -27,12 +27,9 @@ class TextStream:
         self._decode = decode
         self._stop = tuple(stop)
         self._token_ids: tuple[TokenId, ...] = ()
-        self._settled = 0
-        """How many of the tokens are context."""
-        self._num_shown = 0
-        """Characters behind the context that went on already."""
-        self._held = ""
-        """What may be the beginning of a stop text."""
+        self._settled = 0  # of the tokens, those that are context
+        self._num_shown = 0  # characters behind the context that went on already
+        self._held = ""  # what may be the beginning of a stop text
         self.is_complete = False
         """Whether a stop text was found; nothing comes after it."""
 
@@ -41,20 +38,28 @@ class TextStream:
         if self.is_complete:
             return ""
         text = self._held + self._new_text(token_ids, final=final)
-        places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
-        if places:
+        end = end_of(text, self._stop)
+        if end is not None:
             self.is_complete, self._held = True, ""
-            return text[: min(places)]
+            return text[:end]
         num_held = 0 if final else self._num_uncertain(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
 
-    def copy(self) -> Self:
-        """Return a stream that goes on from here on its own."""
-        other = type(self)(self._decode, self._stop)
-        other._token_ids, other._settled, other._num_shown = self._token_ids, self._settled, self._num_shown
-        other._held, other.is_complete = self._held, self.is_complete
-        return other
+    def stop_within(self, token_ids: Sequence[TokenId]) -> int | None:
+        """Add tokens; return how many of them belong to the output if a stop text is complete with them.
+
+        If several are complete at the same token, the text ends before the one that begins first.
+        """
+        before = copy(self)
+        self.push(token_ids)
+        if not self.is_complete:
+            return None
+        for count, token in enumerate(token_ids, 1):
+            before.push([token])
+            if before.is_complete:
+                return count
+        return len(token_ids)  # some decoders tidy up spaces, and may find less in the same tokens one by one
 
     def _new_text(self, token_ids: Sequence[TokenId], *, final: bool) -> str:
         if not token_ids and not final:
@@ -78,3 +83,8 @@ class TextStream:
             if any(stop.startswith(text[-size:]) for stop in self._stop):
                 return size
         return 0
+
+
+def end_of(text: str, stop: Sequence[str]) -> int | None:
+    """Return where the first of some stop texts begins; None if there is none."""
+    return min((index for each in stop if (index := text.find(each)) >= 0), default=None)
