@@ -28,7 +28,6 @@ HERMES = (
     "{% for call in message.tool_calls %}{{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
     "{% endfor %}assistant:"
 )
-JSON = HERMES.replace("<tool_call>", '"parameters"')
 WEATHER = {
     "type": "function",
     "function": {
@@ -53,7 +52,6 @@ ANSWERS = {
         f"<|constrain|>json<|message|>{ARGUMENTS}<|call|>"
     ),
     "hermes": f'See.<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
-    "json": f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}',
 }
 
 
@@ -65,11 +63,11 @@ def longer(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
 
 @contextmanager
 def serving_tools(kind: str) -> Iterator[tuple[str, Api]]:
-    """Serve a model that writes calls in the way of ``harmony``, ``harmony-bytes``, ``hermes`` or ``json``."""
+    """Serve a model that writes calls in the way of ``harmony``, ``harmony-bytes`` or ``hermes``."""
     name = kind.partition("-")[0]
     if name != "harmony":
         with (
-            longer(tiny_decoder("llama", template=HERMES if name == "hermes" else JSON)) as decoder,
+            longer(tiny_decoder("llama", template=HERMES)) as decoder,
             serving(decoder, model_id="m") as running,
         ):
             yield name, running

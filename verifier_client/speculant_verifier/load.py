@@ -7,7 +7,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 
 from speculant_graph.config import ServiceConfig
-from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, GenerationRequestError
+from speculant_graph.errors import (
+    DrafterUnavailableError,
+    DraftLimitError,
+    GenerationError,
+    GenerationRequestError,
+    SpeculantError,
+)
+from speculant_verifier.engine.sequence import OUT_OF_MEMORY
 from speculant_verifier.results import StepEvent
 
 _RETRY_S = 1.0
@@ -70,7 +77,7 @@ class Load:
             raise DrafterUnavailableError("the verifier is shutting down; ask another")
         if num_sequences > self._most_samples:
             raise GenerationRequestError(
-                f"the request asks for {num_sequences} samples; ask for at most {self._most_samples}"
+                f"n asks for {num_sequences} samples, but a request may have {self._most_samples}; ask for fewer"
             )
         if self.num_sequences + num_sequences > self._most:
             self.num_refused += 1
@@ -88,6 +95,18 @@ class Load:
             raise GenerationRequestError(
                 f"max_tokens is {max_tokens}, but a request may have {self._most_new_tokens}; ask for fewer"
             )
+
+
+def failure_of(error: str, *, is_client_error: bool) -> SpeculantError:
+    """Return why a request failed, as servers tell it.
+
+    Args:
+        error: what its result says.
+        is_client_error: whether the request itself was wrong.
+    """
+    if is_client_error:
+        return GenerationRequestError(error)
+    return DrafterUnavailableError(error) if error == OUT_OF_MEMORY else GenerationError(error)
 
 
 async def read_ahead(

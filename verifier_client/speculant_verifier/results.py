@@ -101,16 +101,11 @@ class GenerationResult:
     error: str = ""
     """What went wrong, if the finish reason is ``error``."""
     is_refused: bool = False
-    """Whether that was the request itself: its prompt or its settings."""
+    """Whether an error is of the request's own making: its prompt or its settings."""
     recent: RecentAcceptance = NO_REQUESTS
     """How drafts did when it ended, over the engine's latest requests, this one included if it had drafts."""
     warning: str = ""
     """Why there were no drafts, if the request is the reason: it names a graph that the drafter does not serve."""
-
-    @property
-    def is_clients_fault(self) -> bool:
-        """Whether an error is of the request's own making: it was refused, or its settings leave no token."""
-        return self.is_refused or not self.times.total_s or self.error.startswith("no token is left")
 
     @property
     def num_drafted(self) -> int:

@@ -30,7 +30,7 @@ def client(api: Api) -> OpenAI:
     return api.client()
 
 
-@pytest.fixture(scope="package", params=["harmony", "harmony-bytes", "hermes", "json"])
+@pytest.fixture(scope="package", params=["harmony", "harmony-bytes", "hermes"])
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, Api]]:
     """How the model writes calls, and its server."""
     with serving_tools(request.param) as running:

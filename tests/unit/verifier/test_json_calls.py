@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_verifier.tool_calls import STYLES, JsonCalls
-
-BY_NAME = {style.name: style for style in STYLES}
+from speculant_verifier.tool_calls import JsonCalls
 
 
-def split(style: str, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
+def split(text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
     """Return the content and the calls of an answer that comes in pieces."""
     calls: list[tuple[str, str]] = []
     content = ""
-    splitter = JsonCalls(BY_NAME[style].mark, BY_NAME[style].end)
+    splitter = JsonCalls("<tool_call>", "</tool_call>")
     edges = [0, *sorted(cuts), len(text)]
     for number in range(len(edges) - 1):
         final = number == len(edges) - 2
@@ -32,57 +30,43 @@ def split(style: str, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, 
 
 
 CASES = [
-    ("hermes", "It is 3 < 4.", "It is 3 < 4.", []),
+    ("It is 3 < 4.", "It is 3 < 4.", []),
     (
-        "hermes",
         'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"a": "}{\\"", "b": [1, {"c": 2}]}}\n</tool_call>',
         "Let me see.\n",
         [("f", '{"a": "}{\\"", "b": [1, {"c": 2}]}')],
     ),
     (
-        "hermes",
         '<tool_call>{"arguments": {"x": 1} , "name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>',
         "",
-        [("f", '{"x": 1} '), ("g", "{}")],
+        [("f", '{"x": 1}'), ("g", "{}")],
     ),
-    ("hermes", "<tool_call>none of this</tool_call>", "<tool_call>none of this</tool_call>", []),
-    ("hermes", '<tool_call>{"a": 1}', '<tool_call>{"a": 1}', []),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": ', "", [("f", '{"x": ')]),
-    ("hermes", "a <tool_", "a <tool_", []),
+    ("<tool_call>none of this</tool_call>", "<tool_call>none of this</tool_call>", []),
+    ('<tool_call>{"a": 1}', '<tool_call>{"a": 1}', []),
+    ('<tool_call>{"name": "f", "arguments": {"x": ', '<tool_call>{"name": "f", "arguments": {"x": ', []),
+    ('<tool_call>{"name": "f"}', "", [("f", "{}")]),
+    ("a <tool_", "a <tool_", []),
     (
-        "hermes",
         '<tool_call>{"name": "f", "arguments": {}}</tool_call> and <b>text</b>',
         " and <b>text</b>",
         [("f", "{}")],
     ),
-    (
-        "mistral",
-        '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]',
-        "",
-        [("f", '{"x": 1}'), ("g", "{}")],
-    ),
-    ("json", '\n{"name": "f", "parameters": {"x": "1"}}', "", [("f", '{"x": "1"}')]),
-    ("json", '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', "", [("f", "{}"), ("g", "{}")]),
-    ("json", 'Here: {"name": "f", "parameters": {}}', 'Here: {"name": "f", "parameters": {}}', []),
-    ("json", '{"answer": 42}', '{"answer": 42}', []),
-    ("json", "{not json", "{not json", []),
-    ("json", "  ", "  ", []),
 ]
 
 
-@pytest.mark.parametrize(("style", "text", "content", "calls"), CASES)
-def test_what_is_found_does_not_depend_on_the_cuts(style, text, content, calls):
-    assert split(style, text, []) == (content, calls)
-    assert split(style, text, list(range(1, len(text)))) == (content, calls)
+@pytest.mark.parametrize(("text", "content", "calls"), CASES)
+def test_what_is_found_does_not_depend_on_the_cuts(text, content, calls):
+    assert split(text, []) == (content, calls)
+    assert split(text, list(range(1, len(text)))) == (content, calls)
     for cut in range(len(text)):
-        assert split(style, text, [cut]) == (content, calls)
+        assert split(text, [cut]) == (content, calls)
 
 
 @given(text=st.text(alphabet='<tool_cal>/{}":, nmefg[]\\', max_size=80), cuts=st.lists(st.integers(0, 80), max_size=4))
 def test_any_text_is_split_without_complaint(text, cuts):
-    for style in ("hermes", "mistral", "json"):
-        cuts = [min(cut, len(text)) for cut in cuts]
-        assert split(style, text, cuts) == split(style, text, [])
+    text = text.replace("ee", "<tool_call>").replace("gg", "</tool_call>")
+    cuts = [min(cut, len(text)) for cut in cuts]
+    assert split(text, cuts) == split(text, [])
 
 
 @given(
@@ -92,5 +76,5 @@ def test_any_text_is_split_without_complaint(text, cuts):
 )
 def test_calls_come_back(name, arguments, flat):
     text = json.dumps({"name": name, "arguments": arguments}, indent=None if flat else 2)
-    _, [(found, given_arguments)] = split("hermes", f"<tool_call>{text}</tool_call>", [])
+    _, [(found, given_arguments)] = split(f"<tool_call>{text}</tool_call>", [])
     assert (found, json.loads(given_arguments)) == (name, arguments)

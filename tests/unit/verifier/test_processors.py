@@ -49,7 +49,7 @@ def test_all_of_them_at_once_are_there():
     (GenerationConfig(logit_bias={-1: 1.0}), "logit_bias names token -1"),
     (GenerationConfig(logit_bias={3: math.nan}), "logit_bias of token 3 is nan"),
     (GenerationConfig(logit_bias={3: math.inf}), "logit_bias of token 3 is inf"),
-    (GenerationConfig(bad_words=("x", "")), "bad word is empty"),
+    (GenerationConfig(bad_words=("x", "")), "bad_words has an empty one"),
     (GenerationConfig(bad_words=("<|endoftext|>",)), "is an end token"),
     (GenerationConfig(stop=("x", "")), "stop text has no characters"),
     (GenerationConfig(end_token_ids=(3, 258)), "end_token_ids names token 258"),

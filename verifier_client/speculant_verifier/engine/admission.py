@@ -62,12 +62,12 @@ class Admission:
         Raises:
             GenerationRequestError: it is empty or too long, or holds ids that the model does not have.
         """
-        name, length, longest = self._target.name, len(request.prompt), self._target.max_length
+        length, longest = len(request.prompt), self._target.max_length
         if not length:
             raise GenerationRequestError("the prompt is empty; give at least one token")
         if length >= longest:
             raise GenerationRequestError(
-                f"the prompt has {length} tokens, but '{name}' takes at most {longest - 1}; shorten it"
+                f"the prompt has {length} tokens, but the model takes at most {longest - 1}; shorten it"
             )
         if not all(0 <= token < self._target.vocabulary_size for token in request.prompt):
             raise GenerationRequestError(

@@ -1,4 +1,4 @@
-"""The application: endpoints, and the document that describes them.
+"""The application: endpoints, and the document that describes what they take.
 
 FastAPI checks bodies and writes the OpenAPI document. Its pages at /docs are off, as browsers would have to load them
 from elsewhere.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -19,45 +20,43 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
+from speculant_graph.errors import SpeculantError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.http import METRICS_TYPE
 from speculant_graph.serving.http_gate import PRINCIPAL, Gate, GateRules
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import HarmonyTokens
-from speculant_verifier.http.adapters import add_adapter_endpoints
-from speculant_verifier.http.answering import Decoding, GenerationResponse
-from speculant_verifier.http.answers import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
-from speculant_verifier.http.bodies import JsonRoute
-from speculant_verifier.http.errors import ApiError, internal, no_such_model, of_content_type, of_validation
-from speculant_verifier.http.gate import API, endpoint_of, refuse
+from speculant_verifier.http.builders import ChatBuilder, CompletionBuilder, ServedModel
+from speculant_verifier.http.errors import error_of, no_such_model
 from speculant_verifier.http.logprobs import TokenTexts
-from speculant_verifier.http.preparing import Preparation
-from speculant_verifier.http.responses.endpoint import add_responses_endpoint
+from speculant_verifier.http.mapping import RequestMapping
+from speculant_verifier.http.responses.endpoint import Responses
+from speculant_verifier.http.responses.schemas import ResponsesRequest
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
-from speculant_verifier.http.shapes import ChatShape, CompletionShape
+from speculant_verifier.http.streaming import Decoding, GenerationResponse
 from speculant_verifier.load import Load
 
+API = ("/v1/",)
+"""What paths begin with that are for clients who may come in."""
+_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/responses")
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "A field is wrong, unknown or not supported."},
-    401: {"model": ErrorAnswer, "description": "The key is missing or unknown."},
-    503: {"model": ErrorAnswer, "description": "The server is starting or going away."},
+    400: {"description": "A field is wrong, unknown or not supported."},
+    401: {"description": "The key is missing or unknown."},
+    403: {"description": "The tenant is not the client's."},
+    404: {"description": "There is no such model."},
+    408: {"description": "The body did not come in time."},
+    413: {"description": "The body is too large."},
+    429: {"description": "Too many requests wait."},
+    503: {"description": "The server is starting or going away."},
 }
-_GENERATION_ERRORS: dict[int | str, dict[str, Any]] = {
+_STREAM = (
+    "With stream = true: an event for every piece, and at last [DONE]. An object with the field error ends it early."
+)
+_GENERATION: dict[int | str, dict[str, Any]] = {
+    200: {"description": _STREAM, "content": {"application/json": {}, "text/event-stream": {}}},
     **_ERRORS,
-    403: {"model": ErrorAnswer, "description": "The tenant is not the client's."},
-    404: {"model": ErrorAnswer, "description": "There is no such model."},
-    408: {"model": ErrorAnswer, "description": "The body did not come in time."},
-    413: {"model": ErrorAnswer, "description": "The body is too large."},
-    429: {"model": ErrorAnswer, "description": "Too many requests wait."},
 }
-_EVENT: dict[str, Any] = {
-    "type": "object",
-    "description": "With stream = true: a chunk, and at last [DONE]. An object with the field error ends it early.",
-    "properties": {"data": {"type": "string", "contentMediaType": "application/json"}},
-    "required": ["data"],
-}
-_STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": _EVENT}}}
 
 
 def create_app(
@@ -88,60 +87,54 @@ def create_app(
         ConfigError: the model was given without its tokenizer.
     """
     model_id = config.model_id or PurePath(decoder.target.name).name
-    preparation = Preparation(decoder, config, defaults, model_id)
+    model = ServedModel(model_id, decoder.target, TokenTexts(decoder.target), HarmonyTokens.of(decoder))
+    mapping = RequestMapping(decoder, load, defaults, model_id)
     decoding = Decoding(decoder, load)
-    texts, harmony = TokenTexts(decoder.target), HarmonyTokens.of(decoder)
-    model = Model(
-        id=model_id,
-        object="model",
-        created=int(time.time()),
-        owned_by="speculant-graph",
-        max_model_len=decoder.target.max_length,
-    )
+    responses = Responses(mapping, decoding, model)
+    described = {
+        "id": model_id,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "speculant-graph",
+        "max_model_len": decoder.target.max_length,
+    }
     app = FastAPI(title="speculant-graph", version=VERSION, docs_url=None, redoc_url=None, exception_handlers=_HANDLERS)
-    app.router.route_class = JsonRoute
     with_key = [Depends(HTTPBearer(auto_error=False, description="Where the server has an access file."))]
+    of_generation: dict[str, Any] = {"dependencies": with_key, "responses": _GENERATION}
+    of_models: dict[str, Any] = {
+        "dependencies": with_key,
+        "responses": {status: _ERRORS[status] for status in (401, 503)},
+    }
 
-    @app.post(
-        "/v1/chat/completions",
-        dependencies=with_key,
-        responses={200: {"model": ChatCompletion, **_STREAM}, **_GENERATION_ERRORS},
-    )
+    @app.post("/v1/chat/completions", **of_generation)
     async def chat(request: ChatRequest, connection: Request) -> Response:
         """Answer a conversation."""
-        decoding.require_room(1)
-        prepared = await preparation.chat(request, connection.scope[PRINCIPAL])
-        shape = ChatShape(prepared.job, decoder.target, texts, harmony)
-        return GenerationResponse(decoding, prepared, shape, is_stream=request.stream)
+        context = await mapping.chat(request, connection.scope[PRINCIPAL])
+        return GenerationResponse(decoding, context, ChatBuilder(context, model), is_stream=request.stream)
 
-    @app.post(
-        "/v1/completions",
-        dependencies=with_key,
-        responses={200: {"model": Completion, **_STREAM}, **_GENERATION_ERRORS},
-    )
+    @app.post("/v1/completions", **of_generation)
     async def complete(request: CompletionRequest, connection: Request) -> Response:
         """Continue texts."""
-        decoding.require_room(1)
-        prepared = await preparation.completion(request, connection.scope[PRINCIPAL])
-        shape = CompletionShape(prepared.job, decoder.target, texts, None)
-        return GenerationResponse(decoding, prepared, shape, is_stream=request.stream)
+        context = await mapping.completion(request, connection.scope[PRINCIPAL])
+        builder = CompletionBuilder(context, replace(model, harmony=None))
+        return GenerationResponse(decoding, context, builder, is_stream=request.stream)
 
-    generation = {"dependencies": with_key, "responses": {200: _STREAM, **_GENERATION_ERRORS}}
-    add_responses_endpoint(app, decoder, preparation, decoding, texts, harmony, generation)
+    @app.post("/v1/responses", **of_generation)
+    async def respond(request: ResponsesRequest, connection: Request) -> Response:
+        """Answer a conversation, item by item."""
+        return await responses.respond(request, connection.scope[PRINCIPAL])
 
-    @app.get("/v1/models", dependencies=with_key, responses=_ERRORS)
-    async def models() -> ModelList:
+    @app.get("/v1/models", **of_models)
+    async def models() -> dict[str, Any]:
         """List the models."""
-        return ModelList(object="list", data=[model])
+        return {"object": "list", "data": [described]}
 
-    @app.get("/v1/models/{name:path}", dependencies=with_key, responses={**_ERRORS, 404: _GENERATION_ERRORS[404]})
-    async def one_model(name: str) -> Model:
+    @app.get("/v1/models/{name:path}", **of_models | {"responses": {**of_models["responses"], 404: _ERRORS[404]}})
+    async def one_model(name: str) -> dict[str, Any]:
         """Describe a model."""
         if name != model_id:
             raise no_such_model(model_id)
-        return model
-
-    add_adapter_endpoints(app, decoder, with_key, _ERRORS)
+        return described
 
     @app.get("/healthz", response_class=PlainTextResponse, responses={503: {"description": "It does not serve."}})
     async def health() -> Response:
@@ -161,25 +154,19 @@ def create_app(
     )
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    if isinstance(error, ApiError):
-        return error.response()
-    if isinstance(error, RequestValidationError):
-        return (of_content_type(request.headers.get("content-type", "")) or of_validation(error.errors())).response()
-    if isinstance(error, HTTPException):
-        return _of_framework(error)
-    return internal().response()  # the gate, which gets it next, tells the log
+def endpoint_of(path: str) -> str:
+    """Return the endpoint under which a request is counted; "other" for paths that are none."""
+    endpoint = "/v1/models" if path.startswith("/v1/models/") else path
+    return endpoint if endpoint in _ENDPOINTS else "other"
 
 
-def _of_framework(error: HTTPException) -> Response:
-    messages = {
-        404: "there is nothing at this path; /openapi.json lists what there is",
-        405: "this path does not take the method; /openapi.json says which",
-    }
-    message = messages.get(error.status_code, "the body can't be read; send a JSON object")
-    response = ApiError(error.status_code, message).response()
-    response.headers.update(error.headers or {})
-    return response
+def refuse(error: Exception) -> Response:
+    """Return the answer to a request that failed before or behind its endpoint."""
+    return error_of(error).response()
 
 
-_HANDLERS: Any = dict.fromkeys((ApiError, RequestValidationError, HTTPException, Exception), _refuse)
+async def _refuse(_: Request, error: Exception) -> Response:
+    return refuse(error)
+
+
+_HANDLERS: Any = dict.fromkeys((SpeculantError, RequestValidationError, HTTPException, Exception), _refuse)

@@ -1,16 +1,16 @@
-"""Log-probabilities in the shapes that OpenAI's clients know."""
+"""Log-probabilities as OpenAI's clients know them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import decoders
 
 from speculant_graph.corpus.fast_bpe import byte_alphabet
 from speculant_graph.types import TokenId
 from speculant_verifier.detokenizer import Detokenizer
-from speculant_verifier.http.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import TokenLogprobs
 
@@ -50,47 +50,37 @@ class TokenTexts:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
-    def chat(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs:
-        """Return the shape of chats."""
-        return ChatLogprobs(
-            content=[
-                TokenLogprob(
-                    **self._entry(at.token_id, at.logprob),
-                    top_logprobs=[
-                        TopLogprob(**self._entry(token, logprob))
-                        for token, logprob in zip(at.top_token_ids, at.top_logprobs, strict=True)
-                    ],
-                )
+    def chat(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Return the object of chats."""
+        return {
+            "content": [
+                self._entry(at.token_id, at.logprob)
+                | {"top_logprobs": [self._entry(*top) for top in zip(at.top_token_ids, at.top_logprobs, strict=True)]}
                 for at in tokens
             ]
-        )
+        }
 
-    def completion(self, tokens: Sequence[TokenLogprobs], offsets: Offsets) -> CompletionLogprobs:
-        """Return the shape of completions.
+    def completion(self, tokens: Sequence[TokenLogprobs], offsets: Offsets) -> dict[str, Any]:
+        """Return the object of completions.
 
         Args:
             tokens: emitted ones.
             offsets: of the choice, told of all tokens before these.
         """
-        return CompletionLogprobs(
-            tokens=[self.text_of(at.token_id) for at in tokens],
-            token_logprobs=[max(_LEAST, at.logprob) for at in tokens],
-            top_logprobs=[
-                {
-                    self.text_of(token): max(_LEAST, logprob)
-                    for token, logprob in reversed(  # where two have the same text, the more probable one stays
-                        [
-                            *zip(at.top_token_ids, at.top_logprobs, strict=True),
-                            *([] if at.token_id in at.top_token_ids else [(at.token_id, at.logprob)]),
-                        ]
-                    )
-                }
-                for at in tokens
-            ],
-            text_offset=[offsets.next(at.token_id) for at in tokens],
-        )
+        return {
+            "tokens": [self.text_of(at.token_id) for at in tokens],
+            "token_logprobs": [max(_LEAST, at.logprob) for at in tokens],
+            "top_logprobs": [self._top(at) for at in tokens],
+            "text_offset": [offsets.next(at.token_id) for at in tokens],
+        }
 
-    def _entry(self, token: TokenId, logprob: float) -> dict[str, object]:
+    def _top(self, at: TokenLogprobs) -> dict[str, float]:
+        """Return the most probable tokens and the emitted one; of two with the same text the more probable."""
+        own = [] if at.token_id in at.top_token_ids else [(at.token_id, at.logprob)]
+        top = [*zip(at.top_token_ids, at.top_logprobs, strict=True), *own]
+        return {self.text_of(token): max(_LEAST, logprob) for token, logprob in reversed(top)}
+
+    def _entry(self, token: TokenId, logprob: float) -> dict[str, Any]:
         known = self._known.get(token)
         if known is None:
             known = self._known[token] = self.text_of(token), list(self.bytes_of(token))

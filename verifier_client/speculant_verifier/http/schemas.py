@@ -9,10 +9,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from speculant_graph.types import RuleName
 
-_MOST_PROMPTS = 1024
-_MOST_BIASES = 1024
-MOST_TOOLS = 128
-_MOST_COMPLAINTS = 8
+_MAX_PROMPTS = 1024
+_MAX_BIASES = 1024
+MAX_TOOLS = 128
+_MAX_UNKNOWN = 8
 """Lists end at the first wrong item, and of unknown names a few are looked at: a body that is wrong all over must not
 hold up others."""
 
@@ -20,7 +20,9 @@ hold up others."""
 class Schema(BaseModel):
     """Base: no conversions, no unknown names."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -28,14 +30,14 @@ class Schema(BaseModel):
         if not isinstance(values, dict):
             return values
         given = {name: value for name, value in values.items() if value is not None}
-        strange = [name for name in given if name not in cls.model_fields]
-        for name in strange[_MOST_COMPLAINTS:]:
+        unknown = [name for name in given if name not in cls.model_fields]
+        for name in unknown[_MAX_UNKNOWN:]:
             del given[name]
         return given
 
 
 def _not_huge(values: object) -> object:
-    if isinstance(values, dict) and len(values) > _MOST_BIASES:
+    if isinstance(values, dict) and len(values) > _MAX_BIASES:
         raise ValueError("too many")
     return values
 
@@ -52,7 +54,7 @@ _StopTexts = Annotated[list[_StopText], Field(max_length=16, fail_fast=True)]
 _Stop = Annotated[_StopTexts, BeforeValidator(_as_list, json_schema_input_type=_StopText | _StopTexts)]
 _TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
-_Biases = Annotated[dict[_TokenName, _Bias], BeforeValidator(_not_huge), Field(max_length=_MOST_BIASES)]
+_Biases = Annotated[dict[_TokenName, _Bias], BeforeValidator(_not_huge), Field(max_length=_MAX_BIASES)]
 _Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 _NumTop = Annotated[int, Field(ge=0, le=20)]
@@ -117,7 +119,7 @@ class StructuredOutputs(Schema):
     """JSON of a schema, given as an object or as JSON text."""
     regex: Annotated[str, Field(min_length=1)] | None = None
     """A regular expression that all of it matches."""
-    choice: Annotated[list[Word], Field(min_length=1, max_length=_MOST_BIASES, fail_fast=True)] | None = None
+    choice: Annotated[list[Word], Field(min_length=1, max_length=_MAX_BIASES, fail_fast=True)] | None = None
     """One of these texts."""
     grammar: Annotated[str, Field(min_length=1)] | None = None
     """A grammar, in llguidance's variant of Lark."""
@@ -222,7 +224,7 @@ class ChatMessage(Schema):
     """For chat templates that know names."""
     reasoning_content: str | None = None
     """What the model thought before an answer, for chat templates that want it."""
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """What an assistant's message called."""
     tool_call_id: Name | None = None
     """Of a tool's message: which call it answers."""
@@ -309,7 +311,7 @@ class ChatRequest(GenerationRequest):
     """The form of the answer."""
     prediction: Prediction | None = None
     """Text that the answer may resemble, such as the file that is to be edited: drafts come from it, too."""
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """What the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """Whether it may, may if it wants to, or must, or which one it must call."""
@@ -324,9 +326,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS, fail_fast=True)]
+        | Annotated[list[str], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)]
         | _Tokens
-        | Annotated[list[_Tokens], Field(min_length=1, max_length=_MOST_PROMPTS, fail_fast=True)]
+        | Annotated[list[_Tokens], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)]
     )
     """Text, a list of texts, token ids, or a list of lists of token ids."""
     logprobs: _NumTop | None = None

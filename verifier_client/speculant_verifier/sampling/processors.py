@@ -103,14 +103,14 @@ def bad_word_ids(
     sequences: dict[tuple[TokenId, ...], None] = {}  # in order, each once
     for word in words:
         if not word:
-            raise GenerationRequestError("a bad word is empty; leave it out, or give at least one character")
+            raise GenerationRequestError("bad_words has an empty one; leave it out, or give at least one character")
         for text in (word, f" {word}"):
             token_ids: list[TokenId] = tokenizer.encode(text, add_special_tokens=False)
             if not token_ids or not all(0 <= token < vocabulary_size for token in token_ids):
-                raise GenerationRequestError(f"bad word {word!r} has no tokens that the model knows; leave it out")
+                raise GenerationRequestError(f"bad_words: {word!r} has no tokens that the model knows; leave it out")
             if len(token_ids) == 1 and token_ids[0] in end_token_ids:
                 raise GenerationRequestError(
-                    f"bad word {word!r} is an end token; to go on after it, set ignore_end_tokens or min_tokens"
+                    f"bad_words: {word!r} is an end token; to go on after it, set ignore_end_tokens or min_tokens"
                 )
             sequences[tuple(token_ids)] = None
     return [list(each) for each in sequences]

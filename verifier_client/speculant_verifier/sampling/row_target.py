@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speculant_graph.errors import GenerationError
+from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 from speculant_verifier.results import TokenLogprobs
 from speculant_verifier.rules import WANTS_PROPOSALS, TargetDistribution
@@ -182,7 +182,7 @@ class RowTarget:
                 f"the model's logits for token {position} of the sequence hold NaN or infinity; "
                 "check its weights, or use --verifier.dtype float32"
             )
-        return GenerationError(
+        return GenerationRequestError(
             f"no token is left for place {position} of the sequence; allow more by logit_bias, bad_words, "
             "no_repeat_ngram_size or min_tokens"
         )

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.types import Draft, Proposal, RuleName, TokenId
-from speculant_graph.validation_messages import humanise
 from speculant_verifier.chat_template import Message
+from speculant_verifier.requests import changed
 from speculant_verifier.text import Prompt
 
 RULE_OF_NUMBER: dict[int, RuleName] = {
@@ -86,20 +85,6 @@ def generation_config(
         wanted["rule"] = _rule(speculation.rule)
     wanted |= {name: getattr(speculation, name) for name in _OF_DRAFTS if speculation.HasField(name)}
     return changed(defaults, wanted)
-
-
-def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> GenerationConfig:
-    """Return settings with some of them changed.
-
-    Raises:
-        GenerationRequestError: a value is not allowed.
-    """
-    try:
-        return GenerationConfig.model_validate(defaults.model_dump() | dict(wanted))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"])) or "the settings"
-        raise GenerationRequestError(f"{name}: {humanise(first)}") from None
 
 
 def prompt_of(request: pb.GenerateRequest, read_chat: Callable[[Sequence[Message]], list[TokenId]]) -> Prompt:

@@ -23,9 +23,7 @@ from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
 from speculant_graph.serving.http import METRICS_TYPE
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http import HttpServer, create_app
-from speculant_verifier.http.errors import unavailable
-from speculant_verifier.http.gate import API
+from speculant_verifier.http import API, HttpServer, create_app, refuse
 from speculant_verifier.load import Load
 from speculant_verifier.service import admin
 from speculant_verifier.service.admin import VerifierAdminService
@@ -204,7 +202,7 @@ class VerifierServer:
         if app is None and scope["path"] == "/metrics":
             app = PlainTextResponse(self._render_metrics(), media_type=METRICS_TYPE)
         elif app is None and scope["path"].startswith(API):
-            app = unavailable(_LOADING).response()
+            app = refuse(DrafterUnavailableError(_LOADING))
         await (app or PlainTextResponse(f"{_LOADING}\n", HTTPStatus.SERVICE_UNAVAILABLE))(scope, receive, send)
 
     def _read_decoder(self) -> SpeculativeDecoder:

@@ -15,19 +15,17 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import (
     DrafterUnavailableError,
     DraftRequestError,
-    GenerationError,
     GenerationRequestError,
     TokenizerMismatchError,
 )
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.serving.calls import Call, CallGate
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.engine.sequence import OUT_OF_MEMORY
-from speculant_verifier.load import Load, read_ahead
+from speculant_verifier.load import Load, failure_of, read_ahead
+from speculant_verifier.requests import session_options
 from speculant_verifier.results import StepEvent
 from speculant_verifier.service.answers import generate_response, verify_response
 from speculant_verifier.service.requests import draft_of, generation_config, prompt_of
-from speculant_verifier.tenants import session_options
 
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
 _END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
@@ -87,7 +85,7 @@ class VerifierService:
             async with aclosing(read_ahead(cast(AsyncGenerator[StepEvent, None], stream), give_back)) as events:
                 async for event in events:
                     if event.result is not None and event.result.finish_reason == "error":
-                        raise _failure(event.result.error, decoder, is_clients_fault=event.result.is_clients_fault)
+                        raise failure_of(event.result.error, is_client_error=event.result.is_refused)
                     await _written(call, generate_response(event, config.seed))
 
     async def verify(self, call: Call) -> None:
@@ -125,7 +123,7 @@ class VerifierService:
                     emission = await session.verify(draft_of(request, decoder.draft_config.k), request.feedback_width)
                     if emission.finish_reason == "error":
                         sequence = emission.sequence
-                        raise _failure(sequence.error, decoder, is_clients_fault=sequence.is_refused)
+                        raise failure_of(sequence.error, is_client_error=sequence.is_refused)
                     elapsed_s = emission.sequence.forward_s - forward_s
                     forward_s = emission.sequence.forward_s
                     await _written(call, verify_response(request.step_id, emission, elapsed_s))
@@ -179,14 +177,6 @@ def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list
     """Return what is to be continued; in a thread, as a long text takes its time."""
     prompt = prompt_of(request, decoder.chat_prompt)
     return decoder.target.encode(prompt) if isinstance(prompt, str) else list(prompt)
-
-
-def _failure(error: str, decoder: SpeculativeDecoder, *, is_clients_fault: bool) -> Exception:
-    """Return why a request failed, without what only the server's own people may know."""
-    message = error.replace(f"'{decoder.target.name}'", "the model")
-    if is_clients_fault or error.startswith("no token is left"):
-        return GenerationRequestError(message)
-    return DrafterUnavailableError(message) if error == OUT_OF_MEMORY else GenerationError(message)
 
 
 async def _written(call: Call, response: Any) -> None:

@@ -1,34 +1,30 @@
-"""Calls that a model writes as JSON objects, between marks or as its whole answer."""
+"""Calls that a model writes as JSON objects between marks, as Hermes and Qwen do."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from speculant_graph.types import TokenId
 from speculant_verifier.tool_calls.pieces import Piece, joined
-
-_ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonCalls:
     """Splits an answer into text and calls. How it is cut into pieces makes no difference.
 
-    What only looks like the beginning of a call stays text.
+    A call comes when it is complete. What only looks like one stays text, and so does a call that was cut off.
     """
 
     def __init__(self, mark: str, end: str) -> None:
         """Begin.
 
         Args:
-            mark: comes before a call, or before a list of calls; empty if the answer begins with the call itself.
-            end: comes after a call; may be missing.
+            mark: comes before a call.
+            end: comes after it; behind the last one it may be missing.
         """
         self._mark, self._end = mark, end
-        self._held = ""  # text that may be the beginning of a mark
-        self._call: _Call | None = None
-        self._is_over = False  # no call may come any more
-        self._has_calls = False
+        self._held = ""  # what may be a call, the beginning of a mark, or spaces between calls
+        self._is_behind_call = False
 
     def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> list[Piece]:
         """Add what a step emitted; return what became certain.
@@ -39,122 +35,41 @@ class JsonCalls:
             final: whether it is all.
         """
         del token_ids
-        pieces = [piece for character in text for piece in self._add(character)]
-        if final:
-            pieces += self._give_up() if self._call is not None else self._flush()
+        self._held += text
+        pieces: list[Piece] = []
+        while (start := self._held.find(self._mark)) >= 0:
+            body, end, rest = self._held[start + len(self._mark) :].partition(self._end)
+            if not end and not final:
+                break
+            call = _call(body)
+            if call is None:
+                pieces.append(("content", self._held[: len(self._held) - len(rest)]))
+            else:
+                pieces += [*self._content(self._held[:start]), ("name", call[0]), ("arguments", call[1])]
+            self._held, self._is_behind_call = rest, call is not None
+        if start < 0:
+            start = len(self._held) - (0 if final else self._num_uncertain())
+        if final or not self._is_behind_call or self._held[:start].strip():
+            pieces += self._content(self._held[:start])
+            self._held, self._is_behind_call = self._held[start:], False
         return joined(pieces)
 
-    def _add(self, character: str) -> Iterator[Piece]:
-        if self._call is not None:
-            yield from self._call.push(character)
-            if self._call.is_wrong:
-                yield from self._give_up()
-            elif self._call.is_complete:
-                self._call, self._has_calls = None, True
-            return
-        self._held += character
-        if self._is_over:
-            yield from self._flush()
-        elif self._has_calls or not self._mark:
-            yield from self._between(character)
-        elif self._held == self._mark:
-            self._call, self._held = _Call(), ""
-        else:
-            while self._held and not self._mark.startswith(self._held):
-                yield "content", self._held[0]
-                self._held = self._held[1:]
+    def _content(self, text: str) -> list[Piece]:
+        """Return text before a call or at the end; what is blank behind a call belongs to neither."""
+        return [("content", text)] if text and (text.strip() or not self._is_behind_call) else []
 
-    def _between(self, character: str) -> Iterator[Piece]:
-        """Take a character before the first call of an answer without marks, or behind a call."""
-        if character == "{":
-            self._call, self._held = _Call(), ""
-            yield from self._call.push(character)
-            return
-        known = [each for each in (self._mark, self._end) if each]
-        bare = self._held.strip(" \t\r\n,;[]")
-        if not bare or any(bare in known or each.startswith(bare) for each in known):
-            if bare and bare in known:
-                self._held = ""
-            return
-        self._is_over = not self._has_calls or not self._mark
-        if not self._is_over:
-            self._has_calls = False  # text between calls; the next one comes behind a mark
-        yield from self._flush()
-
-    def _give_up(self) -> Iterator[Piece]:
-        """Return what was no call as the text that it is."""
-        assert self._call is not None
-        if not self._call.has_name:
-            yield "content", self._mark + self._call.text
-        self._call, self._is_over = None, True
-
-    def _flush(self) -> list[Piece]:
-        held, self._held = self._held, ""
-        return [("content", held)] if held and not (self._has_calls and not held.strip(" \t\r\n,;[]")) else []
+    def _num_uncertain(self) -> int:
+        """Return the length of the longest end of the text that a mark begins with."""
+        sizes = range(min(len(self._mark) - 1, len(self._held)), 0, -1)
+        return next((size for size in sizes if self._mark.startswith(self._held[-size:])), 0)
 
 
-class _Call:
-    """One object, character by character."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.has_name = self.is_complete = self.is_wrong = self._has_arguments = False
-        self._depth = 0
-        self._is_in_string = self._is_escaped = False
-        self._key: str | None = None  # of the value that is read; None before it is known
-        self._part = ""
-        self._arguments = ""  # that came before the name
-
-    def push(self, character: str) -> Iterator[Piece]:
-        self.text += character
-        if not self._depth:
-            if character == "{":
-                self._depth = 1
-            elif character not in " \t\r\n[":
-                self.is_wrong = True
-            return
-        ends = not self._is_in_string and self._depth == 1 and character in (":}" if self._key is None else ",}")
-        self._follow(character)
-        if not ends:
-            self._part += character
-            if self._key in _ARGUMENTS:
-                yield from self._argue(character if self._part.strip() else "")
-            return
-        part, self._part = self._part, ""
-        try:
-            if character == ":" and self._key is None:
-                self._key = str(json.loads(part))
-            else:
-                if self._key == "name":
-                    self.has_name = True
-                    yield "name", str(json.loads(part))
-                    yield from self._argue("")
-                self._key = None
-        except ValueError:
-            self.is_wrong = True
-        self.is_complete = character == "}" and not self.is_wrong
-        if self.is_complete and not self.has_name:
-            self.is_complete, self.is_wrong = False, True
-        if self.is_complete and not self._has_arguments:
-            yield "arguments", "{}"
-
-    def _argue(self, text: str) -> Iterator[Piece]:
-        self._arguments += text
-        if self.has_name and self._arguments:
-            yield "arguments", self._arguments
-            self._arguments, self._has_arguments = "", True
-
-    def _follow(self, character: str) -> None:
-        if self._is_in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif character == "\\":
-                self._is_escaped = True
-            elif character == '"':
-                self._is_in_string = False
-        elif character == '"':
-            self._is_in_string = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
+def _call(body: str) -> tuple[str, str] | None:
+    """Return the name and the arguments of a call; None if it is none."""
+    try:
+        call = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    return call["name"], json.dumps(call.get("arguments", {}), ensure_ascii=False)

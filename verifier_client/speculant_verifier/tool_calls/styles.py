@@ -16,6 +16,9 @@ STRICT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 """How JSON is written whose spaces are given: as by Python's json."""
 
 
+_BETWEEN_CALLS = "\n"
+
+
 @dataclass(frozen=True, slots=True)
 class CallStyle:
     """One way."""
@@ -24,14 +27,12 @@ class CallStyle:
     """For people."""
     sign: str
     """What chat templates of models that write so contain."""
+    call: str
+    """A call: %NAME% stands for the tool's name in JSON, @arguments for the arguments."""
     mark: str = ""
     """What comes before a call."""
     end: str = ""
     """What comes after it."""
-    call: str = ""
-    """A call: %NAME% stands for the tool's name in JSON, @arguments for the arguments."""
-    separator: str = ""
-    """Between calls."""
     answer: str = ""
     """What comes before an answer that is no call."""
 
@@ -50,13 +51,13 @@ class CallStyle:
             parallel: whether there may be several calls.
         """
         calls, grammars = [], []
-        for number, (name, schema) in enumerate(tools):
+        for index, (name, schema) in enumerate(tools):
             call = self.call.replace("%NAME%", json.dumps(name)[1:-1])
             before, after = call.split("@arguments")
-            calls.append(f"call_{number}: {_text(before)} @arguments_{number} {_text(after)}")
-            grammars.append(_grammar(number, schema))
-        one_of = " | ".join(f"call_{number}" for number in range(len(tools)))
-        many = f" ({_text(self.separator)} call)*" if parallel and self.separator else ""
+            calls.append(f"call_{index}: {_text(before)} @arguments_{index} {_text(after)}")
+            grammars.append(_grammar(index, schema))
+        one_of = " | ".join(f"call_{index}" for index in range(len(tools)))
+        many = f" ({_text(_BETWEEN_CALLS)} call)*" if parallel else ""
         lines = [f"start: call{many}", f"call: {one_of}", *calls]
         return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *grammars]})
 
@@ -90,15 +91,10 @@ STYLES: tuple[CallStyle, ...] = (
     CallStyle(
         "hermes",
         "<tool_call>",
+        '<tool_call>\n{"name": "%NAME%", "arguments": @arguments}\n</tool_call>',
         "<tool_call>",
         "</tool_call>",
-        '<tool_call>\n{"name": "%NAME%", "arguments": @arguments}\n</tool_call>',
-        "\n",
     ),
-    CallStyle(
-        "mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", call='[TOOL_CALLS][{"name": "%NAME%", "arguments": @arguments}]'
-    ),
-    CallStyle("json", '"parameters"', call='{"name": "%NAME%", "parameters": @arguments}', separator="; "),
 )
 """The first whose sign a chat template contains is taken."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from speculant_verifier.http.schemas import (
-    MOST_TOOLS,
+    MAX_TOOLS,
     Name,
     NumTokens,
     ReasoningEffort,
@@ -173,7 +173,7 @@ class ResponsesRequest(Schema):
     """0 takes the most probable token."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Keep the most probable tokens that hold this mass."""
-    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """What the model may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     """Whether it may, may if it wants to, or must, or which one it must call."""

@@ -2,33 +2,26 @@
 
 The response is an ASGI application of its own instead of a stock streaming response. So the status is decided by the
 first event and not before it (a refusal is never a broken stream), and the connection is watched all the time, in
-streams and in answers of one piece alike: a client that goes away frees its place within a step. A slow reader holds up
-nobody, as events wait for it in memory, at most an answer's worth.
+streams and in answers of one piece alike: a client that goes away frees its row within a step. A slow reader holds up
+no other, as events wait for it in memory, at most an answer's worth.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from typing import cast
 
 from fastapi.responses import Response
 from loguru import logger
 from starlette.types import Message, Receive, Scope, Send
 
-from speculant_graph.errors import (
-    DrafterUnavailableError,
-    DraftLimitError,
-    GenerationError,
-    GenerationRequestError,
-    SpeculantError,
-)
+from speculant_graph.errors import DrafterUnavailableError, GenerationError, SpeculantError
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http.errors import ApiError, internal, of_call, of_result, too_busy, unavailable
-from speculant_verifier.http.preparing import Prepared
-from speculant_verifier.http.shapes import Shape
-from speculant_verifier.load import Load, read_ahead
+from speculant_verifier.http.builders import AnswerBuilder, RequestContext, to_json
+from speculant_verifier.http.errors import error_of
+from speculant_verifier.load import Load, failure_of, read_ahead
 from speculant_verifier.results import StepEvent
 
 _READER_PATIENCE_S = 120.0
@@ -48,77 +41,51 @@ class Decoding:
         """Take the decoder and what counts how much it has to do."""
         self._decoder, self._load = decoder, load
 
-    def require_room(self, num_choices: int) -> None:
-        """Refuse what would have to wait behind too many.
-
-        Raises:
-            ApiError: the queue is full, or could never be empty enough.
-        """
-        with _refusals():
-            self._load.require_room(num_choices)
-
-    async def events(self, prepared: Prepared) -> AsyncGenerator[StepEvent, None]:
+    async def events(self, context: RequestContext) -> AsyncGenerator[StepEvent, None]:
         """Yield what happens; leaving it ends the generation.
 
         Raises:
-            ApiError: there is no room, or a choice failed.
+            SpeculantError: there is no capacity, or a choice failed.
         """
-        with ExitStack() as held:
-            with _refusals():
-                give_back = held.enter_context(self._load.admitted(prepared.job.num_choices))
-            stream = self._decoder.astream(prepared.job.prompts, prepared.config, session=prepared.session)
+        with self._load.admitted(context.num_choices) as give_back:
+            stream = self._decoder.astream(context.prompts, context.config, session=context.session)
+            failure: SpeculantError | None = None
             try:
                 async with aclosing(read_ahead(cast(AsyncGenerator[StepEvent, None], stream), give_back)) as events:
                     async for event in events:
-                        if event.result is not None and event.result.finish_reason == "error":
-                            if event.result.is_clients_fault:  # its message may hold what a client wrote
-                                logger.debug("a request was refused: {}", event.result.error)
-                            else:
-                                logger.warning("a request failed: {}", event.result.error)
-                            raise of_result(event.result, self._decoder.target.name, prepared.job.model)
+                        if event.result is not None and event.result.error:
+                            failure = failure_of(event.result.error, is_client_error=event.result.is_refused)
+                            break
                         yield event
             except GenerationError as error:
-                # At the end of the grace period the server has said already how many it cuts off.
+                # At the end of the grace period the server has logged already how many it cuts off.
                 logger.log("DEBUG" if self._load.is_draining else "WARNING", "requests ended: {}", error)
-                raise of_call(error) from error
-            except SpeculantError as error:
-                logger.error("decoding failed: {}", error)
-                raise internal() from error
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except DraftLimitError as error:
-        raise too_busy("too many requests wait already") from error
-    except DrafterUnavailableError as error:
-        raise unavailable("the server is shutting down") from error
-    except GenerationRequestError as error:
-        raise ApiError(400, str(error), param="n", code="too_many_samples") from error
+                raise DrafterUnavailableError("the server stopped decoding") from error
+            if failure is not None:
+                raise failure
 
 
 class GenerationResponse(Response):
     """Sends an answer, unless the client goes away before."""
 
-    def __init__(self, decoding: Decoding, prepared: Prepared, shape: Shape, *, is_stream: bool) -> None:
+    def __init__(self, decoding: Decoding, context: RequestContext, builder: AnswerBuilder, *, is_stream: bool) -> None:
         """Make a response; nothing is decoded before it is sent.
 
         Args:
             decoding: decodes.
-            prepared: what.
-            shape: how it looks.
+            context: what.
+            builder: makes the answer.
             is_stream: whether events are sent as they come.
         """
         super().__init__()
-        self._decoding, self._prepared, self._shape = decoding, prepared, shape
+        self._decoding, self._context, self._builder = decoding, context, builder
         self._is_stream = is_stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer.
 
         Raises:
-            ApiError: there is no answer; nothing has been sent.
+            SpeculantError: there is no answer; nothing has been sent.
         """
         del scope
         answering = asyncio.create_task(self._stream(send) if self._is_stream else self._send_whole(send))
@@ -134,10 +101,10 @@ class GenerationResponse(Response):
             await asyncio.gather(answering, leaving, return_exceptions=True)
 
     async def _send_whole(self, send: Send) -> None:
-        async with aclosing(self._decoding.events(self._prepared)) as events:
+        async with aclosing(self._decoding.events(self._context)) as events:
             async for event in events:
-                self._shape.add(event)
-        body = await asyncio.to_thread(lambda: self._shape.whole().to_json().encode())
+                self._builder.add(event)
+        body = await asyncio.to_thread(lambda: to_json(self._builder.whole()).encode())
         length = (b"content-length", str(len(body)).encode())
         await _sent(send, {"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
         await _sent(send, {"type": "http.response.body", "body": body})
@@ -145,23 +112,23 @@ class GenerationResponse(Response):
     async def _stream(self, send: Send) -> None:
         has_begun = False
         try:
-            async with aclosing(self._decoding.events(self._prepared)) as events:
+            async with aclosing(self._decoding.events(self._context)) as events:
                 async for event in events:
                     if not has_begun:
                         await _sent(send, {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                         has_begun = True
-                    for chunk in self._shape.chunks(event):
-                        await _sent(send, _event(self._shape.frame(chunk)))
+                    for chunk in self._builder.chunks(event):
+                        await _sent(send, _event(self._builder.frame(chunk)))
         except _ReaderSleepsError:
             raise
         except Exception as error:
             if not has_begun:
                 raise
-            if not isinstance(error, ApiError):
+            told = error_of(error)
+            if told.status == 500:
                 logger.opt(exception=error).error("a stream failed")
-            failure = self._shape.failure(error if isinstance(error, ApiError) else internal())
-            await _sent(send, _event(failure))
-        await _sent(send, _event(self._shape.ending, more_body=False))
+            await _sent(send, _event(self._builder.failure(told)))
+        await _sent(send, _event(self._builder.ending, more_body=False))
 
 
 class _ReaderSleepsError(Exception):

@@ -1,9 +1,32 @@
-"""Whose text a request is, and which graph it may draft from."""
+"""What a request asks for beside its text, over HTTP and gRPC alike: its settings, and its session with the drafter."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import GenerationRequestError
 from speculant_graph.serving.access import ALL, Principal
 from speculant_graph.types import SessionOptions
+from speculant_graph.validation_messages import humanise
+
+
+def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> GenerationConfig:
+    """Return settings with some of them changed.
+
+    Raises:
+        GenerationRequestError: a value is not allowed.
+    """
+    try:
+        return GenerationConfig.model_validate(defaults.model_dump() | dict(wanted))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"])) or "the settings"
+        reason = humanise(first).removeprefix(f"{name} ")
+        raise GenerationRequestError(f"{name} {reason}", field=name) from None
 
 
 def session_options(

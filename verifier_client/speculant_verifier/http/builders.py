@@ -1,0 +1,350 @@
+"""Events of the decoder as answers of the endpoints: objects ready for JSON, whole or piece by piece."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise, zip_longest
+from typing import Any
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.types import SessionOptions, TokenId
+from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
+from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.logprobs import Offsets, TokenTexts
+from speculant_verifier.model import TargetModel
+from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprobs
+from speculant_verifier.tool_calls import CallStyle, JsonCalls
+from speculant_verifier.tool_calls.pieces import Piece, Splitter
+
+Fields = dict[str, Any]
+"""An object of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model, as answers tell of it."""
+
+    id: str
+    """How clients call it."""
+    target: TargetModel
+    """The model."""
+    texts: TokenTexts
+    """Of its tokens."""
+    harmony: HarmonyTokens | None
+    """Splits what it writes into channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """A request that can be decoded."""
+
+    prompts: list[list[TokenId]]
+    """What is continued."""
+    config: GenerationConfig
+    """Settings of all prompts."""
+    session: SessionOptions | None = None
+    """What it wants of the drafter."""
+    with_usage: bool = False
+    """Whether a stream ends with token counts."""
+    predicted: tuple[TokenId, ...] = ()
+    """The prediction."""
+    calls: CallStyle | None = None
+    """How calls of tools are written; None if there are no tools."""
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of all prompts."""
+        return len(self.prompts) * self.config.n
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call, as far as it has come."""
+
+    name: str
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What is known of one choice so far."""
+
+    offsets: Offsets
+    splitter: Splitter | None
+    has_begun: bool = False
+    texts: dict[str, str] = field(default_factory=lambda: {"content": "", "reasoning": ""})
+    calls: list[_Call] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    result: GenerationResult | None = None
+
+    def take(self, kind: str, text: str) -> None:
+        """Note a piece of the answer."""
+        if kind == "name":
+            self.calls.append(_Call(text))
+        elif kind == "arguments":
+            self.calls[-1].arguments += text
+        else:
+            self.texts[kind] += text
+
+    @property
+    def reason(self) -> str:
+        """Why it ended; errors became answers of their own."""
+        assert self.result is not None
+        is_called = self.calls and self.result.finish_reason == "stop" and _is_json(self.calls[-1].arguments)
+        return "tool_calls" if is_called else self.result.finish_reason
+
+
+class AnswerBuilder(ABC):
+    """One answer in the making."""
+
+    ending = "data: [DONE]\n\n"
+    """What a stream ends with."""
+    prefix: str
+    """Of ids."""
+
+    def __init__(self, context: RequestContext, model: ServedModel) -> None:
+        """Begin to answer a request."""
+        self._context, self._model = context, model
+        self._created = int(time.time())
+        self._id = f"{self.prefix}-{secrets.token_hex(16)}"
+        self._choices = [_Choice(Offsets(model.target), _splitter(context, model)) for _ in range(context.num_choices)]
+
+    @abstractmethod
+    def add(self, event: StepEvent) -> None:
+        """Take an event for the whole answer."""
+
+    @abstractmethod
+    def whole(self) -> Fields:
+        """Return the answer; all choices must have ended."""
+
+    @abstractmethod
+    def chunks(self, event: StepEvent) -> Iterator[Fields]:
+        """Yield what a stream says of an event, and after the last one of all choices."""
+
+    def frame(self, fields: Fields) -> str:
+        """Return a chunk as it is sent."""
+        return f"data: {to_json(fields)}\n\n"
+
+    def failure(self, error: ApiError) -> str:
+        """Return what ends a stream that has begun, before its ending."""
+        return self.frame(error.content)
+
+    def _read(self, event: StepEvent) -> tuple[int, _Choice, list[Piece]]:
+        """Note an event; return its choice, and what it adds to that."""
+        index = event.prompt_index * self._context.config.n + event.sample
+        choice = self._choices[index]
+        choice.result = event.result
+        if choice.splitter is None:
+            return index, choice, [("content", event.text)] if event.text else []
+        return index, choice, choice.splitter.push(event.token_ids, event.text, final=event.result is not None)
+
+    @property
+    def _results(self) -> list[GenerationResult]:
+        return [choice.result for choice in self._choices if choice.result is not None]
+
+
+class _ChoicesBuilder(AnswerBuilder):
+    """Answers that are a list of choices."""
+
+    kind: str
+    """The field 'object'."""
+    chunk_kind: str
+    """The same of chunks."""
+
+    def add(self, event: StepEvent) -> None:
+        """Take an event for the whole answer."""
+        _, choice, pieces = self._read(event)
+        for piece in pieces:
+            choice.take(*piece)
+        choice.logprobs += event.logprobs
+
+    def whole(self) -> Fields:
+        """Return the answer."""
+        choices = [
+            {"index": index, **self._choice(choice), "finish_reason": choice.reason}
+            for index, choice in enumerate(self._choices)
+        ]
+        return self._object(self.kind, choices) | self._usage() | self._speculation()
+
+    def chunks(self, event: StepEvent) -> Iterator[Fields]:
+        """Yield what a stream says of an event, and after the last one of all choices."""
+        index, choice, pieces = self._read(event)
+        for fields, reason in self._pieces(event, choice, pieces):
+            chunk = self._object(self.chunk_kind, [{"index": index, **fields, "finish_reason": reason}])
+            if self._context.with_usage:
+                yield chunk | {"usage": None}
+            else:  # statistics are in the very last chunk
+                yield chunk | (self._speculation() if reason is not None and self._is_over else {})
+        if self._context.with_usage and self._is_over:
+            yield self._object(self.chunk_kind, []) | self._usage() | self._speculation()
+
+    @abstractmethod
+    def _choice(self, choice: _Choice) -> Fields:
+        """Return what a choice that has ended consists of."""
+
+    @abstractmethod
+    def _pieces(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
+        """Yield what chunks add to a choice, and why it ended in the last one."""
+
+    def _object(self, kind: str, choices: list[Fields]) -> Fields:
+        head = {"id": self._id, "object": kind, "created": self._created, "model": self._model.id}
+        return head | {"choices": choices}
+
+    def _usage(self) -> Fields:
+        return {"usage": usage_of(self._context, self._results)}
+
+    def _speculation(self) -> Fields:
+        return {"speculant": speculation_of(self._context.config.seed, self._results)}
+
+    @property
+    def _is_over(self) -> bool:
+        return all(choice.result is not None for choice in self._choices)
+
+    @property
+    def _with_logprobs(self) -> bool:
+        return self._context.config.logprobs is not None
+
+
+class ChatBuilder(_ChoicesBuilder):
+    """Answers of /v1/chat/completions."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def _choice(self, choice: _Choice) -> Fields:
+        content = choice.texts["content"] or (None if choice.calls else "")
+        message: Fields = {"role": "assistant", "content": content, "refusal": None}
+        if isinstance(choice.splitter, ChannelSplitter):
+            message["reasoning_content"] = choice.texts["reasoning"]
+        if choice.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in choice.calls
+            ]
+        logprobs = self._model.texts.chat(choice.logprobs) if self._with_logprobs else None
+        return {"message": message, "logprobs": logprobs}
+
+    def _pieces(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
+        if not choice.has_begun:
+            choice.has_begun = True
+            yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None}, None
+        logprobs = self._model.texts.chat(event.logprobs) if self._with_logprobs and event.logprobs else None
+        for kind, text in pieces or ([("content", "")] if logprobs else []):
+            choice.take(kind, text)
+            yield {"delta": _delta(choice, kind, text), "logprobs": logprobs}, None
+            logprobs = None
+        if event.result is not None:
+            yield {"delta": {}, "logprobs": None}, choice.reason
+
+
+class CompletionBuilder(_ChoicesBuilder):
+    """Answers of /v1/completions."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def _choice(self, choice: _Choice) -> Fields:
+        return self._text(choice, choice.texts["content"], choice.logprobs)
+
+    def _pieces(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
+        text = "".join(text for _, text in pieces)
+        if text or (event.logprobs and self._with_logprobs) or event.result is not None:
+            yield self._text(choice, text, event.logprobs), None if event.result is None else choice.reason
+
+    def _text(self, choice: _Choice, text: str, logprobs: Sequence[TokenLogprobs]) -> Fields:
+        told = self._model.texts.completion(logprobs, choice.offsets) if self._with_logprobs else None
+        return {"text": text, "logprobs": told}
+
+
+def to_json(fields: Fields) -> str:
+    """Return an object as it is sent."""
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+
+def _splitter(context: RequestContext, model: ServedModel) -> Splitter | None:
+    """Return what splits an answer; None where all of it is text."""
+    if model.harmony is not None:
+        return ChannelSplitter(model.harmony, model.target.decode, finds_calls=context.calls is not None)
+    return None if context.calls is None else JsonCalls(context.calls.mark, context.calls.end)
+
+
+def _delta(choice: _Choice, kind: str, text: str) -> Fields:
+    """Return what a piece that was taken adds to a streamed message."""
+    if kind in ("content", "reasoning"):
+        return {"content" if kind == "content" else "reasoning_content": text}
+    call: Fields = {"index": len(choice.calls) - 1, "function": {"arguments": text}}
+    if kind == "name":
+        call |= {"id": choice.calls[-1].id, "type": "function", "function": {"name": text, "arguments": ""}}
+    return {"tool_calls": [call]}
+
+
+def _is_json(text: str) -> bool:
+    """Whether arguments are whole: a stop text may cut them off."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def usage_of(context: RequestContext, results: Sequence[GenerationResult]) -> Fields:
+    """Count tokens: of each prompt once, of all samples; those of a prompt come in a row."""
+    prompt, completion = sum(map(len, context.prompts)), sum(len(result.token_ids) for result in results)
+    count = context.config.n
+    cached = sum(
+        min(each.num_from_prefix_cache for each in results[start : start + count])
+        for start in range(0, len(results), count)
+    )
+    usage: Fields = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    if predicted := context.predicted:
+        # A drafted token counts if it stands behind the same token as in the prediction, at most all of that.
+        pairs = set(pairwise(predicted))
+        shared = (min(len(predicted), sum(pair in pairs for pair in pairwise(each.token_ids))) for each in results)
+        accepted = sum(min(each.num_accepted, count) for each, count in zip(results, shared, strict=True))
+        usage["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": len(predicted) * len(results) - accepted,
+        }
+    return usage
+
+
+def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Fields:
+    """Sum up how an answer came about.
+
+    Args:
+        seed: of the request.
+        results: of all samples, at least one.
+    """
+    drafted = [sum(counts) for counts in zip_longest(*(each.drafted_by_depth for each in results), fillvalue=0)]
+    accepted = [sum(counts) for counts in zip_longest(*(each.accepted_by_depth for each in results), fillvalue=0)]
+    num_steps = sum(result.num_steps for result in results)
+    num_tokens = sum(len(result.token_ids) for result in results)
+    num_cached = sum(result.num_from_target_cache for result in results)
+    times = max((result.times for result in results), key=lambda each: each.total_s)
+    warning = next((result.warning for result in results if result.warning), "")
+    return {
+        "seed": seed,
+        "steps": num_steps,
+        "steps_without_drafter": sum(result.num_steps_without_drafter for result in results),
+        "drafted": sum(drafted),
+        "accepted": sum(accepted),
+        "drafts": sum(result.num_drafts for result in results),
+        "from_target_cache": num_cached,
+        "mean_accepted_tokens": (num_tokens - num_cached) / num_steps if num_steps else None,
+        "tree_hit_rate": sum(result.num_from_tree for result in results) / max(1, num_tokens),
+        "target_cache_hit_rate": num_cached / max(1, num_tokens),
+        "acceptance_by_depth": [
+            part / whole if whole else 0.0 for part, whole in zip_longest(accepted, drafted, fillvalue=0)
+        ],
+        "seconds": {name.removesuffix("_s"): value for name, value in asdict(times).items()},
+        **({"warning": warning} if warning else {}),
+    }
