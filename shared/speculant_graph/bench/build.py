@@ -19,7 +19,7 @@ from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
 from speculant_graph.config import GraphConfig
-from speculant_graph.errors import GraphError
+from speculant_graph.errors import ConfigError, GraphError
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
 
 if TYPE_CHECKING:
@@ -48,10 +48,13 @@ def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchBuildSettings, "bench build", arguments)
     from speculant_graph.bench.report import print_report
-    from speculant_graph.bench.tokens import bench_files, first_tokens
+    from speculant_graph.bench.tokens import first_tokens
+    from speculant_graph.corpus.files import STANDARD_INPUT, list_corpus_files
     from speculant_graph.corpus.tokenize import CorpusTokenizer
 
-    files = bench_files(settings.corpus)
+    files = list_corpus_files(settings.corpus)
+    if STANDARD_INPUT in files:
+        raise ConfigError("a bench reads its corpus more than once; name files instead of standard input")
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         built = build_in_child(files, settings.output or Path(folder) / "graph.pkl", settings.graph)
     config = settings.graph

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from speculant_graph.config import ClientConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.rpc.addresses import socket_path
 from speculant_graph.rpc.channel import connect_channel
@@ -28,20 +25,12 @@ _STOP_S = 10.0
 _CHECK_TIMEOUT_S = 1.0
 
 
-def start_module(module: str, arguments: Sequence[str], log: IO[str] | None = None) -> subprocess.Popen[str]:
-    """Start a module as a program.
-
-    Args:
-        module: its name.
-        arguments: its command line.
-        log: where its messages go; None: to this process's.
-    """
+def start_module(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a module as a program; its messages go to this process's standard error."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
-        stderr=log,
         text=True,
-        env={**os.environ},
         start_new_session=True,  # Ctrl-C is the bench's own, which ends what it started
     )
 
@@ -73,21 +62,13 @@ def running_module(module: str, arguments: Sequence[str]) -> Iterator[subprocess
         stop(process)
 
 
-def await_health(
-    process: subprocess.Popen[str],
-    address: str,
-    authority: Path | None = None,
-    interval_s: float = 0.05,
-    complaint: Callable[[], str] = lambda: "its message is above",
-) -> float:
-    """Wait until a server says that it serves.
+def await_health(process: subprocess.Popen[str], address: str, interval_s: float = 0.05) -> float:
+    """Wait until the health check of a server reports SERVING.
 
     Args:
         process: the server.
         address: where it will listen.
-        authority: PEM of the authority that its certificate is of; None: it is not encrypted.
-        interval_s: pause between two questions.
-        complaint: tells what became of it if it ended.
+        interval_s: pause between two checks.
 
     Returns:
         The time (of ``time.perf_counter``) when it was known to serve.
@@ -99,7 +80,7 @@ def await_health(
     path = socket_path(address)
     while path is not None and not _accepts(path) and time.monotonic() < deadline_s and process.poll() is None:
         time.sleep(interval_s)  # a channel that is refused would wait before it connects again
-    with connect_channel(address, ClientConfig(tls_ca=authority)) as channel:
+    with connect_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while time.monotonic() < deadline_s and process.poll() is None:
             try:
@@ -109,7 +90,7 @@ def await_health(
             except grpc.RpcError:
                 pass
             time.sleep(interval_s)
-    raise SpeculantError(f"the drafter did not start; {complaint()}")
+    raise SpeculantError("a server did not start; its message is above")
 
 
 def free_ports(number: int) -> list[int]:

@@ -8,29 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from speculant_graph.config import GraphConfig
-from speculant_graph.corpus.files import STANDARD_INPUT, list_corpus_files
 from speculant_graph.corpus.sample import sample_texts
 from speculant_graph.corpus.source import Source
 from speculant_graph.corpus.stream import documents_of, items_of
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError, CorpusError
+from speculant_graph.errors import CorpusError
 from speculant_graph.graph.layout import UInt32Array
 
 _PIECE_CHARACTERS = 1 << 16
 _WHOLE = 1 << 62
-
-
-def bench_files(inputs: Sequence[Path]) -> list[Path]:
-    """List a bench's corpus.
-
-    Raises:
-        ConfigError: it is standard input, which can't be read again.
-        CorpusError: as in :func:`~speculant_graph.corpus.files.list_corpus_files`.
-    """
-    files = list_corpus_files(inputs)
-    if STANDARD_INPUT in files:
-        raise ConfigError("a bench reads its corpus more than once; name files instead of standard input")
-    return files
 
 
 def first_tokens(

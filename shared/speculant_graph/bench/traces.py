@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
 from speculant_graph.types import TokenId
+from speculant_graph.validation_messages import humanise
 
-_FIELDS = ("prompt", "output")
+_FIX = "give one JSON object with the texts 'prompt' and 'output' a line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,54 +65,42 @@ def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int
     return workloads
 
 
+class _Record(BaseModel):
+    """A line of a file."""
+
+    prompt: str
+    output: str
+    workload: str = ""
+
+
 def _read_workload(path: Path, tokenizer: CorpusTokenizer, limit: int | None) -> Workload:
-    name = path.stem
-    texts: list[tuple[str, str]] = []
-    for record in islice(_records(path), limit):
-        if not texts:
-            name = str(record.get("workload") or name)
-            if not name.isprintable():  # it goes to terminals
-                raise CorpusError(f"{path}: the field 'workload' of the first line holds control characters; rename it")
-        texts.append((str(record["prompt"]), str(record["output"])))
-    prompts = [tokenizer.encode_prompt(prompt) for prompt, _ in texts]
-    outputs = tokenizer.encode_batch([output for _, output in texts])
+    records = list(islice(_records(path), limit))
+    prompts = [tokenizer.encode_prompt(record.prompt) for record in records]
+    outputs = tokenizer.encode_batch([record.output for record in records])
     pairs = zip(prompts, outputs, strict=True)
     traces = tuple(Trace(tuple(prompt), tuple(output)) for prompt, output in pairs if output)
     if not traces:
-        raise CorpusError(
-            f"{path}: holds no trace with an output; give one JSON object with 'prompt' and 'output' a line"
-        )
+        raise CorpusError(f"{path}: holds no trace with an output; {_FIX}")
+    name = records[0].workload or path.stem
+    if not name.isprintable():  # it goes to terminals
+        raise CorpusError(f"{path}: the field 'workload' of the first line holds control characters; rename it")
     return Workload(name, traces)
 
 
-def _records(path: Path) -> Iterator[dict[str, object]]:
+def _records(path: Path) -> Iterator[_Record]:
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for line_number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _record(line, f"{path}:{number}")
+                    yield _record(line, f"{path}:{line_number}")
     except OSError as error:
         raise CorpusError(f"{path}: can't be read ({error.strerror}); check the file and its permissions") from error
 
 
-def _record(line: bytes, place: str) -> dict[str, object]:
+def _record(line: bytes, where: str) -> _Record:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg.removesuffix(" at") if isinstance(error, json.JSONDecodeError) else error
-        raise CorpusError(f"{place}: is no JSON ({reason}); mend the line or leave it out") from error
-    if not isinstance(record, dict):
-        raise CorpusError(f"{place}: is no JSON object; give one with 'prompt' and 'output'")
-    for field in _FIELDS:
-        if field not in record:
-            raise CorpusError(f"{place}: has no field '{field}'; give it the text, or leave the line out")
-        text = record[field]
-        if not isinstance(text, str):
-            raise CorpusError(f"{place}: the field '{field}' is no text; make it a string")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise CorpusError(
-                f"{place}: the field '{field}' has half a surrogate pair, which is no text; mend it"
-            ) from error
-    return record
+        return _Record.model_validate_json(line)
+    except ValidationError as error:
+        first: Any = error.errors()[0]
+        field = "".join(f"'{name}' " for name in first["loc"])
+        raise CorpusError(f"{where}: {field}{humanise(first).partition(';')[0]}; {_FIX}") from error
