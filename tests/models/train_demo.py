@@ -1,9 +1,9 @@
 """Trains the demo's models again: small gpt-oss of the standard library, with a byte-level BPE tokenizer of its own.
 
 Usage: ``python tests/models/train_demo.py --minutes 50 [--draft] [--out FOLDER] [--threads 2]``, or ``make train``. It
-writes what ``speculant demo`` loads: ``model.safetensors`` in bfloat16, ``config.json``, ``tokenizer.json`` and a model
-card with the losses. The last line of standard output is one JSON object with the same figures. ``--draft`` trains the
-draft model: 2 layers, the same tokenizer, and more text but not all of it, so that it is right now and then.
+writes what ``speculant demo`` loads: ``model.safetensors`` in bfloat16, ``config.json``, ``tokenizer.json``. The last
+line of standard output is one JSON object with the figures of the model card, README.md. ``--draft`` trains the draft
+model: 2 layers, the same tokenizer, and more text but not all of it, so that it is right now and then.
 
 Every expert runs on every token (exact, since the router's weights of the others are zero) inside ``torch.compile``
 with bfloat16 autocast; matrices are optimised by Muon, the rest by AdamW. On a CPU that is about ten times faster than
@@ -37,45 +37,6 @@ BOS, PAD, EOS = "<|startoftext|>", "<|pad|>", "<|endoftext|>"
 VOCABULARY_SIZE = 4096
 SEQUENCE_LENGTH = 320
 BATCH_SIZE = 10
-
-_CARD = """# speculant demo model
-
-A {parameters:,}-parameter gpt-oss (14 layers, alternating sliding and full attention, attention sinks, 4 experts of
-which 2 per token) with its own 4,096-token byte-level BPE tokenizer. It exists so that `speculant demo` can run a real
-model of the real architecture on any machine; it is not useful for anything else.
-
-| | |
-| --- | --- |
-| trained on | the standard library of CPython {python}: what `demo/corpus.py` lists, {corpus_tokens:,} tokens |
-| licence of that text | Python Software Foundation License 2 |
-| training | {steps:,} steps, {trained_tokens:,} tokens, {seconds:,} s on {threads} CPU cores |
-| training loss | {training_loss} nats a token (moving average at the end) |
-| validation loss | {validation_loss} nats a token, on files of the same packages that training never saw |
-| weights | bfloat16 safetensors, loaded as float32 for exact comparisons |
-
-The gap between the two losses is meant: the model knows its library nearly by heart, as a model served on its own
-domain knows its documents, and it does not generalise far beyond it.
-
-Retrain: `python tests/models/train_demo.py --minutes {minutes:g}` (another interpreter version trains on that
-version's library).
-"""
-_DRAFT_CARD = """# speculant demo draft model
-
-A {parameters:,}-parameter gpt-oss of 2 layers with the tokenizer of the demo model, for which it drafts. It knows
-Python, and a part of what that one knows by heart, so that it is right now and then, and can learn the rest; it is not
-useful for anything else.
-
-| | |
-| --- | --- |
-| trained on | the standard library of CPython {python}, `UNKNOWN_MODULES` left out, {corpus_tokens:,} tokens |
-| licence of that text | Python Software Foundation License 2 |
-| training | {steps:,} steps, {trained_tokens:,} tokens, {seconds:,} s on {threads} CPU cores |
-| training loss | {training_loss} nats a token (moving average at the end) |
-| loss on the rest | {validation_loss} nats a token, on the modules that the demo model knows and this one does not |
-| weights | bfloat16 safetensors, loaded as float32 for exact comparisons |
-
-Retrain: `python tests/models/train_demo.py --draft --minutes {minutes:g} --threads {threads}`
-"""
 
 
 class Muon(torch.optim.Optimizer):
@@ -288,20 +249,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    if options.draft:
-        (training, validation), card, out = draft_files(), _DRAFT_CARD, options.out or DRAFT_MODEL_FOLDER
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL_FOLDER)
-    else:
-        (training, validation), card, out = training_files(), _CARD, options.out or MODEL_FOLDER
-        tokenizer = train_tokenizer(training)
-    config, dtype = model_config(is_draft=options.draft), torch.float32 if options.float32 else torch.bfloat16
-    trainer = Trainer(config, tokenizer, training, validation, dtype)
+    training, validation = draft_files() if options.draft else training_files()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL_FOLDER) if options.draft else train_tokenizer(training)
+    out: Path = options.out or (DRAFT_MODEL_FOLDER if options.draft else MODEL_FOLDER)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
-    figures = trainer.run(options.minutes * 60, options.seed, out)
-    text = card.format(python=platform.python_version(), minutes=options.minutes, threads=options.threads, **figures)
-    (out / "README.md").write_text(text, encoding="utf-8")
-    print(json.dumps(figures))
+    dtype = torch.float32 if options.float32 else torch.bfloat16
+    trainer = Trainer(model_config(is_draft=options.draft), tokenizer, training, validation, dtype)
+    print(json.dumps(trainer.run(options.minutes * 60, options.seed, out) | {"python": platform.python_version()}))
 
 
 if __name__ == "__main__":

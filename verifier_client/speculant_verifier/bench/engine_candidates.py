@@ -118,7 +118,7 @@ class Candidate:
                 stdout=subprocess.PIPE,
                 stderr=messages,
                 text=True,
-                cwd=files.folder,  # the settings of whoever starts the bench are not theirs
+                cwd=files.folder,  # settings of the bench's folder are not for engines
                 start_new_session=True,
             )
         self._ask({

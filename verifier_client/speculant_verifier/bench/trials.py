@@ -58,9 +58,9 @@ def interleaved(
     tell(0, 1)
     for index, some in enumerate(batches):
         first = index % len(names)
-        for place, way in enumerate((*names[first:], *names[:first]), start=1):
+        for done, way in enumerate((*names[first:], *names[:first]), start=1):
             runs[way].append(ways[way](some))
-            tell(index * len(names) + place, len(batches) * len(names))
+            tell(index * len(names) + done, len(batches) * len(names))
     return Trials(requests, runs)
 
 
