@@ -5,7 +5,7 @@ No label has values that clients choose (tenants, sessions): every such value wo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -23,7 +23,7 @@ def render_metrics(counts: ServerCounts, state: ServerState) -> bytes:
     """Return counters, gauges and those of the process in Prometheus' text format.
 
     Args:
-        counts: a copy that nobody writes to.
+        counts: what was counted.
         state: what is held now.
     """
     registry = CollectorRegistry()
@@ -38,64 +38,48 @@ class _ServerCollector(Collector):
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
+        counts, state = self._counts, self._state
         yield InfoMetricFamily(_PREFIX + "build", "Version of speculant-graph.", {"version": VERSION})
-        yield from self._steps()
-        yield from self._sessions()
-        yield from self._graphs()
-
-    def _steps(self) -> Iterator[Metric]:
-        counts = self._counts
         for name, help_text, value in (
             ("steps", "Steps answered.", counts.steps),
             ("sequences", "Sequences in the steps answered.", counts.sequences),
             ("drafted_nodes", "Nodes drafted.", counts.drafted_nodes),
             ("empty_drafts", "Sequences that got no node though they asked for some.", counts.empty_drafts),
+            ("opened_sessions", "Sessions opened.", counts.opened_sessions),
         ):
             yield CounterMetricFamily(_PREFIX + name, help_text, value)
-        failed = CounterMetricFamily(_PREFIX + "failed_steps", "Steps refused or failed, by status.", labels=["code"])
-        for code, number in sorted(counts.failed_steps.items()):
-            failed.add_metric([code], number)
-        yield failed
-        bounds = [*map(str, STEP_BOUNDS_S), "+Inf"]
+        for name, help_text, label, values in (
+            ("failed_steps", "Steps refused or failed, by status.", "code", counts.failed_steps),
+            ("refused_openings", "Sessions that were not opened, by status.", "code", counts.refused_openings),
+            ("ended_sessions", "Sessions ended, by reason.", "reason", counts.ended_sessions),
+        ):
+            yield _labelled(CounterMetricFamily(_PREFIX + name, help_text, labels=[label]), values)
+        for name, help_text, number in (
+            ("session_bytes", "Memory of all sessions, in bytes.", state.session_bytes),
+            ("learned_tokens", "Tokens in the learned store, of all tenants.", state.learned_tokens),
+            ("learned_failing", "1 while what was learned can't be brought to disk.", int(state.is_failing_to_learn)),
+        ):
+            yield GaugeMetricFamily(_PREFIX + name, help_text, number)
+        for name, help_text, by_graph in (
+            ("open_sessions", "Sessions open now, by graph.", {name: number for name, _, number in state.graphs}),
+            (
+                "graph_generation",
+                "Generation that is served; it grows with every reload.",
+                {name: generation for name, generation, _ in state.graphs},
+            ),
+        ):
+            yield _labelled(GaugeMetricFamily(_PREFIX + name, help_text, labels=["graph"]), by_graph)
         yield HistogramMetricFamily(
             _PREFIX + "step_seconds",
             "Time from a step's arrival to its answer, in seconds.",
-            buckets=list(zip(bounds, accumulate(counts.step_buckets), strict=True)),
+            buckets=list(zip([*map(str, STEP_BOUNDS_S), "+Inf"], accumulate(counts.step_buckets), strict=True)),
             sum_value=counts.step_seconds,
         )
 
-    def _sessions(self) -> Iterator[Metric]:
-        counts = self._counts
-        yield CounterMetricFamily(_PREFIX + "opened_sessions", "Sessions opened.", counts.opened_sessions)
-        refused = CounterMetricFamily(
-            _PREFIX + "refused_openings", "Sessions that were not opened, by status.", labels=["code"]
-        )
-        for code, number in sorted(counts.refused_openings.items()):
-            refused.add_metric([code], number)
-        yield refused
-        ended = CounterMetricFamily(_PREFIX + "ended_sessions", "Sessions ended, by reason.", labels=["reason"])
-        for reason, number in counts.ended_sessions.items():
-            ended.add_metric([reason], number)
-        yield ended
-        yield GaugeMetricFamily(
-            _PREFIX + "session_bytes", "Memory of all sessions, in bytes.", self._state.session_bytes
-        )
-        yield GaugeMetricFamily(
-            _PREFIX + "learned_tokens", "Tokens in the learned store, of all tenants.", self._state.learned_tokens
-        )
-        yield GaugeMetricFamily(
-            _PREFIX + "learned_failing",
-            "1 while what was learned can't be brought to disk.",
-            int(self._state.is_failing_to_learn),
-        )
 
-    def _graphs(self) -> Iterator[Metric]:
-        sessions = GaugeMetricFamily(_PREFIX + "open_sessions", "Sessions open now, by graph.", labels=["graph"])
-        generation = GaugeMetricFamily(
-            _PREFIX + "graph_generation", "Generation that is served; it grows with every reload.", labels=["graph"]
-        )
-        for graph in self._state.graphs:
-            sessions.add_metric([graph.name], graph.open_sessions)
-            generation.add_metric([graph.name], graph.generation)
-        yield sessions
-        yield generation
+def _labelled(
+    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, int]
+) -> CounterMetricFamily | GaugeMetricFamily:
+    for label, value in sorted(dict(values).items()):  # a copy, as others may count meanwhile
+        family.add_metric([label], value)
+    return family

@@ -13,7 +13,7 @@ from loguru import logger
 from speculant_drafter import admin, service
 from speculant_drafter.admin import DrafterAdminService
 from speculant_drafter.app import create_app
-from speculant_drafter.counts import GraphState, ServerCounts, ServerState
+from speculant_drafter.counts import ServerCounts, ServerState
 from speculant_drafter.explorer_endpoints import PATH, Explorer, gate_rules, http_tls
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.metrics import render_metrics
@@ -192,7 +192,7 @@ class DrafterServer:
             self._explorer,
             gate_rules(self._config),
             lambda: self._gate.policy,
-            lambda: render_metrics(self._counts.copy(), self._state()),
+            lambda: render_metrics(self._counts, self._state()),
             self._problem,
         )
         address, option = self._config.metrics_listen, "--server.metrics-listen"
@@ -201,7 +201,7 @@ class DrafterServer:
 
     def _state(self) -> ServerState:
         num_sessions = self._sessions.num_by_graph()
-        graphs = [GraphState(graph.name, graph.generation, num_sessions[graph.name]) for graph in self._graphs]
+        graphs = [(graph.name, graph.generation, num_sessions[graph.name]) for graph in self._graphs]
         return ServerState(
             graphs, self._sessions.num_bytes, self._graphs.learned_tokens, self._graphs.is_failing_to_learn
         )

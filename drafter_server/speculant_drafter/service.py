@@ -111,7 +111,7 @@ class DrafterService:
         try:
             return await self._open_session(payload, call)
         except Exception as error:
-            self._counts.refuse_opening(to_status(error)[0].name)
+            self._counts.refused_openings[to_status(error)[0].name] += 1
             raise
 
     async def _open_session(self, payload: bytes, call: Call) -> bytes:

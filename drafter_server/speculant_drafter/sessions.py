@@ -154,7 +154,7 @@ class SessionStore:
         if not self.table.has_ended:
             return
         for session_id, reason, num_steps, num_tokens, num_drafted, learned in self.table.take_ended():
-            self._counts.end_session(reason)
+            self._counts.ended_sessions[reason] += 1
             session = self._sessions.pop(session_id, None)
             if session is None:  # its memory was full when it was opened
                 self._counts.opened_sessions += 1

@@ -66,7 +66,7 @@ class StepAnswerer:
             return self._answer(payload, principal, is_enveloped=True)
         except Exception as error:
             step_id = convert.read_step_id(payload)
-            self._counts.fail_step(log_failure("StreamDraft", error).name)
+            self._counts.failed_steps[log_failure("StreamDraft", error).name] += 1
             return convert.encode_step_failure(step_id, error)
 
     def answer(self, payload: bytes, principal: Principal) -> bytes:
@@ -78,7 +78,7 @@ class StepAnswerer:
         try:
             return self._answer(payload, principal, is_enveloped=False)
         except Exception as error:
-            self._counts.fail_step(to_status(error)[0].name)
+            self._counts.failed_steps[to_status(error)[0].name] += 1
             raise
 
     def _answer(self, payload: bytes, principal: Principal, *, is_enveloped: bool) -> bytes:

@@ -11,12 +11,22 @@ import hmac
 import os
 import stat
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from speculant_graph.errors import AccessError, ConfigError, UnauthenticatedError
 from speculant_graph.validation_messages import humanise
@@ -55,11 +65,27 @@ class _Entry(BaseModel):
     graphs: _Names = [ALL]
     admin: bool = False
 
+    @model_validator(mode="after")
+    def _can_be_recognised(self) -> Self:
+        if self.token_sha256 is None and self.certificate_name is None:
+            raise ValueError(f"'{self.name}' has neither token_sha256 nor certificate_name; add one")
+        return self
+
 
 class _AccessFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     clients: Annotated[list[_Entry], Field(min_length=1)]
+
+    @field_validator("clients")
+    @classmethod
+    def _are_distinct(cls, clients: list[_Entry]) -> list[_Entry]:
+        for key in ("name", "token_sha256", "certificate_name"):
+            counts = Counter(getattr(each, key) for each in clients)
+            names = [each.name for each in clients if getattr(each, key) is not None and counts[getattr(each, key)] > 1]
+            if names:
+                raise ValueError(f"{' and '.join(map(repr, names))} have the same {key}; give each its own")
+        return clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +242,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"access file '{path}': {reason}; check the setting access_file and the file's permissions"
         ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"access file '{path}' is not UTF-8; save it as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of UTF-8 or TOML
         raise ConfigError(f"access file '{path}' is not TOML: {error}; correct it there") from error
     if stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"access file '{path}' can be changed by other users; run: chmod go-w '{path}'")
@@ -231,14 +255,7 @@ def _clients(path: Path, content: dict[str, Any]) -> list[_Client]:
     try:
         entries = _AccessFile.model_validate(content).clients
     except ValidationError as error:
-        raise ConfigError(f"access file '{path}': {_explain(error, content)}") from None  # it may show a token
-    for entry in entries:
-        if entry.token_sha256 is None and entry.certificate_name is None:
-            raise ConfigError(
-                f"access file '{path}': client '{entry.name}' has neither token_sha256 nor certificate_name; add one"
-            )
-    for key in ("name", "token_sha256", "certificate_name"):
-        _require_distinct(path, entries, key)
+        raise ConfigError(f"access file '{path}': {_explain(error)}") from None  # it may show a token
     return [
         _Client(
             Principal(
@@ -254,33 +271,10 @@ def _clients(path: Path, content: dict[str, Any]) -> list[_Client]:
     ]
 
 
-def _require_distinct(path: Path, entries: Sequence[_Entry], key: str) -> None:
-    owners: dict[str, int] = {}
-    for number, entry in enumerate(entries, start=1):
-        value = getattr(entry, key)
-        if value is not None and owners.setdefault(value, number) != number:
-            raise ConfigError(
-                f"access file '{path}': clients {owners[value]} and {number} ('{entry.name}') have the same {key}; "
-                "give each its own"
-            )
-
-
-def _explain(error: ValidationError, content: dict[str, Any]) -> str:
-    """Put one complaint of pydantic's into words that name the entry, and never show a value."""
-    complaints = error.errors(include_input=False, include_url=False, include_context=False)
+def _explain(error: ValidationError) -> str:
+    """Say of one error of pydantic's where it is, by numbers from 1, and never show a value."""
+    errors = error.errors(include_input=False, include_url=False, include_context=False)
     # A misspelt key comes first: it is why another one is missing.
-    first = min(complaints, key=lambda complaint: complaint["type"] != "extra_forbidden")
-    location = [str(part) for part in first["loc"]]
-    if location[0] != "clients":
-        return f"unknown key '{location[0]}'; it may have [[clients]] only"
-    if len(location) == 1 or not location[1].isdigit():
-        return "there must be at least one client; add a [[clients]] entry"
-    entry = content["clients"][int(location[1])]
-    name = entry.get("name") if isinstance(entry, dict) else None
-    who = f"client {int(location[1]) + 1}" + (f" ('{name}')" if isinstance(name, str) and name else "")
-    key = location[2] if len(location) > 2 else "entry"
-    if first["type"] == "extra_forbidden":
-        return f"{who} has an unknown key '{key}'; it may have {', '.join(_Entry.model_fields)}"
-    if first["type"] == "missing":
-        return f"{who} has no {key}; add it"
-    return f"{who}, {key}: {humanise(first)}"
+    first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
+    where = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
+    return f"{where}: {humanise(first)}"
