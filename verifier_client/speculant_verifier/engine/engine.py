@@ -104,8 +104,7 @@ class Engine:
         self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals, config.max_batch_size)
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self._verification = Verification(target, cache, config, draft, self.totals, self._records)
-        weights = () if target.offload is None else (target.offload,)
-        parts = (self.prefixes, self._verification.recall, self._drafting, *weights, self._admission)
+        parts = (self.prefixes, self._verification.recall, self._drafting, self._admission)
         self._pressure = MemoryPressure(parts, self._drafting.spare_bytes, self.totals, target.free_memory)
 
     @property

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from transformers.utils import logging
 
 from speculant_verifier.offload.files import StoredTensor, WeightReader
 from speculant_verifier.offload.pinned import PinnedTensor, PinnedWeights
-from speculant_verifier.offload.room import new_room
 
 _Weights = Sequence[tuple[nn.Module, str, StoredTensor | PinnedTensor]]
 
@@ -27,8 +25,6 @@ class LayerStream:
 
     num_wanted = num_found = 0
     """Experts."""
-    gives_back = True
-    """Whether memory is given back if there are fewer slots."""
 
     def __init__(
         self,
@@ -37,45 +33,33 @@ class LayerStream:
         like: Tensor,
         source: WeightReader | PinnedWeights,
     ) -> None:
-        """Take layers and their weights; they get slabs of the number type and the device of a tensor."""
+        """Read the layers that stay.
+
+        Args:
+            layers: all layers with their weights, in order.
+            num_slots: layers that there is room for; those that are fetched in turn take two of them.
+            like: slabs have its number type and device.
+            source: where weights come from.
+        """
         self._source, self._layers = source, layers
         self._size = max(sum(_padded(stored) for _, _, stored in weights) for _, weights in layers)
-        self._slabs = [new_room((self._size,), like)[0] for _ in range(2)]
-        self._own: dict[int, Tensor] = {}  # slabs of layers that stay
-        self._turn: list[int] = []  # layers that are fetched
+        self._slabs = [like.new_zeros(self._size) for _ in range(2)]
+        total, count = len(layers), len(layers) - (num_slots - len(self._slabs))
+        self._turn = [each for each in range(total) if (each + 1) * count // total > each * count // total]
+        self._resident = set(range(total)) - set(self._turn)
         self._fetching: dict[int, tuple[list[Tensor], list[Any]]] = {}
         self._next = 0  # of them, the one that is computed next, all rounds counted
         self._is_torn = False  # a pass has ended within a layer, by an error or Ctrl-C
-        for number, (layer, _) in enumerate(layers):
-            layer.register_forward_pre_hook(lambda *_, number=number: self._before(number))
-            layer.register_forward_hook(lambda *_, number=number: self._after(number))
-        self.resize(num_slots, partial(logging.tqdm, desc="Reading weights"))
-
-    def resize(self, num_slots: int, progress: Callable[[list[int]], Iterable[int]] = iter) -> None:
-        """Let another number of layers stay, between passes.
-
-        Args:
-            num_slots: room for those that are fetched in turn is counted, too.
-            progress: goes through numbers of layers that are read for it, and shows that.
-        """
-        self._source.settle()
-        self._fetching.clear()
-        total, count = len(self._layers), len(self._layers) - (num_slots - len(self._slabs))
-        turn = [each for each in range(total) if (each + 1) * count // total > each * count // total]
-        for number in turn:
-            self._bind(number, self._views(number, self._slabs[0]))
-            self._own.pop(number, None)
-        self._is_torn = True  # until those that stay are there; what can't be read for that is fetched in turn
-        self._turn = [number for number in range(total) if number not in self._own]
-        for number in progress([number for number in self._turn if number not in turn]):
-            slab, _ = new_room((self._size,), self._slabs[0])
-            views = self._views(number, slab)
-            self._source.wait(self._begin(number, views))
-            self._bind(number, views)
-            self._own[number] = slab
-            self._turn.remove(number)
+        for index, (layer, _) in enumerate(layers):
+            layer.register_forward_pre_hook(lambda *_, index=index: self._before(index))
+            layer.register_forward_hook(lambda *_, index=index: self._after(index))
+        for index in self._turn:
+            self._bind(index, self._views(index, self._slabs[0]))
+        for index in logging.tqdm(sorted(self._resident), desc="Reading weights"):
+            views = self._views(index, like.new_zeros(self._size))
+            self._source.wait(self._begin(index, views))
+            self._bind(index, views)
         self._start(0)
-        self._is_torn = False
 
     def _start(self, position: int) -> None:
         """Fetch as many layers as there are slabs, from one on."""
@@ -109,7 +93,7 @@ class LayerStream:
                 parameter.data = view
 
     def _before(self, number: int) -> None:
-        if number in self._own:
+        if number in self._resident:
             return
         if self._is_torn or self._turn[self._next % len(self._turn)] != number:
             self._is_torn = True
@@ -121,7 +105,7 @@ class LayerStream:
         self._bind(number, views)
 
     def _after(self, number: int) -> None:
-        if number not in self._own:
+        if number not in self._resident:
             self._fetch(self._next + len(self._slabs))
             self._next += 1
             self._is_torn = False
