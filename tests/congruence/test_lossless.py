@@ -36,9 +36,9 @@ def decode(target, requests, drafter=None, rows=1, budget=6):
     finished = {}
     engine = Engine(target, drafter, VerifierConfig(max_batch_size=rows), DraftConfig(k=budget))
     requests = [Request(index, tuple(prompt), config) for index, (prompt, config) in enumerate(requests)]
-    for emission in engine.run(requests):
-        if emission.finish_reason is not None:
-            finished[emission.sequence.index] = emission.sequence
+    for output in engine.run(requests):
+        if output.finish_reason is not None:
+            finished[output.sequence.index] = output.sequence
     assert not getattr(drafter, "open_sessions", set()), "every session must be closed"
     return [finished[index] for index in range(len(requests))]
 
@@ -245,9 +245,7 @@ def test_a_drafter_whose_tokenizer_changes_midway_costs_only_speed(gpt_oss):
 def test_time_of_a_slow_reader_is_not_counted(gpt_oss):
     config = GenerationConfig(max_tokens=4, ignore_end_tokens=True)
     started = time.perf_counter()
-    for emission in Engine(gpt_oss, NullDrafter(), VerifierConfig(), DraftConfig(k=0)).run(
-        [Request(0, (1, 2), config)]
-    ):
+    for output in Engine(gpt_oss, NullDrafter(), VerifierConfig(), DraftConfig(k=0)).run([Request(0, (1, 2), config)]):
         time.sleep(0.5)
-        counted = emission.sequence.total_s
+        counted = output.sequence.total_s
     assert counted < time.perf_counter() - started - 1.5

@@ -58,11 +58,11 @@ def serve(number, num_warm):
     while num_ended + num_cancelled < number:
         for request in [each for _, each in zip(range(rng.randrange(3)), waiting, strict=False)]:
             running.append(engine.add(request))
-        for emission in engine.step():
-            assert emission.finish_reason != "error", emission.sequence.error
-            if emission.finish_reason is not None:
+        for output in engine.step():
+            assert output.finish_reason != "error", output.sequence.error
+            if output.finish_reason is not None:
                 num_ended += 1
-                running.remove(emission.sequence)
+                running.remove(output.sequence)
                 if num_ended == num_warm:
                     gc.collect()
                     resident = process.memory_info().rss

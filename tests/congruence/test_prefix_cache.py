@@ -34,8 +34,8 @@ def ended(engine, requests):
     """Decode requests together; return their sequences."""
     sequences = [engine.add(request) for request in requests]
     while engine.has_work:
-        for emission in engine.step():
-            assert emission.finish_reason != "error", emission.sequence.error
+        for output in engine.step():
+            assert output.finish_reason != "error", output.sequence.error
     return sequences
 
 
@@ -142,7 +142,7 @@ def test_a_failed_sequence_leaves_nothing():
         raise ValueError("no")
 
     sequence = engine.add(replace(request(tokens(rng, 100)), stop_check=broken))
-    reasons = [emission.finish_reason for _ in range(9) for emission in engine.step()]
+    reasons = [output.finish_reason for _ in range(9) for output in engine.step()]
     assert sequence.error
     assert reasons == ["error"]
     assert engine.prefixes.num_bytes == 0

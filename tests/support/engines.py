@@ -18,16 +18,16 @@ def finish(engine):
     """Step to the end; return the sequences and reasons by index."""
     ended = {}
     while engine.has_work:
-        for emission in engine.step():
-            if emission.finish_reason is not None:
-                assert emission.sequence.index not in ended
-                ended[emission.sequence.index] = emission
+        for output in engine.step():
+            if output.finish_reason is not None:
+                assert output.sequence.index not in ended
+                ended[output.sequence.index] = output
     return ended
 
 
 def alone(target, prompt, config=CONFIG):
-    [emission] = make_engine(target).run([Request(0, tuple(prompt), config.model_copy(update={"max_tokens": 1}))])
-    assert emission.finish_reason == "length"
+    [output] = make_engine(target).run([Request(0, tuple(prompt), config.model_copy(update={"max_tokens": 1}))])
+    assert output.finish_reason == "length"
     engine = make_engine(target)
     engine.add(Request(0, tuple(prompt), config))
     return finish(engine)[0].sequence.output

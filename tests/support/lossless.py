@@ -87,12 +87,12 @@ def decode(
         for index, job in enumerate(jobs):
             if index not in sequences and job.after_steps <= step:
                 sequences[index] = engine.add(Request(index, job.prompt, job.config))
-        for emission in engine.step():
-            index = emission.sequence.index
+        for output in engine.step():
+            index = output.sequence.index
             assert index not in reasons, "nothing is emitted after the end"
-            emitted.setdefault(index, []).extend(emission.token_ids)
-            if emission.finish_reason is not None:
-                reasons[index] = emission.finish_reason
+            emitted.setdefault(index, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                reasons[index] = output.finish_reason
         step += 1
         assert step < 100_000
     assert engine.num_running == engine.num_waiting == 0

@@ -199,8 +199,8 @@ class SpeculativeDecoder:
                 In a list such a prompt has a result with the finish reason ``error``, and the others are continued.
         """
         batch = self._batch(prompt, generation_config)
-        for emission in self._runner.stream(batch.requests):
-            batch.note(emission)
+        for output in self._runner.stream(batch.requests):
+            batch.note(output)
         return batch.outcome()
 
     def stream(
@@ -214,8 +214,8 @@ class SpeculativeDecoder:
         the iterator ends the generation.
         """
         batch = self._batch(prompt, generation_config)
-        for emission in self._runner.stream(batch.requests):
-            yield batch.event(emission)
+        for output in self._runner.stream(batch.requests):
+            yield batch.event(output)
 
     @overload
     async def agenerate(self, prompt: str, generation_config: GenerationConfig | None = None) -> GenerationResult: ...
@@ -234,9 +234,9 @@ class SpeculativeDecoder:
     ) -> GenerationResult | list[GenerationResult]:
         """Do :meth:`generate` in an event loop; cancelling the task ends the generation."""
         batch = self._batch(prompt, generation_config)
-        async with aclosing(self._runner.astream(batch.requests)) as emissions:
-            async for emission in emissions:
-                batch.note(emission)
+        async with aclosing(self._runner.astream(batch.requests)) as outputs:
+            async for output in outputs:
+                batch.note(output)
         return batch.outcome()
 
     async def astream(
@@ -254,9 +254,9 @@ class SpeculativeDecoder:
             session: what these sequences want of the drafter beside its own settings.
         """
         batch = self._batch(prompt, generation_config, session)
-        async with aclosing(self._runner.astream(batch.requests)) as emissions:
-            async for emission in emissions:
-                yield batch.event(emission)
+        async with aclosing(self._runner.astream(batch.requests)) as outputs:
+            async for output in outputs:
+                yield batch.event(output)
 
     def draft_session(self, prompt: Prompt, generation_config: GenerationConfig | None = None) -> DraftSession:
         """Begin a sequence whose drafts the caller brings, for a task of an event loop.

@@ -1,4 +1,4 @@
-"""Between text and the engine: prompts become requests, emissions become events and results."""
+"""Between text and the engine: prompts become requests, outputs become events and results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.detokenizer import Detokenizer, end_of
-from speculant_verifier.engine import ActiveSequence, Emission, Request
+from speculant_verifier.engine import ActiveSequence, Request, StepOutput
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
 
@@ -83,10 +83,10 @@ class Batch:
                     )
                 )
 
-    def note(self, emission: Emission) -> None:
+    def note(self, output: StepOutput) -> None:
         """Keep the result of a sequence that ended."""
-        if emission.finish_reason is not None:
-            self._results[emission.sequence.index] = self._result(emission)
+        if output.finish_reason is not None:
+            self._results[output.sequence.index] = self._result(output)
 
     def outcome(self) -> GenerationResult | list[GenerationResult]:
         """Return what the caller of ``generate`` gets.
@@ -100,30 +100,30 @@ class Batch:
         _raise_error_of(results[0])
         return results[0]
 
-    def event(self, emission: Emission) -> StepEvent:
+    def event(self, output: StepOutput) -> StepEvent:
         """Return what a reader of a stream gets.
 
         Raises:
             GenerationError: the only prompt could not be continued.
         """
-        sequence = emission.sequence
-        is_last = emission.finish_reason is not None
+        sequence = output.sequence
+        is_last = output.finish_reason is not None
         prompt_index, sample = self._sources[sequence.index]
         text = self._texts[sequence.index]
-        visible = _visible(sequence, emission.token_ids) if is_last else emission.token_ids
-        accepted = text.push(visible[: emission.num_accepted])
-        own = text.push(visible[emission.num_accepted :], final=is_last)
-        result = self._result(emission) if is_last else None
+        visible = _visible(sequence, output.token_ids) if is_last else output.token_ids
+        accepted = text.push(visible[: output.num_accepted])
+        own = text.push(visible[output.num_accepted :], final=is_last)
+        result = self._result(output) if is_last else None
         if self._is_single and result is not None:
             _raise_error_of(result)
         return StepEvent(
             prompt_index=prompt_index,
             sample=sample,
-            token_ids=emission.token_ids,
-            num_accepted=emission.num_accepted,
+            token_ids=output.token_ids,
+            num_accepted=output.num_accepted,
             text=accepted + own,
             accepted_text=accepted,
-            logprobs=emission.logprobs,
+            logprobs=output.logprobs,
             result=result,
         )
 
@@ -150,15 +150,15 @@ class Batch:
             raise GenerationRequestError(f"a prompt is not valid text ({error.reason}); give UTF-8") from error
         return tuple(self._target.encode(prompt))
 
-    def _result(self, emission: Emission) -> GenerationResult:
-        assert emission.finish_reason is not None
-        sequence: ActiveSequence = emission.sequence
+    def _result(self, output: StepOutput) -> GenerationResult:
+        assert output.finish_reason is not None
+        sequence: ActiveSequence = output.sequence
         text = self._target.decode(_visible(sequence, sequence.output))
         return GenerationResult(
             text=text[: end_of(text, sequence.request.config.stop)],
             token_ids=sequence.output,
             prompt_token_ids=sequence.prompt,
-            finish_reason=emission.finish_reason,
+            finish_reason=output.finish_reason,
             num_steps=sequence.num_steps,
             num_steps_without_drafter=sequence.num_steps_without_drafter,
             drafted_by_depth=tuple(sequence.drafted_by_depth),

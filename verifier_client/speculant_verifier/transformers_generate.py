@@ -119,13 +119,13 @@ def speculant_generate(
                 draft_config,
             )
             ended: dict[int, ActiveSequence] = {}
-            for emission in engine.run(requests):
-                if emission.sequence.error:
-                    raise GenerationError(f"row {emission.sequence.index}: {emission.sequence.error}")
-                if spec_streamer is not None and emission.token_ids:
-                    spec_streamer(emission.sequence.index, emission.token_ids)
-                if emission.finish_reason is not None:
-                    ended[emission.sequence.index] = emission.sequence
+            for output in engine.run(requests):
+                if output.sequence.error:
+                    raise GenerationError(f"row {output.sequence.index}: {output.sequence.error}")
+                if spec_streamer is not None and output.token_ids:
+                    spec_streamer(output.sequence.index, output.token_ids)
+                if output.finish_reason is not None:
+                    ended[output.sequence.index] = output.sequence
     finally:
         if owned is not None:
             owned.close()

@@ -36,7 +36,7 @@ def make_runner(target, rows=3, k=8):
 
 def plain(target, prompt=PROMPT, config=CONFIG):
     runner, _ = make_runner(target)
-    return tuple(token for emission in runner.stream([Request(0, prompt, config)]) for token in emission.token_ids)
+    return tuple(token for output in runner.stream([Request(0, prompt, config)]) for token in output.token_ids)
 
 
 def half_right(text, known, generator):
@@ -56,17 +56,17 @@ async def play(session, text, generator, feedback_width=0):
     emitted = ()
     while True:
         draft = half_right(text, len(emitted), generator)
-        emission = await session.verify(draft, feedback_width)
-        path = [draft.token_ids[node] for node in emission.path]
-        assert emission.token_ids[: len(path)] == tuple(path)
-        assert emission.num_accepted == len(path)
-        emitted += emission.token_ids
-        if feedback_width and emission.feedback is not None:
-            assert emission.feedback.shape == (1 + len(draft), feedback_width)
+        output = await session.verify(draft, feedback_width)
+        path = [draft.token_ids[node] for node in output.path]
+        assert output.token_ids[: len(path)] == tuple(path)
+        assert output.num_accepted == len(path)
+        emitted += output.token_ids
+        if feedback_width and output.feedback is not None:
+            assert output.feedback.shape == (1 + len(draft), feedback_width)
             if not path:  # greedy: the model's own token is the most probable one after the root
-                assert emission.feedback[0, 0] == emission.token_ids[0]
-        if emission.finish_reason is not None:
-            return emitted, emission.finish_reason
+                assert output.feedback[0, 0] == output.token_ids[0]
+        if output.finish_reason is not None:
+            return emitted, output.finish_reason
 
 
 @pytest.mark.parametrize("config", [CONFIG, SAMPLED], ids=["greedy", "sampled"])
@@ -84,8 +84,8 @@ def test_the_text_is_that_of_plain_decoding_alone_and_beside_others(target, conf
                 one.close()
 
         async def usual():
-            emissions = runner.astream([Request(0, (7, 8, 9), config)])
-            return tuple([token async for emission in emissions for token in emission.token_ids])
+            outputs = runner.astream([Request(0, (7, 8, 9), config)])
+            return tuple([token async for output in outputs for token in output.token_ids])
 
         return await asyncio.gather(session(1), usual(), session(2), session(3))
 
@@ -118,10 +118,10 @@ def test_nodes_keep_their_numbers_where_a_draft_is_cut_at_the_end_of_the_text():
     async def everything():
         return await runner.session(Request(0, PROMPT, config)).verify(draft, feedback_width=2)
 
-    emission = asyncio.run(everything())
-    assert emission.token_ids == expected
-    assert emission.path == (4, 5)
-    assert emission.feedback is None
+    output = asyncio.run(everything())
+    assert output.token_ids == expected
+    assert output.path == (4, 5)
+    assert output.feedback is None
 
 
 @pytest.mark.parametrize(("draft", "message"), [
@@ -169,9 +169,9 @@ def test_a_request_that_can_never_run_says_so_at_its_first_step(target):
     async def everything():
         return await runner.session(Request(0, (), CONFIG)).verify(EMPTY_DRAFT)
 
-    emission = asyncio.run(everything())
-    assert emission.finish_reason == "error"
-    assert "the prompt is empty" in emission.sequence.error
+    output = asyncio.run(everything())
+    assert output.finish_reason == "error"
+    assert "the prompt is empty" in output.sequence.error
 
 
 def test_closing_the_engine_ends_sessions(target):
@@ -220,7 +220,7 @@ def test_what_becomes_of_one_call_is_no_business_of_the_others(target, fault, mo
     runner = Runner(engine)
 
     async def read(request):
-        return [token async for emission in runner.astream([request]) for token in emission.token_ids]
+        return [token async for output in runner.astream([request]) for token in output.token_ids]
 
     async def play():
         first = asyncio.create_task(read(Request(0, PROMPT, CONFIG)))

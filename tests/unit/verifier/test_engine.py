@@ -24,10 +24,10 @@ def test_requests_join_and_leave_a_running_batch(target):
     outputs = {}
     for index, prompt in enumerate(prompts):
         engine.add(Request(index, prompt, CONFIG))
-        for emission in engine.step():
-            if emission.finish_reason:
-                outputs[emission.sequence.index] = emission.sequence.output
-    outputs |= {index: emission.sequence.output for index, emission in finish(engine).items()}
+        for output in engine.step():
+            if output.finish_reason:
+                outputs[output.sequence.index] = output.sequence.output
+    outputs |= {index: output.sequence.output for index, output in finish(engine).items()}
     assert [outputs[index] for index in range(4)] == expected
     assert not drafter.open_sessions
 
@@ -40,7 +40,7 @@ def test_long_prompts_do_not_stall_those_that_run(target):
     second = engine.add(Request(1, tuple(index % 250 for index in range(300)), CONFIG))
     steps = 0
     while not second.num_emitted:
-        assert any(emission.sequence is first for emission in engine.step())
+        assert any(output.sequence is first for output in engine.step())
         steps += 1
     assert steps >= 300 // 16
     outputs = finish(engine)
@@ -129,6 +129,6 @@ def test_forced_tokens_are_written_whatever_the_model_prefers(target):
     drafter = ScriptedDrafter(knowing([(1, 2, *forced)], 0.8, 258))
     engine = make_engine(target, drafter)
     engine.add(Request(0, (1, 2), CONFIG, forced=forced))
-    [emission] = finish(engine).values()
-    assert emission.sequence.output == forced
-    assert sum(emission.sequence.accepted_by_depth) > 0
+    [output] = finish(engine).values()
+    assert output.sequence.output == forced
+    assert sum(output.sequence.accepted_by_depth) > 0

@@ -61,7 +61,7 @@ def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(target, mon
     def keep(histories, drafts, can_trim):
         return [[node for node in sorted(order) if node < len(draft)] for draft in drafts]
 
-    monkeypatch.setattr(engine._speculation, "keep", keep)
+    monkeypatch.setattr(engine._controller, "keep", keep)
     engine.add(Request(0, (1, 2, 3), CONFIG.model_copy(update={"speculation": "auto"})))
     finish(engine)
     (known, _), (_, feedback) = told[:2]
@@ -121,10 +121,10 @@ def test_drafts_that_can_not_be_are_no_drafts(target, draft, rule):
     engine = Engine(target, drafter, VerifierConfig(), DraftConfig(k=8, strategy="tree"))
     for index in range(3):
         engine.add(Request(index, (1, 2, 3), config))
-    for emission in finish(engine).values():
-        assert emission.finish_reason == "length", emission.sequence.error
+    for output in finish(engine).values():
+        assert output.finish_reason == "length", output.sequence.error
         if rule == "follow" and draft.path_probabilities:
-            assert not emission.sequence.drafted_by_depth
+            assert not output.sequence.drafted_by_depth
 
 
 def test_a_session_that_can_not_be_opened_ends_no_other_request(target):
@@ -161,8 +161,8 @@ def test_trees_may_be_wider_than_what_remains_is_long(target, max_tokens):
 
     engine = Engine(target, ScriptedDrafter(script), VerifierConfig(), DraftConfig(k=60, strategy="tree"))
     engine.add(Request(0, (1, 2, 3), config))
-    [emission] = finish(engine).values()
-    assert emission.sequence.output == expected
+    [output] = finish(engine).values()
+    assert output.sequence.output == expected
     assert set(budgets) <= {60}
     assert bool(budgets) == (max_tokens > 1)
-    assert len(emission.sequence.drafted_by_depth) < max_tokens
+    assert len(output.sequence.drafted_by_depth) < max_tokens

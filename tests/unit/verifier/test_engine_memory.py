@@ -26,9 +26,9 @@ def test_requests_wait_until_keys_and_values_fit(target):
         engine.add(Request(index, tuple(range(1, 2 + 5 * index)), CONFIG))
     ended, most = {}, 0
     while engine.has_work:
-        for emission in engine.step():
-            if emission.finish_reason:
-                ended[emission.sequence.index] = emission.sequence.output
+        for output in engine.step():
+            if output.finish_reason:
+                ended[output.sequence.index] = output.sequence.output
         running = engine._running
         most = max(most, len(running))
         longest = max((len(each.prompt) + 12 + 4 for each in running), default=0)
@@ -96,8 +96,8 @@ def test_memory_that_ends_while_the_cache_grows_leaves_it_whole(target, monkeypa
         with monkeypatch.context() as patched:
             patched.setattr(SlotLayer, "_replace", small)
             engine.add(Request(1, prompts[1], CONFIG))
-            emissions = [emission for _ in range(2) for emission in engine.step()]
-        reasons = {emission.sequence.index: emission.finish_reason for emission in emissions}
+            outputs = [output for _ in range(2) for output in engine.step()]
+        reasons = {output.sequence.index: output.finish_reason for output in outputs}
         assert reasons.get(1, "error") == "error"
         assert engine.totals.num_reductions["requests at once"] == 1
         engine.add(Request(2, prompts[0], CONFIG))
@@ -119,11 +119,11 @@ def test_memory_that_ends_in_a_commit_reads_what_was_accepted_again(target, monk
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(SlotCache, "_move", full)
-    emissions = []
+    outputs = []
     while engine.has_work:
-        emissions += engine.step()
+        outputs += engine.step()
     assert failures
-    assert tuple(token for emission in emissions for token in emission.token_ids) == expected
+    assert tuple(token for output in outputs for token in output.token_ids) == expected
 
 
 def test_memory_that_does_not_suffice_for_a_prompt_ends_no_other_that_waits(target, monkeypatch):
@@ -167,7 +167,7 @@ def test_a_stretch_of_one_prompt_beside_the_end_of_another_stays_within_the_boun
     prompts = [tuple(index % 250 for index in range(length)) for length in lengths]
     for index, prompt in enumerate(prompts):
         engine.add(Request(index, prompt, CONFIG.model_copy(update={"max_tokens": 4})))
-    outputs = [emission.sequence.output for _, emission in sorted(finish(engine).items())]
+    outputs = [output.sequence.output for _, output in sorted(finish(engine).items())]
     config = CONFIG.model_copy(update={"max_tokens": 4})
     assert outputs == [alone(target, prompt, config) for prompt in prompts]
 
@@ -182,7 +182,7 @@ def test_a_short_prompt_joins_one_that_is_nearly_done_within_the_bound(target, s
     engine.add(Request(0, tuple(range(length)), CONFIG.model_copy(update={"max_tokens": 8})))
     ended = {}
     for _ in range(step):
-        ended |= {emission.sequence.index: emission for emission in engine.step() if emission.finish_reason}
+        ended |= {output.sequence.index: output for output in engine.step() if output.finish_reason}
     engine.add(Request(1, tuple(range(8)), CONFIG))
     ended |= finish(engine)
     assert sorted(ended) == [0, 1]

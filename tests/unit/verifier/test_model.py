@@ -45,10 +45,10 @@ def test_padding_near_the_longest_context_of_learned_positions() -> None:
     prompts = [list(range(30)), [5, 6]]
 
     def decode(drafter: ScriptedDrafter, rows: int) -> dict[int, list[int]]:
-        emissions = Engine(target, drafter, VerifierConfig(max_batch_size=rows), DraftConfig(k=8)).run(
+        outputs = Engine(target, drafter, VerifierConfig(max_batch_size=rows), DraftConfig(k=8)).run(
             [Request(index, tuple(prompt), settings) for index, prompt in enumerate(prompts)]
         )
-        return {e.sequence.index: e.sequence.token_ids for e in emissions if e.finish_reason}
+        return {e.sequence.index: e.sequence.token_ids for e in outputs if e.finish_reason}
 
     plain = decode(ScriptedDrafter(knowing([], 1.0, 258)), 1)
     assert decode(ScriptedDrafter(knowing(list(plain.values()), 1.0, 258)), 2) == plain

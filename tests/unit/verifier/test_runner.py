@@ -35,8 +35,8 @@ def make_engine(target, drafter=None, rows=4):
     return Engine(target, drafter or NullDrafter(), VerifierConfig(max_batch_size=rows), DraftConfig(k=4))
 
 
-def output(emissions):
-    return tuple(token for emission in emissions for token in emission.token_ids)
+def output(outputs):
+    return tuple(token for output in outputs for token in output.token_ids)
 
 
 def test_threads_share_a_batch_and_get_their_own_tokens(target, expected):
@@ -149,8 +149,8 @@ def test_closing_does_not_wait_for_the_text_of_whoever_works(target):
     tokens = []
 
     def read():
-        for emission in runner.stream([Request(0, (3, 3), CONFIG.model_copy(update={"max_tokens": 500}))]):
-            tokens.extend(emission.token_ids)
+        for output in runner.stream([Request(0, (3, 3), CONFIG.model_copy(update={"max_tokens": 500}))]):
+            tokens.extend(output.token_ids)
             began.set()
 
     with ThreadPoolExecutor(1) as pool:
@@ -167,13 +167,13 @@ def test_a_task_that_is_slow_to_read_keeps_no_thread_busy(target):
     runner = Runner(engine)
 
     async def read():
-        emissions = runner.astream([Request(0, (3, 3), CONFIG)])
-        await anext(emissions)
-        driver = runner._driver
-        if driver is not None:
-            driver.join(60)  # it ends with the last token, though none but the first has been read
-            assert not driver.is_alive()
-        return 1 + len([emission async for emission in emissions])
+        outputs = runner.astream([Request(0, (3, 3), CONFIG)])
+        await anext(outputs)
+        worker = runner._worker
+        if worker is not None:
+            worker.join(60)  # it ends with the last token, though none but the first has been read
+            assert not worker.is_alive()
+        return 1 + len([output async for output in outputs])
 
     assert asyncio.run(read()) == 10
     assert not engine.has_work
@@ -183,12 +183,12 @@ def test_a_loop_that_was_closed_leaves_nothing_behind(target):
     engine = make_engine(target)
     runner = Runner(engine)
     loop = asyncio.new_event_loop()
-    emissions = runner.astream([Request(0, (5, 5), CONFIG.model_copy(update={"max_tokens": 400}))])
-    loop.run_until_complete(anext(emissions))
-    driver = runner._driver
+    outputs = runner.astream([Request(0, (5, 5), CONFIG.model_copy(update={"max_tokens": 400}))])
+    loop.run_until_complete(anext(outputs))
+    worker = runner._worker
     loop.close()
-    if driver is not None:
-        driver.join(60)
+    if worker is not None:
+        worker.join(60)
     assert not engine.has_work
     assert output(runner.stream([Request(0, (1, 2), CONFIG)]))
 

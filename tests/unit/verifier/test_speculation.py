@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.types import Draft
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
-from speculant_verifier.speculation.controller import Speculation
+from speculant_verifier.speculation.controller import DraftLengthController
 
 
 def curve(name):
     return lambda num_rows, width: COST_CURVES[name].table(width)
 
 
-def play(name, accuracy, steps, *, promises, claimed=0.99, rows=1, most=8, seed=0):
+def play(name, accuracy, steps, *, has_predictions, claimed=0.99, rows=1, most=8, seed=0):
     """Decode with chains whose nodes are right with some probability; return tokens, and cost in plain passes."""
     generator = random.Random(seed)
-    speculation = Speculation(curve(name), promises=promises)
+    speculation = DraftLengthController(curve(name), has_predictions=has_predictions)
     histories = [speculation.new_history() for _ in range(rows)]
     tokens = cost = 0.0
     for step in range(steps):
@@ -31,7 +31,7 @@ def play(name, accuracy, steps, *, promises, claimed=0.99, rows=1, most=8, seed=
             Draft(
                 tuple(range(budget)),
                 tuple(range(budget)),
-                tuple(claimed**depth for depth in range(1, budget + 1)) if promises else (),
+                tuple(claimed**depth for depth in range(1, budget + 1)) if has_predictions else (),
             )
             for budget in budgets
         ]
@@ -50,18 +50,18 @@ def play(name, accuracy, steps, *, promises, claimed=0.99, rows=1, most=8, seed=
     return tokens / rows, cost
 
 
-@pytest.mark.parametrize("promises", [False, True])
+@pytest.mark.parametrize("has_predictions", [False, True])
 @pytest.mark.parametrize("name", ["dense", "cpu-moe", "moe"])
-def test_drafts_that_are_never_right_cost_next_to_nothing(name, promises):
-    tokens, cost = play(name, 0.0, 400, promises=promises)
+def test_drafts_that_are_never_right_cost_next_to_nothing(name, has_predictions):
+    tokens, cost = play(name, 0.0, 400, has_predictions=has_predictions)
     assert tokens == 400
     assert cost <= 400 * 1.03
 
 
-@pytest.mark.parametrize("promises", [False, True])
+@pytest.mark.parametrize("has_predictions", [False, True])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_drafts_that_are_always_right_are_used_in_full(promises, rows):
-    tokens, cost = play("cpu-moe", 1.0, 60, promises=promises, rows=rows)
+def test_drafts_that_are_always_right_are_used_in_full(has_predictions, rows):
+    tokens, cost = play("cpu-moe", 1.0, 60, has_predictions=has_predictions, rows=rows)
     assert tokens >= 60 * 8
     assert tokens / cost > 0.93 * 9 / COST_CURVES["cpu-moe"].at(9)
 
@@ -69,7 +69,7 @@ def test_drafts_that_are_always_right_are_used_in_full(promises, rows):
 @pytest.mark.parametrize("accuracy", [0.3, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("name", ["dense", "cpu-moe"])
 def test_the_width_is_nearly_as_good_as_the_best_fixed_one(name, accuracy):
-    tokens, cost = play(name, accuracy, 2_000, promises=False)
+    tokens, cost = play(name, accuracy, 2_000, has_predictions=False)
     best = max(
         (1 + sum(accuracy**depth for depth in range(1, nodes + 1))) / COST_CURVES[name].at(nodes + 1)
         for nodes in range(9)
@@ -79,13 +79,13 @@ def test_the_width_is_nearly_as_good_as_the_best_fixed_one(name, accuracy):
 
 def test_text_that_becomes_predictable_is_noticed():
     """After 300 tokens without any hope, 300 steps of certainty."""
-    tokens, cost = play("cpu-moe", lambda step: float(step >= 300), 600, promises=False)
+    tokens, cost = play("cpu-moe", lambda step: float(step >= 300), 600, has_predictions=False)
     assert tokens > 300 + 0.5 * 300 * 9
     assert cost < 300 * 1.05 + 300 * COST_CURVES["cpu-moe"].at(9)
 
 
 def test_rows_that_take_what_they_can_get_are_not_held_back():
-    speculation = Speculation(curve("moe"), promises=False)
+    speculation = DraftLengthController(curve("moe"), has_predictions=False)
     history = speculation.new_history()
     for _ in range(50):
         speculation.observe(history, [1, 2, 3], 0, 0.0)
@@ -128,18 +128,18 @@ def test_trimming_keeps_the_most_probable_nodes_with_their_ancestors(draft, data
 @given(st.lists(st.tuples(st.integers(1, 10), st.integers(0, 10), st.floats(0, 10)), max_size=60))
 def test_expectations_are_probabilities_and_never_rise_with_depth(drafts):
     history = AcceptanceHistory()
-    for depth, accepted, promised in drafts:
-        history.observe(range(1, depth + 1), min(accepted, depth), promised)
+    for depth, accepted, predicted in drafts:
+        history.observe(range(1, depth + 1), min(accepted, depth), predicted)
     expected = AcceptanceHistory(history).by_depth()
     assert ((expected >= 0) & (expected <= 1)).all()
     assert (np.diff(expected) <= 1e-12).all()
     assert 0 <= history.calibration <= 1
 
 
-@pytest.mark.parametrize("promises", [False, True])
-def test_slow_drafts_are_asked_for_rarely_if_times_are_known(promises):
+@pytest.mark.parametrize("has_predictions", [False, True])
+def test_slow_drafts_are_asked_for_rarely_if_times_are_known(has_predictions):
     def asked(draft_s, *, is_measured):
-        speculation = Speculation(curve("dense"), promises=promises, is_measured=is_measured)
+        speculation = DraftLengthController(curve("dense"), has_predictions=has_predictions, is_measured=is_measured)
         histories = [speculation.new_history() for _ in range(4)]
         count = 0
         for _ in range(300):
@@ -155,7 +155,7 @@ def test_slow_drafts_are_asked_for_rarely_if_times_are_known(promises):
     assert asked(0.0005, is_measured=True) == asked(0.1, is_measured=False) == 300
     assert asked(0.1, is_measured=True) < 80
     # A row that wants drafts whatever they cost gets them.
-    speculation = Speculation(curve("dense"), promises=promises, is_measured=True)
+    speculation = DraftLengthController(curve("dense"), has_predictions=has_predictions, is_measured=True)
     for _ in range(40):
         assert speculation.budgets([None, speculation.new_history()], [3, 3])[0] == 3
         speculation.note_time(2, 4, 2, 1.0, 0.010)

@@ -37,9 +37,9 @@ def engine_passes(target: TargetModel, drafter: ModelDrafter, records: Sequence[
     for each in records:
         config = GenerationConfig(max_tokens=len(each.output), ignore_end_tokens=True)
         request = Request(0, each.prompt, config, forced=each.output)
-        emissions = list(engine.run([request]))
-        assert emissions[-1].sequence.output == each.output
-        passes.append(emissions[-1].sequence.num_steps)
+        outputs = list(engine.run([request]))
+        assert outputs[-1].sequence.output == each.output
+        passes.append(outputs[-1].sequence.num_steps)
     engine.close()
     return passes
 

@@ -49,15 +49,15 @@ class EngineDecoding:
         before = replace(self._engine.totals)
         rows = [DecodedRow() for _ in requests]
         started = time.perf_counter()
-        for emission in self._engine.run([self._request(index, each) for index, each in enumerate(requests)]):
-            row = rows[emission.sequence.index]
-            row.token_ids += emission.token_ids
-            row.arrivals.append((time.perf_counter() - started, len(emission.token_ids)))
+        for output in self._engine.run([self._request(index, each) for index, each in enumerate(requests)]):
+            row = rows[output.sequence.index]
+            row.token_ids += output.token_ids
+            row.arrivals.append((time.perf_counter() - started, len(output.token_ids)))
             row.num_steps += 1
-            row.num_accepted += emission.num_accepted
-            if emission.finish_reason is not None:
-                row.num_drafted = sum(emission.sequence.drafted_by_depth)
-                row.num_steps_without_drafter = emission.sequence.num_steps_without_drafter
+            row.num_accepted += output.num_accepted
+            if output.finish_reason is not None:
+                row.num_drafted = sum(output.sequence.drafted_by_depth)
+                row.num_steps_without_drafter = output.sequence.num_steps_without_drafter
         total_s = time.perf_counter() - started
         totals = self._engine.totals
         phase_s = {

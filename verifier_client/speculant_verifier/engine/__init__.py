@@ -1,6 +1,6 @@
 """Continuous batching: requests join and leave a running batch; every step drafts, verifies and emits for all of it."""
 
 from speculant_verifier.engine.engine import Engine
-from speculant_verifier.engine.sequence import ActiveSequence, Emission, Request
+from speculant_verifier.engine.sequence import ActiveSequence, Request, StepOutput
 
-__all__ = ["ActiveSequence", "Emission", "Engine", "Request"]
+__all__ = ["ActiveSequence", "Engine", "Request", "StepOutput"]

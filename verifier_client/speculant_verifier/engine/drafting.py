@@ -16,7 +16,7 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import WANTS_PROPOSALS
 from speculant_verifier.speculation.acceptance import AcceptanceHistory
-from speculant_verifier.speculation.controller import Speculation
+from speculant_verifier.speculation.controller import DraftLengthController
 from speculant_verifier.structured.drafts import with_forced
 
 _ROUNDING = 1e-6
@@ -35,7 +35,7 @@ class Drafting:
         self,
         target: TargetModel,
         drafter: Drafter,
-        speculation: Speculation,
+        controller: DraftLengthController,
         draft: DraftConfig,
         totals: EngineTotals,
         num_rows: int = 1,
@@ -44,7 +44,7 @@ class Drafting:
         self._target, self._drafter, self._most_nodes = target, drafter, draft.k
         self._drafted_nodes, self._num_rows = draft.k, num_rows
         self._makes_trees = draft.strategy in _MAKE_TREES
-        self._speculation, self._totals = speculation, totals
+        self._controller, self._totals = controller, totals
         self._has_warned = False
 
     def spare_bytes(self) -> int | None:
@@ -98,15 +98,15 @@ class Drafting:
         started_s = time.perf_counter()
         limits = [self._limit(sequence) for sequence in sequences]
         histories = [_history(sequence) for sequence in sequences]
-        budgets = self._speculation.budgets(histories, limits) if any(limits) else limits
+        budgets = self._controller.budgets(histories, limits) if any(limits) else limits
         if not any(budgets) and not any(map(_is_formed, sequences)):
             return [EMPTY_DRAFT] * len(sequences)
-        asked = [number for number, sequence in enumerate(sequences) if sequence.has_session and budgets[number]]
+        asked = [index for index, sequence in enumerate(sequences) if sequence.has_session and budgets[index]]
         steps = [
             SequenceStep(
                 each.session_id,
                 [*each.request.hint, *each.token_ids] if each.request.hint else each.token_ids,
-                budgets[number],
+                budgets[index],
                 draft_seed(each.config, len(each.token_ids)),
                 each.feedback,
                 _SIBLINGS.get(each.config.rule, "none"),
@@ -116,31 +116,31 @@ class Drafting:
                 each.config.temperature,
                 each.config.speculation == "auto",
             )
-            for number, each in ((number, sequences[number]) for number in asked)
+            for index, each in ((index, sequences[index]) for index in asked)
         ]
         drafts = [EMPTY_DRAFT] * len(sequences)
         shallow: list[Sequence[int]] = [()] * len(sequences)
         answer = self._ask(steps) if steps else []
-        for number, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
-            sequences[number].feedback = None
-            looks_at_q = sequences[number].config.rule in WANTS_PROPOSALS
-            shallow[number] = self._usable_nodes(draft, self._most_depth(sequences[number]), looks_at_q=looks_at_q)
-            drafts[number] = draft.part(shallow[number])
+        for index, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
+            sequences[index].feedback = None
+            looks_at_q = sequences[index].config.rule in WANTS_PROPOSALS
+            shallow[index] = self._usable_nodes(draft, self._most_depth(sequences[index]), looks_at_q=looks_at_q)
+            drafts[index] = draft.part(shallow[index])
         if answer is None or self._drafter.state == "unavailable":
-            for number in asked:
-                sequences[number].num_steps_without_drafter += 1
+            for index in asked:
+                sequences[index].num_steps_without_drafter += 1
             self._totals.num_steps_without_drafter += len(asked)
-        for number, sequence in enumerate(sequences):
-            if sequence.offered is not None:
-                shallow[number] = nodes_within(sequence.offered.draft, self._most_depth(sequence))
-                drafts[number] = sequence.offered.draft.part(shallow[number])
-        for number, sequence in enumerate(sequences):
+        for index, sequence in enumerate(sequences):
+            if sequence.external_draft is not None:
+                shallow[index] = nodes_within(sequence.external_draft.draft, self._most_depth(sequence))
+                drafts[index] = sequence.external_draft.draft.part(shallow[index])
+        for index, sequence in enumerate(sequences):
             if _is_formed(sequence):
-                shallow[number], drafts[number] = self._formed(sequence, shallow[number], drafts[number])
+                shallow[index], drafts[index] = self._formed(sequence, shallow[index], drafts[index])
         can_trim = [sequence.config.rule not in WANTS_PROPOSALS for sequence in sequences]
-        for number, nodes in enumerate(self._speculation.keep(histories, drafts, can_trim)):
-            sequences[number].draft_nodes = [shallow[number][node] for node in nodes if node < len(shallow[number])]
-            drafts[number] = drafts[number].part(nodes)
+        for index, nodes in enumerate(self._controller.keep(histories, drafts, can_trim)):
+            sequences[index].draft_nodes = [shallow[index][node] for node in nodes if node < len(shallow[index])]
+            drafts[index] = drafts[index].part(nodes)
         elapsed_s = time.perf_counter() - started_s
         self._totals.draft_s += elapsed_s
         if asked:
@@ -175,7 +175,7 @@ class Drafting:
     def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
         """Note what became of a draft; those that callers bring say nothing of the drafter's."""
         if len(draft) and not sequence.request.brings_drafts:
-            self._speculation.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
+            self._controller.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
 
     def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
         """Return what is usable of the drafter's answer; None if it is no answer: decoding goes on without."""
@@ -193,8 +193,8 @@ class Drafting:
 
     def _limit(self, sequence: ActiveSequence) -> int:
         """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
-        if sequence.offered is not None:
-            return len(sequence.offered.draft)
+        if sequence.external_draft is not None:
+            return len(sequence.external_draft.draft)
         most_depth = self._most_depth(sequence) if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
         most_nodes = self._most_nodes_of(sequence)
@@ -208,7 +208,7 @@ class Drafting:
         room = self._target.max_length - len(sequence.token_ids)
         # The last emitted token is the model's own, so a draft may fill all but one of what remains.
         most = max(0, min(sequence.num_remaining, room) - 1)
-        wanted = None if sequence.offered is not None else sequence.config.max_depth
+        wanted = None if sequence.external_draft is not None else sequence.config.max_depth
         return most if wanted is None else min(most, wanted)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
@@ -289,5 +289,5 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
 
 
 def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:
-    is_free = sequence.config.speculation == "auto" and sequence.offered is None
+    is_free = sequence.config.speculation == "auto" and sequence.external_draft is None
     return sequence.history if is_free else None

@@ -1,7 +1,7 @@
 """The decoding loop: requests join a running batch and leave it; a step drafts, verifies and emits for all of it.
 
-One step is: a stretch of the prompts that wait, one message to the drafter for all sequences, one forward pass over
-what is pending of each sequence and its draft, the rule, the commit, the emissions. What goes wrong with one request
+One step is: a chunk of the prompts that wait, one message to the drafter for all sequences, one forward pass over
+what is pending of each sequence and its draft, the rule, the commit, the outputs. What goes wrong with one request
 ends that one alone. The engine knows neither text nor gRPC, and belongs to one thread at a time.
 """
 
@@ -28,9 +28,9 @@ from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import (
     OUT_OF_MEMORY,
     ActiveSequence,
-    Emission,
-    OfferedDraft,
+    ExternalDraft,
     Request,
+    StepOutput,
     is_out_of_memory,
 )
 from speculant_verifier.engine.totals import EngineTotals
@@ -40,7 +40,7 @@ from speculant_verifier.records.collect import RecordIdentity
 from speculant_verifier.records.writer import RecordWriter
 from speculant_verifier.results import FinishReason
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
-from speculant_verifier.speculation.controller import Cost, Speculation
+from speculant_verifier.speculation.controller import Cost, DraftLengthController
 from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 
 
@@ -89,7 +89,7 @@ class Engine:
         self._target, self._drafter, self._config = target, drafter, config
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
-        self._failed: list[Emission] = []
+        self._failed: list[StepOutput] = []
         self._numbers = itertools.count()
         self._has_emitted = self._has_warned = False
         self._must_fit = must_fit
@@ -99,12 +99,14 @@ class Engine:
         self._admission = Admission(target, config, draft.k)
         cache, self.prefixes = self._admission.cache, self._admission.prefixes
         self._prefill = Prefill(target, cache, self.prefixes, self._admission.prefill_chunk, self.totals)
-        promises = draft.strategy in CALIBRATED or draft.strategy == "model"
-        self._speculation = Speculation(cost or target.typical_cost, promises=promises, is_measured=cost is not None)
-        self._drafting = Drafting(target, drafter, self._speculation, draft, self.totals, config.max_batch_size)
+        has_predictions = draft.strategy in CALIBRATED or draft.strategy == "model"
+        self._controller = DraftLengthController(
+            cost or target.typical_cost, has_predictions=has_predictions, is_measured=cost is not None
+        )
+        self._drafting = Drafting(target, drafter, self._controller, draft, self.totals, config.max_batch_size)
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self._verification = Verification(target, cache, config, draft, self.totals, self._records)
-        parts = (self.prefixes, self._verification.recall, self._drafting, self._admission)
+        parts = (self.prefixes, self._verification.logits_cache, self._drafting, self._admission)
         self._pressure = MemoryPressure(parts, self._drafting.spare_bytes, self.totals, target.free_memory)
 
     @property
@@ -121,7 +123,7 @@ class Engine:
     @property
     def target_cache_statistics(self) -> TargetCacheStatistics:
         """What SpecExec's cache of the target's distributions did."""
-        return self._verification.recall.statistics
+        return self._verification.logits_cache.statistics
 
     @property
     def recorder(self) -> RecordWriter | None:
@@ -154,10 +156,10 @@ class Engine:
         return len(self._waiting)
 
     def add(self, request: Request) -> ActiveSequence:
-        """Take a request; what it lacks shows as an emission of reason ``error``.
+        """Take a request; what it lacks shows as an output of reason ``error``.
 
         Returns:
-            The sequence, which its emissions name.
+            The sequence, which its outputs name.
         """
         sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
         sequence.arrived_s = time.perf_counter()
@@ -172,17 +174,17 @@ class Engine:
             return sequence
         if request.config.ignore_end_tokens:
             sequence.end_token_ids = frozenset()
-        sequence.history = self._speculation.new_history()
+        sequence.history = self._controller.new_history()
         if self._records is not None:
             self._records.begin(sequence)
         self._waiting.append(sequence)
         return sequence
 
-    def offer(self, sequence: ActiveSequence, draft: Draft, feedback_width: int = 0) -> None:
-        """Let a sequence whose request brings its drafts do one step.
+    def submit_draft(self, sequence: ActiveSequence, draft: Draft, feedback_width: int = 0) -> None:
+        """Submit an external draft: let a sequence whose request brings its drafts do one step.
 
         Args:
-            sequence: it must not have an offer already.
+            sequence: it must not have a draft already.
             draft: the tree to verify; empty to decode one token plainly.
             feedback_width: how many of the target's most probable tokens to return after every node.
 
@@ -190,15 +192,15 @@ class Engine:
             GenerationError: the draft can't be verified; the sequence goes on waiting.
         """
         if sequence not in self._running and sequence not in self._waiting:
-            return  # it has ended, as its emission says
+            return  # it has ended, as its output says
         if not sequence.is_idle:
             raise GenerationError("this sequence takes no draft now; wait for the outcome of the one before")
         self._drafting.check(draft)
-        sequence.offered = OfferedDraft(draft, feedback_width)
+        sequence.external_draft = ExternalDraft(draft, feedback_width)
 
     def cancel(self, sequence: ActiveSequence) -> None:
         """Stop decoding a sequence and free its place; nothing more is emitted for it."""
-        self._failed = [emission for emission in self._failed if emission.sequence is not sequence]
+        self._failed = [output for output in self._failed if output.sequence is not sequence]
         self.totals.num_cancelled += sequence in self._running or sequence in self._waiting
         if sequence in self._running:
             self._leave(sequence)
@@ -213,21 +215,21 @@ class Engine:
         if self._records is not None:
             self._records.close()
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Emission]:
-        """Decode requests and yield every step's emissions; those of other requests are dropped."""
+    def run(self, requests: Iterable[Request]) -> Iterator[StepOutput]:
+        """Decode requests and yield every step's outputs; those of other requests are dropped."""
         own = {id(sequence): sequence for sequence in map(self.add, requests)}
         try:
             while own:
-                for emission in self.step():
-                    if id(emission.sequence) in own:
-                        if emission.finish_reason is not None:
-                            del own[id(emission.sequence)]
-                        yield emission
+                for output in self.step():
+                    if id(output.sequence) in own:
+                        if output.finish_reason is not None:
+                            del own[id(output.sequence)]
+                        yield output
         finally:  # also when the caller stops listening
             for sequence in own.values():
                 self.cancel(sequence)
 
-    def step(self) -> list[Emission]:
+    def step(self) -> list[StepOutput]:
         """Do one step and return what it emitted.
 
         Raises:
@@ -237,14 +239,14 @@ class Engine:
         started_s = time.perf_counter()
         self._pressure.look()
         self._admit()
-        emissions, self._failed = self._failed, []
+        outputs, self._failed = self._failed, []
         active = list(self._running)
-        emissions += self._verification.emit_known([each for each in active if not each.request.brings_drafts])
-        ended = [emission.sequence for emission in emissions if emission.finish_reason is not None]
+        outputs += self._verification.emit_known([each for each in active if not each.request.brings_drafts])
+        ended = [output.sequence for output in outputs if output.finish_reason is not None]
         left = [sequence for sequence in active if sequence not in ended]
-        waiting = self._prefill.chosen([each for each in left if each.num_pending > MOST_PENDING])
-        emissions += self._guarded(self._prefill.step, waiting)
-        emissions += self._guarded(
+        waiting = self._prefill.selected([each for each in left if each.num_pending > MOST_PENDING])
+        outputs += self._guarded(self._prefill.step, waiting)
+        outputs += self._guarded(
             self._decode,
             [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING and not each.is_idle],
         )
@@ -253,18 +255,18 @@ class Engine:
         self.totals.total_s += elapsed_s
         for sequence in active:
             sequence.total_s += elapsed_s
-        for emission in emissions:
-            sequence = emission.sequence
-            if emission.token_ids:
+        for output in outputs:
+            sequence = output.sequence
+            if output.token_ids:
                 self._has_emitted = True
                 sequence.first_token_s = sequence.first_token_s or sequence.total_s
-            self._note(emission, now_s)
-            if emission.finish_reason is not None and sequence in self._running:
+            self._note(output, now_s)
+            if output.finish_reason is not None and sequence in self._running:
                 self._leave(sequence)
-        return emissions
+        return outputs
 
-    def _note(self, emission: Emission, now_s: float) -> None:
-        sequence, totals, count = emission.sequence, self.totals, len(emission.token_ids)
+    def _note(self, output: StepOutput, now_s: float) -> None:
+        sequence, totals, count = output.sequence, self.totals, len(output.token_ids)
         if count:
             totals.num_tokens += count
             if sequence.emitted_s:
@@ -272,10 +274,10 @@ class Engine:
             else:
                 totals.first_token_times.observe(now_s - sequence.arrived_s)
             sequence.emitted_s = now_s
-        if emission.finish_reason is not None:
-            totals.num_ended[emission.finish_reason] += 1
+        if output.finish_reason is not None:
+            totals.num_ended[output.finish_reason] += 1
             totals.request_times.observe(now_s - sequence.arrived_s)
-            self._end(sequence, emission.finish_reason)
+            self._end(sequence, output.finish_reason)
 
     def _end(self, sequence: ActiveSequence, reason: FinishReason) -> None:
         """Take stock of a sequence that ended."""
@@ -340,33 +342,33 @@ class Engine:
         except Exception as error:  # drafters are anybody's code
             logger.warning("the drafter can't begin a session, going on without drafts: {!r}; mend it", error)
 
-    def _decode(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+    def _decode(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         totals = self.totals
         draft_s, pass_s = totals.draft_s, totals.forward_s
         weighed_s = self._weighing.weighed_s() if self._weighing is not None else 0.0
         drafts = self._drafting.drafts(sequences)
-        emissions = self._verification.step(sequences, drafts, self._drafting)
+        outputs = self._verification.step(sequences, drafts, self._drafting)
         width = 1 + max(map(len, drafts))
         draft_s, pass_s = totals.draft_s - draft_s, totals.forward_s - pass_s
         if self._weighing is not None:
             self._weighing.note_pass(len(sequences), width, pass_s)
             draft_s -= self._weighing.weighed_s() - weighed_s
         if draft_s > 0.0 and self._drafter.state == "ok":  # an outage says nothing of what drafts are worth
-            num_tokens = sum(len(emission.token_ids) for emission in emissions)
-            self._speculation.note_time(len(sequences), width, num_tokens, draft_s, pass_s)
-        return emissions
+            num_tokens = sum(len(output.token_ids) for output in outputs)
+            self._controller.note_time(len(sequences), width, num_tokens, draft_s, pass_s)
+        return outputs
 
-    def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+    def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         """Do a part of a step; where memory does not suffice with less of all, end the youngest and try the rest.
 
         What raises for want of memory has changed nothing yet, so it can be done again.
         """
         left = sorted(sequences, key=lambda each: each.row)
-        failures: list[Emission] = []
+        failures: list[StepOutput] = []
         while left:
             try:
-                emissions: list[Emission] = work(left)  # type: ignore[operator]
-                return failures + emissions
+                outputs: list[StepOutput] = work(left)  # type: ignore[operator]
+                return failures + outputs
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -393,7 +395,7 @@ def _can_go_on(sequence: ActiveSequence) -> bool:
     return not sequence.is_idle or sequence.num_pending > MOST_PENDING
 
 
-def _failure(sequence: ActiveSequence, error: SpeculantError) -> Emission:
+def _failure(sequence: ActiveSequence, error: SpeculantError) -> StepOutput:
     sequence.error, sequence.is_refused = str(error), isinstance(error, GenerationRequestError)
     reason: FinishReason = "error"
-    return Emission(sequence, (), 0, reason)
+    return StepOutput(sequence, (), 0, reason)

@@ -1,4 +1,4 @@
-"""Reading prompts: a bounded stretch between two steps, so that sequences that are running do not stall."""
+"""Reading prompts: a bounded chunk between two steps, so that sequences that are running do not stall."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from speculant_verifier.cache import SlotCache
 from speculant_verifier.engine.admission import MOST_PENDING
 from speculant_verifier.engine.prefix_cache import PrefixCache
-from speculant_verifier.engine.sequence import ActiveSequence, Emission
+from speculant_verifier.engine.sequence import ActiveSequence, StepOutput
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 
@@ -23,29 +23,29 @@ class Prefill:
         self._target, self._cache, self._prefixes, self._chunk = target, cache, prefixes, chunk
         self._totals = totals
 
-    def chosen(self, sequences: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-        """Return those to read a stretch of now: the ones that have waited longest.
+    def selected(self, sequences: Sequence[ActiveSequence]) -> list[ActiveSequence]:
+        """Return those to read a chunk of now: the ones that have waited longest.
 
         Short prompts are read together, as long as the padded pass stays within the chunk and within their room.
         """
-        chosen: list[ActiveSequence] = []
+        selected: list[ActiveSequence] = []
         width = deepest = 0
         for sequence in sorted(sequences, key=lambda each: each.number):
             width, deepest = max(width, self._take(sequence)), max(deepest, sequence.num_cached)
-            if chosen and ((len(chosen) + 1) * width > self._chunk or not self._has_room(deepest, width)):
+            if selected and ((len(selected) + 1) * width > self._chunk or not self._has_room(deepest, width)):
                 break
-            chosen.append(sequence)
-        return sorted(chosen, key=lambda each: each.row)
+            selected.append(sequence)
+        return sorted(selected, key=lambda each: each.row)
 
-    def step(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
-        """Read one stretch of :meth:`chosen` sequences; nothing is emitted."""
+    def step(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
+        """Read one chunk of :meth:`selected` sequences; nothing is emitted."""
         started_s, stall_s = time.perf_counter(), self._target.stall_s
         takes = [self._take(each) for each in sequences]
-        stretches = [
+        chunks = [
             each.token_ids[each.num_cached : each.num_cached + take]
             for each, take in zip(sequences, takes, strict=True)
         ]
-        self._target.prefill(stretches, self._cache, [each.row for each in sequences])
+        self._target.prefill(chunks, self._cache, [each.row for each in sequences])
         for sequence, take in zip(sequences, takes, strict=True):
             sequence.num_cached += take
             if sequence.num_cached == sequence.window_at or sequence.num_pending <= MOST_PENDING:

@@ -1,6 +1,6 @@
 """One engine for many callers: threads that iterate, and tasks of an event loop.
 
-Whoever waits for an emission and finds nobody at work does the next step, for everybody; so a single caller decodes in
+Whoever waits for an output and finds nobody at work does the next step, for everybody; so a single caller decodes in
 its own thread, without another in between. Tasks of an event loop can't, so a thread works for as long as any of them
 waits.
 """
@@ -16,24 +16,24 @@ from dataclasses import replace
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import Draft
 from speculant_verifier.engine.engine import Engine
-from speculant_verifier.engine.sequence import ActiveSequence, Emission, Request
+from speculant_verifier.engine.sequence import ActiveSequence, Request, StepOutput
 
-_Item = Emission | Exception
+_Item = StepOutput | Exception
 
 _CLOSED = "the decoder was closed; make a new one"
 _ENDED = "this sequence has ended; begin another"
 _INTERRUPTED = "the step was interrupted in the thread that did it for all; try again"
 
 
-class _Mailbox:
+class _OutputQueue:
     """What was emitted for one call and is not read yet."""
 
-    def __init__(self, requests: Sequence[Request], put: Callable[[_Item], object], *, is_driven: bool) -> None:
+    def __init__(self, requests: Sequence[Request], put: Callable[[_Item], object], *, is_of_task: bool) -> None:
         self.requests = requests
         self.put = put
-        self.is_driven = is_driven
+        self.is_of_task = is_of_task
         self.sequences: list[ActiveSequence] = []
-        self.offers: list[tuple[Draft, int]] = []
+        self.drafts: list[tuple[Draft, int]] = []
         self.is_cancelled = False
 
 
@@ -44,11 +44,11 @@ class Runner:
         """Take an engine, which nobody else may use from now on."""
         self._engine = engine
         self._changed = threading.Condition()
-        self._leader: object = None  # who does a step
-        self._arriving: list[_Mailbox] = []
-        self._open: list[_Mailbox] = []
-        self._owners: dict[int, _Mailbox] = {}
-        self._driver: threading.Thread | None = None
+        self._step_owner: object = None  # who does a step
+        self._arriving: list[_OutputQueue] = []
+        self._open: list[_OutputQueue] = []
+        self._owners: dict[int, _OutputQueue] = {}
+        self._worker: threading.Thread | None = None
         self._is_closed = False
 
     @property
@@ -57,38 +57,38 @@ class Runner:
         with self._changed:
             return len(self._owners) + sum(len(each.requests) for each in self._arriving if not each.is_cancelled)
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[Emission]:
+    def stream(self, requests: Sequence[Request]) -> Iterator[StepOutput]:
         """Decode requests together with those of other callers; yield what is emitted for them.
 
         Leaving the iterator ends them.
         """
         read: deque[_Item] = deque()
-        mailbox = _Mailbox(requests, read.append, is_driven=False)
-        self._submit(mailbox)
+        queue = _OutputQueue(requests, read.append, is_of_task=False)
+        self._submit(queue)
         num_open = len(requests)
         try:
             while num_open:
                 if not read:
-                    self._work_or_wait(mailbox, read)
+                    self._step_or_wait(queue, read)
                     continue
-                emission = _checked(read.popleft())
-                num_open -= emission.finish_reason is not None
-                yield emission
+                output = _checked(read.popleft())
+                num_open -= output.finish_reason is not None
+                yield output
         finally:
-            self._withdraw(mailbox)
+            self._withdraw(queue)
 
-    async def astream(self, requests: Sequence[Request]) -> AsyncGenerator[Emission, None]:
+    async def astream(self, requests: Sequence[Request]) -> AsyncGenerator[StepOutput, None]:
         """Do the same for a task of an event loop; cancelling the task ends the requests."""
-        mailbox, read = _mailbox_of_task(requests)
-        self._submit(mailbox)
+        queue, read = _queue_of_task(requests)
+        self._submit(queue)
         num_open = len(requests)
         try:
             while num_open:
-                emission = _checked(await read.get())
-                num_open -= emission.finish_reason is not None
-                yield emission
+                output = _checked(await read.get())
+                num_open -= output.finish_reason is not None
+                yield output
         finally:
-            self._withdraw(mailbox)
+            self._withdraw(queue)
 
     def session(self, request: Request) -> DraftSession:
         """Begin a sequence whose drafts the caller brings; for tasks of an event loop."""
@@ -99,85 +99,85 @@ class Runner:
         with self._changed:
             self._is_closed = True
             self._tell_all(GenerationError(_CLOSED))  # first, as whoever works would go on for as long as it reads
-            while self._leader is not None:
+            while self._step_owner is not None:
                 self._changed.wait()
-            self._settle()
+            self._apply_changes()
             self._engine.close()
             self._changed.notify_all()
 
-    def _submit(self, mailbox: _Mailbox) -> None:
+    def _submit(self, queue: _OutputQueue) -> None:
         with self._changed:
             if self._is_closed:
                 raise GenerationError(_CLOSED)
-            self._arriving.append(mailbox)
-            if mailbox.is_driven and (self._driver is None or not self._driver.is_alive()):
-                self._driver = threading.Thread(target=self._drive, name="speculant-engine", daemon=True)
-                self._driver.start()
+            self._arriving.append(queue)
+            if queue.is_of_task and (self._worker is None or not self._worker.is_alive()):
+                self._worker = threading.Thread(target=self._work, name="speculant-engine", daemon=True)
+                self._worker.start()
             self._changed.notify_all()
 
-    def _offer(self, mailbox: _Mailbox, draft: Draft, feedback_width: int) -> None:
+    def _submit_draft(self, queue: _OutputQueue, draft: Draft, feedback_width: int) -> None:
         with self._changed:
-            if mailbox.is_cancelled:
+            if queue.is_cancelled:
                 raise GenerationError(_ENDED)
-            mailbox.offers.append((draft, feedback_width))
+            queue.drafts.append((draft, feedback_width))
             self._changed.notify_all()
 
-    def _withdraw(self, mailbox: _Mailbox) -> None:
+    def _withdraw(self, queue: _OutputQueue) -> None:
         """End what is left of a call; now, or after the step that is being done."""
         with self._changed:
-            mailbox.is_cancelled = True
-            if self._leader is mailbox:  # Ctrl-C came before the step began
-                self._leader = None
-            if self._leader is None:
-                self._settle()
+            queue.is_cancelled = True
+            if self._step_owner is queue:  # Ctrl-C came before the step began
+                self._step_owner = None
+            if self._step_owner is None:
+                self._apply_changes()
             self._changed.notify_all()
 
-    def _work_or_wait(self, mailbox: _Mailbox, read: deque[_Item]) -> None:
+    def _step_or_wait(self, queue: _OutputQueue, read: deque[_Item]) -> None:
         with self._changed:
-            while not read and (self._leader is not None or not self._has_work):
+            while not read and (self._step_owner is not None or not self._has_work):
                 self._changed.wait()
             if read:
                 return
-            self._leader = mailbox
+            self._step_owner = queue
         self._step()
 
     @property
     def _has_work(self) -> bool:
         """Whether a step would do anything: not while all that is there waits for drafts of its callers."""
-        changed = self._arriving or any(each.is_cancelled or each.offers for each in self._open)
+        changed = self._arriving or any(each.is_cancelled or each.drafts for each in self._open)
         return bool(changed) or self._engine.has_work
 
     @property
-    def _is_driven(self) -> bool:
+    def _has_tasks(self) -> bool:
         """Whether any task waits, or may; not those who have all that they wait for, and are slow to read it."""
-        return any(mailbox.is_driven for mailbox in (*self._owners.values(), *self._arriving))
+        return any(queue.is_of_task for queue in (*self._owners.values(), *self._arriving))
 
-    def _drive(self) -> None:
+    def _work(self) -> None:
         """Work while any task waits."""
         while True:
             with self._changed:
-                while self._leader is not None or (self._is_driven and not self._has_work):
+                while self._step_owner is not None or (self._has_tasks and not self._has_work):
                     self._changed.wait()
-                if not self._is_driven:
-                    self._driver = None
+                if not self._has_tasks:
+                    self._worker = None
                     return
-                self._leader = self
+                self._step_owner = self
             try:
                 self._step()
             except BaseException:
-                self._driver = None  # so that the next task gets another
+                self._worker = None  # so that the next task gets another
                 raise
 
     def _step(self) -> None:
         """Do one step and hand out what it emitted; an error that ends the engine's step goes to everybody."""
         try:
             with self._changed:
-                self._settle()
+                self._apply_changes()
             if self._engine.has_work:
-                emissions = self._engine.step()
+                outputs = self._engine.step()
                 with self._changed:
-                    for emission in emissions:
-                        self._deliver(emission)
+                    for output in outputs:
+                        self._dispatch(output)
         except BaseException as error:
             with self._changed:
                 self._fail(error)
@@ -185,55 +185,55 @@ class Runner:
                 raise
         finally:
             with self._changed:
-                self._leader = None
+                self._step_owner = None
                 self._changed.notify_all()
 
-    def _settle(self) -> None:
+    def _apply_changes(self) -> None:
         """Begin what has arrived and end what nobody wants; by whoever may touch the engine."""
         arriving, self._arriving = self._arriving, []
-        for mailbox in arriving:
-            if mailbox.is_cancelled:  # it never began
+        for queue in arriving:
+            if queue.is_cancelled:  # it never began
                 continue
-            self._open.append(mailbox)
+            self._open.append(queue)
             try:
-                for request in mailbox.requests:
+                for request in queue.requests:
                     sequence = self._engine.add(request)
-                    mailbox.sequences.append(sequence)
-                    self._owners[id(sequence)] = mailbox
+                    queue.sequences.append(sequence)
+                    self._owners[id(sequence)] = queue
             except Exception as error:  # whatever one call asks for is no business of the others
-                mailbox.is_cancelled = True
-                mailbox.put(error)
-        for mailbox in self._open:
-            offers, mailbox.offers = mailbox.offers, []
-            for draft, feedback_width in () if mailbox.is_cancelled else offers:
+                queue.is_cancelled = True
+                queue.put(error)
+        for queue in self._open:
+            drafts, queue.drafts = queue.drafts, []
+            for draft, feedback_width in () if queue.is_cancelled else drafts:
                 try:
-                    self._engine.offer(mailbox.sequences[0], draft, feedback_width)
+                    self._engine.submit_draft(queue.sequences[0], draft, feedback_width)
                 except Exception as error:
-                    mailbox.put(error)
+                    queue.put(error)
         cancelled = [each for each in self._open if each.is_cancelled]
         self._open = [each for each in self._open if not each.is_cancelled]
-        for mailbox in cancelled:
-            for sequence in mailbox.sequences:
+        for queue in cancelled:
+            for sequence in queue.sequences:
                 if self._owners.pop(id(sequence), None) is not None:
                     self._engine.cancel(sequence)
 
-    def _deliver(self, emission: Emission) -> None:
-        owner = self._owners.get(id(emission.sequence))
+    def _dispatch(self, output: StepOutput) -> None:
+        owner = self._owners.get(id(output.sequence))
         if owner is None:
             return
-        if emission.finish_reason is not None:
-            del self._owners[id(emission.sequence)]
-        owner.put(emission)
+        if output.finish_reason is not None:
+            del self._owners[id(output.sequence)]
+        owner.put(output)
 
     def _fail(self, error: BaseException) -> None:
         # Ctrl-C and the like are meant for the one who was working.
         self._tell_all(error if isinstance(error, Exception) else GenerationError(_INTERRUPTED))
-        self._settle()
+        self._apply_changes()
 
     def _tell_all(self, error: Exception) -> None:
-        for mailbox in (*self._open, *self._arriving):
-            mailbox.is_cancelled = True
-            mailbox.put(error)
+        for queue in (*self._open, *self._arriving):
+            queue.is_cancelled = True
+            queue.put(error)
 
 
 class DraftSession:
@@ -242,10 +242,10 @@ class DraftSession:
     def __init__(self, runner: Runner, request: Request) -> None:
         """Let the sequence join as soon as there is room; :meth:`Runner.session` is the usual way."""
         self._runner, self._is_over = runner, False
-        self._mailbox, self._read = _mailbox_of_task([replace(request, brings_drafts=True)])
-        runner._submit(self._mailbox)
+        self._queue, self._read = _queue_of_task([replace(request, brings_drafts=True)])
+        runner._submit(self._queue)
 
-    async def verify(self, draft: Draft, feedback_width: int = 0) -> Emission:
+    async def verify(self, draft: Draft, feedback_width: int = 0) -> StepOutput:
         """Do one step: verify a draft, and return what was emitted.
 
         Args:
@@ -257,17 +257,17 @@ class DraftSession:
         """
         if self._is_over:
             raise GenerationError(_ENDED)
-        self._runner._offer(self._mailbox, draft, feedback_width)
-        emission = _checked(await self._read.get())
-        self._is_over = emission.finish_reason is not None
-        return emission
+        self._runner._submit_draft(self._queue, draft, feedback_width)
+        output = _checked(await self._read.get())
+        self._is_over = output.finish_reason is not None
+        return output
 
     def close(self) -> None:
         """Leave the batch; nothing happens if the sequence has ended."""
-        self._runner._withdraw(self._mailbox)
+        self._runner._withdraw(self._queue)
 
 
-def _mailbox_of_task(requests: Sequence[Request]) -> tuple[_Mailbox, asyncio.Queue[_Item]]:
+def _queue_of_task(requests: Sequence[Request]) -> tuple[_OutputQueue, asyncio.Queue[_Item]]:
     loop = asyncio.get_running_loop()
     read: asyncio.Queue[_Item] = asyncio.Queue()
 
@@ -275,13 +275,13 @@ def _mailbox_of_task(requests: Sequence[Request]) -> tuple[_Mailbox, asyncio.Que
         try:
             loop.call_soon_threadsafe(read.put_nowait, item)
         except RuntimeError:  # the loop is closed, so nobody reads any more
-            mailbox.is_cancelled = True
+            queue.is_cancelled = True
 
-    mailbox = _Mailbox(requests, put, is_driven=True)
-    return mailbox, read
+    queue = _OutputQueue(requests, put, is_of_task=True)
+    return queue, read
 
 
-def _checked(item: _Item) -> Emission:
+def _checked(item: _Item) -> StepOutput:
     if isinstance(item, Exception):
         raise item
     return item

@@ -51,11 +51,11 @@ class Request:
     session: SessionOptions | None = None
     """What its session with the drafter wants beside the drafter's own settings."""
     brings_drafts: bool = False
-    """The caller drafts: a step is done when it has offered a draft (:meth:`Engine.offer`), and waits until then."""
+    """The caller drafts: a step waits until it has submitted a draft (:meth:`Engine.submit_draft`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedDraft:
+class ExternalDraft:
     """A draft that a caller brings for one step."""
 
     draft: Draft
@@ -94,7 +94,7 @@ class ActiveSequence:
     has_session: bool = False
     drafter_problem: str = ""
     """Why the drafter has nothing for it, if the request is the reason."""
-    offered: OfferedDraft | None = None
+    external_draft: ExternalDraft | None = None
     """The caller's own draft for the next step."""
     prefix_key: PrefixKey | None = None
     """Key of the first ``num_keyed`` tokens."""
@@ -165,7 +165,7 @@ class ActiveSequence:
     @property
     def is_idle(self) -> bool:
         """Whether it waits for a draft of its caller."""
-        return self.request.brings_drafts and self.offered is None
+        return self.request.brings_drafts and self.external_draft is None
 
     @property
     def num_pending(self) -> int:
@@ -189,7 +189,7 @@ class ActiveSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Emission:
+class StepOutput:
     """What a step emitted for one sequence."""
 
     sequence: ActiveSequence
@@ -201,9 +201,9 @@ class Emission:
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token, if they were asked for."""
     path: tuple[int, ...] = ()
-    """Of an offered draft the nodes that were accepted, root to leaf."""
+    """Of an external draft the nodes that were accepted, root to leaf."""
     feedback: NDArray[np.int64] | None = None
-    """Of an offered draft that asked for it: the target's most probable tokens after the root and after every node,
+    """Of an external draft that asked for it: the target's most probable tokens after the root and after every node,
     shape ``[1 + nodes, width]``. None if not all of the draft was verified, as the text was about to end."""
 
 

@@ -15,12 +15,12 @@ from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
 from speculant_verifier.cache import SlotCache
 from speculant_verifier.engine.drafting import Drafting, depths_of
-from speculant_verifier.engine.recall import Recall
+from speculant_verifier.engine.logits_cache import LogitsCache
 from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import (
     OUT_OF_MEMORY,
     ActiveSequence,
-    Emission,
+    StepOutput,
     is_out_of_memory,
 )
 from speculant_verifier.engine.totals import EngineTotals
@@ -46,27 +46,29 @@ class Verification:
         self._target, self._cache, self._totals = target, cache, totals
         self._row_width = target_row_width(draft)
         self._records = records
-        self.recall = Recall(target.name, config.target_cache)
+        self.logits_cache = LogitsCache(target.name, config.target_cache)
         """Logits that are known already."""
 
-    def emit_known(self, sequences: Sequence[ActiveSequence]) -> list[Emission]:
+    def emit_known(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         """Emit what needs no forward pass, until none of the sequences' prefixes is known."""
-        emissions: list[Emission] = []
+        outputs: list[StepOutput] = []
         for sequence in sequences:
-            while (logits := self.recall.logits(sequence)) is not None:
+            while (logits := self.logits_cache.logits(sequence)) is not None:
                 assert sequence.sampler is not None
                 [target] = targets_of(
                     logits[None, None], [RowContext(sequence.sampler, sequence.token_ids, EMPTY_DRAFT)]
                 )
-                emissions.append(self._outcome(sequence, EMPTY_DRAFT, target, logits[None]).emission)
+                outputs.append(self._outcome(sequence, EMPTY_DRAFT, target, logits[None]).output)
                 if sequence.trace is not None:
                     sequence.trace.add_top(None)
-                sequence.num_from_target_cache += len(emissions[-1].token_ids)
-                if emissions[-1].finish_reason is not None:
+                sequence.num_from_target_cache += len(outputs[-1].token_ids)
+                if outputs[-1].finish_reason is not None:
                     break
-        return emissions
+        return outputs
 
-    def step(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], drafting: Drafting) -> list[Emission]:
+    def step(
+        self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], drafting: Drafting
+    ) -> list[StepOutput]:
         """Verify the drafts of the sequences, and emit.
 
         Args:
@@ -89,8 +91,8 @@ class Verification:
         targets = targets_of(logits, contexts)
         self._tell(sequences, drafts, logits)
         outcomes = [
-            self._outcome(each, draft, target, logits[number])
-            for number, (each, draft, target) in enumerate(zip(sequences, drafts, targets, strict=True))
+            self._outcome(each, draft, target, logits[index])
+            for index, (each, draft, target) in enumerate(zip(sequences, drafts, targets, strict=True))
         ]
         if self._records is not None:
             self._records.look(sequences, logits)
@@ -102,7 +104,7 @@ class Verification:
                 continue
             kept[each.row] = kept_nodes(len(tokens), outcome.verdict.path)
             depths = depths_of(draft)
-            accepted = range(1, outcome.emission.num_accepted + 1)
+            accepted = range(1, outcome.output.num_accepted + 1)
             for counts in (each, self._totals):
                 counts.num_drafts += bool(len(draft))
                 _count(counts.drafted_by_depth, depths)
@@ -135,7 +137,7 @@ class Verification:
             each.stall_s += stall_s
             each.verify_s += clock[2] - clock[1]
             each.commit_s += clock[3] - clock[2]
-        return [outcome.emission for outcome in outcomes]
+        return [outcome.output for outcome in outcomes]
 
     def _outcome(self, sequence: ActiveSequence, draft: Draft, row: RowTarget, logits: Tensor) -> _Outcome:
         """Apply the rule of a request; whatever goes wrong ends this request alone."""
@@ -151,16 +153,16 @@ class Verification:
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
             if sequence.trace is not None:
                 sequence.trace.add(draft, path, len(token_ids))
-            self.recall.keep(sequence, draft, path, logits[: len(draft) + 1])
+            self.logits_cache.keep(sequence, draft, path, logits[: len(draft) + 1])
         except Exception as error:  # processors and stop checks are anybody's code
             sequence.error, sequence.is_refused = _message(error), isinstance(error, GenerationRequestError)
-            return _Outcome(None, Emission(sequence, (), 0, "error"))
+            return _Outcome(None, StepOutput(sequence, (), 0, "error"))
         sequence.token_ids += token_ids
         if reason is None and len(sequence.token_ids) >= self._target.max_length:
             reason = "length"
-        return _Outcome(verdict, self._emission(sequence, draft, path, token_ids, reason, logprobs, logits))
+        return _Outcome(verdict, self._step_output(sequence, draft, path, token_ids, reason, logprobs, logits))
 
-    def _emission(
+    def _step_output(
         self,
         sequence: ActiveSequence,
         draft: Draft,
@@ -169,25 +171,25 @@ class Verification:
         reason: FinishReason | None,
         logprobs: tuple[TokenLogprobs, ...],
         logits: Tensor,
-    ) -> Emission:
-        offered, sequence.offered = sequence.offered, None
-        if offered is None:
-            return Emission(sequence, token_ids, len(path), reason, logprobs)
+    ) -> StepOutput:
+        external, sequence.external_draft = sequence.external_draft, None
+        if external is None:
+            return StepOutput(sequence, token_ids, len(path), reason, logprobs)
         feedback = None
-        if offered.feedback_width and len(draft) == len(offered.draft):
-            feedback = top_tokens(logits[: len(draft) + 1], offered.feedback_width).cpu().numpy()
+        if external.feedback_width and len(draft) == len(external.draft):
+            feedback = top_tokens(logits[: len(draft) + 1], external.feedback_width).cpu().numpy()
         named = tuple(sequence.draft_nodes[node] for node in path)
-        return Emission(sequence, token_ids, len(path), reason, logprobs, named, feedback)
+        return StepOutput(sequence, token_ids, len(path), reason, logprobs, named, feedback)
 
     def _tell(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], logits: Tensor) -> None:
         """Note what the drafter is to learn of its drafts, by the numbers that their nodes have in its message."""
         if not self._row_width or not any(draft.draft_id for draft in drafts):
             return
         top = top_tokens(logits, self._row_width).cpu().numpy()
-        for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+        for index, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
             if draft.draft_id:
                 nodes = [0, *(node + 1 for node in sequence.draft_nodes)]
-                sequence.feedback = Feedback(draft.draft_id, nodes, top[number, : len(nodes)])
+                sequence.feedback = Feedback(draft.draft_id, nodes, top[index, : len(nodes)])
 
     def _logprobs(
         self, sequence: ActiveSequence, row: RowTarget, verdict: Verdict, token_ids: Sequence[TokenId]
@@ -212,7 +214,7 @@ def _message(error: Exception) -> str:
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     verdict: Verdict | None
-    emission: Emission
+    output: StepOutput
 
 
 class _Forced:

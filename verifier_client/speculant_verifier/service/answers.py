@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
-from speculant_verifier.engine import Emission
+from speculant_verifier.engine import StepOutput
 from speculant_verifier.results import FinishReason, GenerationResult, StepEvent, TokenLogprobs
 
 _FINISH_REASON: dict[FinishReason | None, Any] = {
@@ -38,20 +38,20 @@ def generate_response(event: StepEvent, seed: int) -> pb.GenerateResponse:
     return response
 
 
-def verify_response(step_id: int, emission: Emission, forward_s: float) -> pb.VerifyResponse:
+def verify_response(step_id: int, output: StepOutput, forward_s: float) -> pb.VerifyResponse:
     """Return the message that says what became of a draft.
 
     Args:
         step_id: the request's.
-        emission: what the engine emitted.
+        output: what the engine emitted.
         forward_s: how long the pass took.
     """
-    feedback = () if emission.feedback is None else emission.feedback.ravel().tolist()
+    feedback = () if output.feedback is None else output.feedback.ravel().tolist()
     return pb.VerifyResponse(
         step_id=step_id,
-        accepted_nodes=emission.path,
-        token_ids=emission.token_ids,
-        finish_reason=_FINISH_REASON[emission.finish_reason],
+        accepted_nodes=output.path,
+        token_ids=output.token_ids,
+        finish_reason=_FINISH_REASON[output.finish_reason],
         feedback_tokens=feedback,
         forward_time=_duration(forward_s),
     )

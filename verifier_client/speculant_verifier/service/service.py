@@ -120,14 +120,14 @@ class VerifierService:
                         raise GenerationRequestError(
                             f"feedback_width is {request.feedback_width}; ask for at most {_MOST_FEEDBACK}"
                         )
-                    emission = await session.verify(draft_of(request, decoder.draft_config.k), request.feedback_width)
-                    if emission.finish_reason == "error":
-                        sequence = emission.sequence
+                    output = await session.verify(draft_of(request, decoder.draft_config.k), request.feedback_width)
+                    if output.finish_reason == "error":
+                        sequence = output.sequence
                         raise failure_of(sequence.error, is_client_error=sequence.is_refused)
-                    elapsed_s = emission.sequence.forward_s - forward_s
-                    forward_s = emission.sequence.forward_s
-                    await _written(call, verify_response(request.step_id, emission, elapsed_s))
-                    if emission.finish_reason is not None:
+                    elapsed_s = output.sequence.forward_s - forward_s
+                    forward_s = output.sequence.forward_s
+                    await _written(call, verify_response(request.step_id, output, elapsed_s))
+                    if output.finish_reason is not None:
                         return
                     payload = await self._next_request(call.context)
                     if payload is _END_OF_STREAM:

@@ -21,13 +21,13 @@ _SHARED_WEIGHT = 2.0
 
 
 class AcceptanceHistory:
-    """Acceptance by depth, and of what drafters promise; recent drafts count most.
+    """Acceptance by depth, and of what drafters predict; recent drafts count most.
 
     Kept is, for every depth, how often a node was accepted whose parent was; so depths that were not tried lately are
     expected to be like the others.
     """
 
-    __slots__ = ("_accepted", "_kept", "_prior", "_promised", "_reached")
+    __slots__ = ("_accepted", "_predicted", "_prior", "_reached", "_realised")
 
     def __init__(self, expected: AcceptanceHistory | None = None) -> None:
         """Begin with what other sequences have met, if there were any."""
@@ -35,10 +35,10 @@ class AcceptanceHistory:
         self._accepted = np.zeros(MAX_DEPTH)
         if expected is None:
             self._prior = (_PRIOR_ACCEPTANCE * _PRIOR_WEIGHT, _PRIOR_WEIGHT)
-            self._kept = self._promised = 1.0
+            self._realised = self._predicted = 1.0
         else:
             self._prior = (expected.overall * _INHERITED_WEIGHT, _INHERITED_WEIGHT)
-            self._kept, self._promised = expected.calibration * _INHERITED_WEIGHT, _INHERITED_WEIGHT
+            self._realised, self._predicted = expected.calibration * _INHERITED_WEIGHT, _INHERITED_WEIGHT
 
     @property
     def overall(self) -> float:
@@ -52,16 +52,16 @@ class AcceptanceHistory:
 
     @property
     def calibration(self) -> float:
-        """Accepted nodes for each one that drafters promised, recently; at most 1."""
-        return min(1.0, self._kept / self._promised)
+        """Accepted nodes for each one that drafters predicted, recently; at most 1."""
+        return min(1.0, self._realised / self._predicted)
 
-    def observe(self, depths: Sequence[int], num_accepted: int, promised: float) -> None:
+    def observe(self, depths: Sequence[int], num_accepted: int, predicted: float) -> None:
         """Note what became of a draft that was verified.
 
         Args:
             depths: depth of every node, at least one node.
             num_accepted: length of the accepted path.
-            promised: sum of the nodes' path probabilities, 0 if there are none.
+            predicted: sum of the nodes' path probabilities, 0 if there are none.
         """
         deepest = min(max(depths), MAX_DEPTH)
         self._reached *= _MEMORY
@@ -69,6 +69,6 @@ class AcceptanceHistory:
         self._prior = (self._prior[0] * _MEMORY, self._prior[1] * _MEMORY)
         self._reached[: min(num_accepted + 1, deepest)] += 1.0
         self._accepted[: min(num_accepted, deepest)] += 1.0
-        if promised > 0.0:
-            self._kept = self._kept * _MEMORY + num_accepted
-            self._promised = self._promised * _MEMORY + promised
+        if predicted > 0.0:
+            self._realised = self._realised * _MEMORY + num_accepted
+            self._predicted = self._predicted * _MEMORY + predicted

@@ -2,7 +2,7 @@
 
 A pass over ``T`` nodes a row costs ``cost(batch, T)`` whatever the single rows need, as shorter ones are padded. So one
 width is chosen for all: the one with the most expected tokens per cost. What a node is worth is known from what became
-of earlier drafts: by its depth, or by the drafter's own probability and how well the drafter has kept such promises.
+of earlier drafts: by its depth, or by the drafter's own probability and the share of such predictions that came true.
 Where nothing pays, drafts are tried again after a while, and each time without success later.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from speculant_graph.types import Draft
 from speculant_verifier.speculation.acceptance import MAX_DEPTH, AcceptanceHistory
-from speculant_verifier.speculation.profit import Profit
+from speculant_verifier.speculation.backoff import SpeculationBackoff
 
 Cost = Callable[[int, int], NDArray[np.float64]]
 """Of a number of rows and a largest width: the cost of passes of width 0, 1, ..., relative to width 1, ascending."""
@@ -25,20 +25,20 @@ _PROBE_COST = 1.4
 _LARGEST_PROBE = 2
 
 
-class Speculation:
+class DraftLengthController:
     """Decides how much to draft at every step of one engine."""
 
-    def __init__(self, cost: Cost, *, promises: bool, is_measured: bool = False) -> None:
+    def __init__(self, cost: Cost, *, has_predictions: bool, is_measured: bool = False) -> None:
         """Begin without experience.
 
         Args:
             cost: what passes cost.
-            promises: whether the drafter gives drafts with path probabilities that are calibrated.
+            has_predictions: whether the drafter gives drafts with path probabilities that are calibrated.
             is_measured: whether that is what they cost here, so that it can be compared with the time of drafting.
         """
         self._cost = cost
-        self._promises = promises
-        self._profit = Profit() if is_measured else None
+        self._has_predictions = has_predictions
+        self._backoff = SpeculationBackoff() if is_measured else None
         self._everyone = AcceptanceHistory()
         self._step = 0
         self._resume_at = 0
@@ -58,10 +58,10 @@ class Speculation:
         self._step += 1
         fixed = [limit if history is None else 0 for history, limit in zip(histories, limits, strict=True)]
         free = [limit for history, limit in zip(histories, limits, strict=True) if history is not None]
-        if not any(free) or not (self._profit is None or self._profit.allows(self._step)):
+        if not any(free) or not (self._backoff is None or self._backoff.allows(self._step)):
             return fixed
         width = max(fixed) + 1
-        if self._promises:
+        if self._has_predictions:
             if self._step >= self._resume_at:
                 width = max(width, 1 + max(free))
         else:
@@ -91,31 +91,31 @@ class Speculation:
             history is not None and can and bool(draft.path_probabilities)
             for history, can, draft in zip(histories, can_trim, drafts, strict=True)
         ]
-        if not (self._promises and any(free)):
+        if not (self._has_predictions and any(free)):
             return [range(len(draft)) for draft in drafts]
         longest = max(map(len, drafts))
-        promised, gains = np.zeros((2, len(drafts), longest))
+        predicted, gains = np.zeros((2, len(drafts), longest))
         orders: list[NDArray[np.int64]] = []
         for row, (history, draft) in enumerate(zip(histories, drafts, strict=True)):
             probabilities = np.asarray(draft.path_probabilities if free[row] else [1.0] * len(draft))
             orders.append(np.argsort(-probabilities, kind="stable"))  # parents stay before their children
-            promised[row, : len(draft)] = probabilities[orders[row]]
-            gains[row, : len(draft)] = promised[row, : len(draft)] * (
+            predicted[row, : len(draft)] = probabilities[orders[row]]
+            gains[row, : len(draft)] = predicted[row, : len(draft)] * (
                 history.calibration if free[row] and history is not None else 1.0
             )
         fixed = max((len(draft) for draft, is_free in zip(drafts, free, strict=True) if not is_free), default=0) + 1
         width = max(fixed, self._best_width(gains, len(drafts)))
-        if width == 1 and self._best_width(promised, len(drafts)) > 1 and self._step >= self._resume_at:
+        if width == 1 and self._best_width(predicted, len(drafts)) > 1 and self._step >= self._resume_at:
             width = self._probe_width(len(drafts), longest)
         return [
             sorted(order[: width - 1].tolist()) if is_free else range(len(draft))
             for draft, order, is_free in zip(drafts, orders, free, strict=True)
         ]
 
-    def observe(self, history: AcceptanceHistory, depths: Sequence[int], num_accepted: int, promised: float) -> None:
+    def observe(self, history: AcceptanceHistory, depths: Sequence[int], num_accepted: int, predicted: float) -> None:
         """Note what became of a row's draft; see :meth:`AcceptanceHistory.observe`."""
-        history.observe(depths, num_accepted, promised)
-        self._everyone.observe(depths, num_accepted, promised)
+        history.observe(depths, num_accepted, predicted)
+        self._everyone.observe(depths, num_accepted, predicted)
         if num_accepted:  # drafts are worth a try again
             self._resume_at, self._pause = self._step, _FIRST_PAUSE
 
@@ -129,9 +129,9 @@ class Speculation:
             draft_s: time until the drafts were there.
             pass_s: time of the pass.
         """
-        if self._profit is not None and pass_s > 0.0:
+        if self._backoff is not None and pass_s > 0.0:
             cost = float(self._cost(num_rows, width)[width])
-            self._profit.observe(self._step, num_tokens / num_rows, cost, draft_s / pass_s * cost)
+            self._backoff.observe(self._step, num_tokens / num_rows, cost, draft_s / pass_s * cost)
 
     def _best_width(self, gains: NDArray[np.float64], num_rows: int) -> int:
         """Return the width with the most expected tokens per cost, of nodes in the order of what they are worth."""

@@ -30,7 +30,7 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.rules import TargetDistribution
 from speculant_verifier.rules.follow import follow
-from speculant_verifier.speculation.controller import Speculation
+from speculant_verifier.speculation.controller import DraftLengthController
 
 DRAFT = DraftConfig(strategy="model")
 """How a replay drafts: without n-grams, which would hide what the model learned."""
@@ -76,15 +76,15 @@ class Replay:
         """
         passes = TimedPasses(model, pass_s)
         self._drafter = ModelDrafter(passes, price, draft, clock=passes.clock)
-        self._speculation = Speculation(lambda _, width: _CURVE.table(width), promises=True)
+        self._controller = DraftLengthController(lambda _, width: _CURVE.table(width), has_predictions=True)
         # Of a target it asks for lengths alone; where the draft model ends, there is no draft.
-        self._drafting = Drafting(model, self._drafter, self._speculation, draft, EngineTotals())
+        self._drafting = Drafting(model, self._drafter, self._controller, draft, EngineTotals())
 
     def run(self, record: RequestRecord) -> Replayed:
         """Replay a request that was written in some seconds a pass."""
         config = GenerationConfig(max_tokens=len(record.output), ignore_end_tokens=True)
         sequence = ActiveSequence(Request(0, record.prompt, config), token_ids=list(record.prompt), has_session=True)
-        sequence.history = self._speculation.new_history()
+        sequence.history = self._controller.new_history()
         self._drafter.open(sequence.session_id)
         seconds = 0.0
         while sequence.num_remaining:

@@ -16,8 +16,8 @@ from speculant_verifier.engine.sequence import ActiveSequence
 from speculant_verifier.speculation.target_cache import PrefixKey, TargetCache, TargetCacheStatistics
 
 
-class Recall:
-    """The speculative cache of one engine."""
+class LogitsCache:
+    """The logits cache of one engine."""
 
     reducible = "rows of the target cache"
 

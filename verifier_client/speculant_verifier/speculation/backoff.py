@@ -1,6 +1,6 @@
 """Whether drafts have paid lately, the time counted that it takes to draft.
 
-What a node is worth and what a wider pass costs is estimated for every step; this is the account behind it. In large
+What a node is worth and what a wider pass costs is estimated for every step; this is what came of it. In large
 batches of small models the drafts themselves take a good part of a pass, and an estimate may be wrong. So where the
 last steps with drafts brought fewer tokens a time than plain ones would have, nothing is drafted for a while, and each
 time in a row for longer.
@@ -15,8 +15,8 @@ _TRIAL = 12
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 
 
-class Profit:
-    """The account of one engine; times are in plain passes over the same rows."""
+class SpeculationBackoff:
+    """The back-off of one engine; times are in plain passes over the same rows."""
 
     def __init__(self) -> None:
         """Begin with a trial."""
