@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,12 @@ import grpc
 from google.protobuf.message import Message
 from loguru import logger
 
+from speculant_graph.errors import ConfigError, DraftRequestError, UnservedRequestError
 from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.serving.calls import Call, CallGate
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import Adapter, Adapters
-from speculant_verifier.draft_model.administration import adapters_of, load_adapter, rollback_adapter
 from speculant_verifier.service.service import parsed
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierAdminService"].full_name
@@ -47,8 +48,13 @@ class VerifierAdminService:
     def _guarded(self, name: str, request_class: Any, method: Any, response_class: Any) -> Any:
         async def answer(payload: bytes, call: Call) -> bytes:
             call.principal.require_admin()
-            adapters = adapters_of(self._read_decoder())
-            await method(adapters, parsed(request_class, payload))
+            adapters = self._read_decoder().adapters
+            if adapters is None:
+                raise UnservedRequestError("the verifier has no draft model; start it with --draft-model")
+            try:
+                await method(adapters, parsed(request_class, payload))
+            except ConfigError as error:
+                raise DraftRequestError(str(error)) from error
             logger.debug("{} by {}", name, call.principal.name or "anybody")
             response: Message = response_class(state=_state(adapters))
             return response.SerializeToString()
@@ -61,11 +67,15 @@ async def _list(_adapters: Adapters, _request: pb.ListAdaptersRequest) -> None:
 
 
 async def _load(adapters: Adapters, request: pb.LoadAdapterRequest) -> None:
-    await load_adapter(adapters, request.name)
+    """Load an adapter by its name: who looks after a verifier does not choose what it reads of its machine."""
+    if request.name and request.name not in adapters.names:
+        known = ", ".join(adapters.names) or "none, name some by draft_model.adapters"
+        raise DraftRequestError(f"there is no adapter of this name; those of the settings are: {known}")
+    await asyncio.to_thread(adapters.load, request.name)
 
 
 async def _rollback(adapters: Adapters, _request: pb.RollbackAdapterRequest) -> None:
-    rollback_adapter(adapters)
+    adapters.rollback()
 
 
 def _state(adapters: Adapters) -> pb.DraftModelState:
