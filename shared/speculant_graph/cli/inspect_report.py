@@ -8,30 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.corpus.stream import write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.graph.build.count import map_tokens
 from speculant_graph.graph.coverage import measure_coverage
-from speculant_graph.graph.layout import CHILD
 from speculant_graph.graph.ngrams import NgramGraph
-
-FAN_OUT_BOUNDS = (1, 4, 16, 64)
-"""Most successors of the contexts in each class of the fan-out; the last class has more."""
-FAN_OUT_CLASSES = ("1", "2-4", "5-16", "17-64", ">64")
-"""Names of the classes."""
-
-_RECORDS_AT_A_TIME = 1 << 22
 
 
 def describe_graph(graph: NgramGraph, path: Path, num_top: int, tokenizer: CorpusTokenizer | None) -> dict[str, Any]:
-    """Return sizes, origin, frequent n-grams and fan-out of a graph; texts are None without a tokenizer."""
-    metadata, trie = graph.metadata, graph.trie
-    file_bytes, nodes = path.stat().st_size, sum(trie.nodes_per_level)
-    levels = range(1, graph.max_order + 2)
+    """Return sizes, origin and frequent n-grams of a graph; texts are None without a tokenizer."""
+    metadata = graph.metadata
+    file_bytes, nodes = path.stat().st_size, sum(graph.trie.nodes_per_level)
     return {
         "path": str(path),
         "file_bytes": file_bytes,
@@ -40,12 +29,10 @@ def describe_graph(graph: NgramGraph, path: Path, num_top: int, tokenizer: Corpu
         "max_order": metadata.max_order,
         "nodes": nodes,
         "nodes_per_level": list(metadata.nodes_per_level),
-        "bytes_per_level": [trie.level(length).nbytes for length in levels],
         "bytes_per_node": round(file_bytes / max(1, nodes), 2),
         "bytes_per_token": round(file_bytes / metadata.num_tokens, 2),
         "contexts_per_order": list(metadata.contexts_per_order),
         "transitions_per_order": list(metadata.transitions_per_order),
-        "fan_out": [fan_out(graph, order) for order in range(1, graph.max_order + 1)],
         "tokenizer": metadata.tokenizer.name,
         "tokenizer_revision": metadata.tokenizer_revision,
         "tokenizer_sha256": metadata.tokenizer.sha256,
@@ -64,21 +51,9 @@ def describe_graph(graph: NgramGraph, path: Path, num_top: int, tokenizer: Corpu
                 {"token_ids": list(ngram), "text": _text(tokenizer, ngram), "count": count}
                 for ngram, count in graph.most_common(num_top, length)
             ]
-            for length in levels
+            for length in range(1, graph.max_order + 2)
         ],
     }
-
-
-def fan_out(graph: NgramGraph, order: int) -> dict[str, float]:
-    """Return the shares of an order's contexts that have so many successors, by class."""
-    children = graph.trie.level(order)[:, CHILD]
-    sizes = np.zeros(len(FAN_OUT_CLASSES), np.int64)
-    for start in range(0, children.size - 1, _RECORDS_AT_A_TIME):
-        num_successors = np.diff(children[start : start + _RECORDS_AT_A_TIME + 1])
-        classes = np.searchsorted(FAN_OUT_BOUNDS, num_successors[num_successors > 0])
-        sizes += np.bincount(classes, minlength=sizes.size)
-    total = max(1, int(sizes.sum()))
-    return {name: round(size / total, 4) for name, size in zip(FAN_OUT_CLASSES, sizes.tolist(), strict=True)}
 
 
 def explain_prompt(

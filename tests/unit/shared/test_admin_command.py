@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +12,7 @@ import grpc
 import pytest
 import trustme
 
-from speculant_drafter.server import DrafterServer
 from speculant_graph.cli.main import main
-from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1 import verifier_pb2
 from speculant_graph.rpc.v1.drafter_pb2_grpc import (
@@ -27,7 +23,6 @@ from speculant_graph.rpc.v1.verifier_pb2_grpc import (
     VerifierAdminServiceServicer,
     add_VerifierAdminServiceServicer_to_server,
 )
-from support.server import PATIENCE_S, graph_file, run_in_loop
 
 
 class Graphs(DrafterAdminServiceServicer):
@@ -143,53 +138,6 @@ def test_failures_are_a_line_each_and_stop_nothing(
     assert services[second].paths == {}
 
 
-def test_a_sidecar_that_loads_its_graphs_or_has_none_says_so(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph_file(tmp_path / "docs.pkl", [1, 2, 3] * 9)
-    address = f"unix://{tmp_path}/admin.sock"
-    fields = {"listen": f"unix://{tmp_path}/d.sock", "admin_listen": address, "graph": tmp_path / "docs.pkl"}
-    server = DrafterServer(ServerConfig.model_validate(fields), DraftConfig())
-    goes_on = threading.Event()
-    load = server._graphs.load_configured
-
-    async def load_slowly() -> None:
-        await asyncio.to_thread(goes_on.wait)
-        await load()
-
-    async def begin() -> asyncio.Task[None]:
-        starting = asyncio.create_task(server.start())
-        while not server.admin_addresses:
-            await asyncio.sleep(0.005)
-        return starting
-
-    def listed() -> tuple[dict[str, Any], str, str]:
-        assert main(["admin", "list", "--address", address, "--json"]) == 0
-        (sidecar,) = json.loads(capsys.readouterr().out)["sidecars"]
-        assert main(["admin", "list", "--address", address]) == 0
-        return sidecar, *capsys.readouterr()
-
-    monkeypatch.setattr(server._graphs, "load_configured", load_slowly)
-    starting = run_in_loop(begin())
-    try:
-        sidecar, out, err = listed()
-        assert (sidecar["graphs"], sidecar["is_loading"], out) == ([], True, "")
-        assert err.startswith(f"speculant: admin: {address}: it is still loading graphs")
-        goes_on.set()
-        run_in_loop(asyncio.wait_for(starting, PATIENCE_S))
-        sidecar, out, err = listed()
-        assert ([each["name"] for each in sidecar["graphs"]], sidecar["is_loading"], err) == (["docs"], False, "")
-        assert "docs" in out
-        assert main(["admin", "unload", "docs", "--address", address]) == 0
-        capsys.readouterr()
-        sidecar, out, err = listed()
-        assert (sidecar["graphs"], sidecar["is_loading"], out) == ([], False, "")
-        assert "no graph is served; load one" in err
-    finally:
-        goes_on.set()
-        run_in_loop(server.stop())
-
-
 class Adapters(VerifierAdminServiceServicer):
     """Knows two adapters and loads any."""
 
@@ -223,13 +171,12 @@ def test_adapters_of_verifiers(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         assert main(["admin", "adapter", "rollback", "--address", address]) == 1
         complaint = capsys.readouterr().err
         server.stop(None).wait()
-    assert [line.split()[1:] for line in shown[0].splitlines()[1:]] == [["(none)", "drafts"], ["legal"], ["code"]]
-    rows = [line.split()[1:] for line in shown[1].splitlines()[1:]]
-    assert rows == [["legal", "drafts", "000102030405"], ["(none)", "previous", "75.0%"], ["code"]]
+    assert shown[0].splitlines()[1].split()[1:] == ["(none)", "legal,", "code"]
+    assert shown[1].splitlines()[1].split()[1:] == ["legal", "000102030405", "(none)", "75.0%", "legal,", "code"]
     [verifier] = json.loads(shown[2])["verifiers"]
     assert verifier["state"]["acceptance"] is None
     assert (verifier["state"]["previous_acceptance"], verifier["state"]["passes_time"]) == (0.75, None)
-    assert [line.split()[1] for line in shown[3].splitlines()[1:]] == ["(none)", "legal", "code"]
+    assert shown[3].splitlines()[1].split()[1] == "(none)"
     assert complaint.endswith("INVALID_ARGUMENT: there is no adapter to go back to; load one by its name\n")
 
 
