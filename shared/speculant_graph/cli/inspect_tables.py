@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -90,7 +91,7 @@ class InspectPrinter:
     def _say(self, line: str, style: str = "") -> None:
         self._console.print(Text(printable(line), style))
 
-    def _show(self, names: tuple[str, ...], rows: list[tuple[int | str, ...]]) -> None:
+    def _show(self, names: tuple[str, ...], rows: Sequence[tuple[int | str, ...]]) -> None:
         """Print a table below an empty line, if it has rows; numbers and shares stand to the right."""
         if not rows:
             return
