@@ -242,6 +242,6 @@ def test_the_command_with_a_real_process(tmp_path: Path) -> None:
         assert "INVALID_ARGUMENT: there is no adapter of this name" in wrong.stderr
         back = admin("rollback")
         assert back.returncode == 0, back.stderr
-        assert [line.split()[1:] for line in back.stdout.splitlines()[1:]] == [["(none)", "drafts"], ["small"]]
+        assert [line.split()[1:] for line in back.stdout.splitlines()[1:]] == [["(none)", "small"]]
         assert admin("rollback").returncode == 1
         assert f"admin on {address}" in verifier.log
