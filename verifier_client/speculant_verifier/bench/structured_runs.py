@@ -15,12 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.types import Draft, TokenId
+from speculant_graph.types import TokenId
 from speculant_verifier.bench.engine_decoding import EngineDecoding
 from speculant_verifier.bench.statistics import Decoded, DecodingStatistics
 from speculant_verifier.bench.workload import BenchRequest
 from speculant_verifier.model import TargetModel
-from speculant_verifier.structured import Constraint, Grammar
 from speculant_verifier.tool_calls.styles import STRICT
 
 _LONGEST = 400
@@ -54,22 +53,6 @@ class _Order(_Part):
     paid: bool
 
 
-class _SilentConstraint(Constraint):
-    """A form that is kept to, and tells drafts nothing."""
-
-    def usable(self, token_ids: Sequence[TokenId], draft: Draft) -> list[int]:
-        del token_ids
-        return list(range(len(draft)))
-
-    def forced(self, token_ids: Sequence[TokenId], path: Sequence[TokenId] = ()) -> list[TokenId]:
-        del token_ids, path
-        return []
-
-
-class _SilentGrammar(Grammar):
-    constraint_type = _SilentConstraint
-
-
 class StructuredRuns:
     """Runs on one model."""
 
@@ -98,9 +81,8 @@ class StructuredRuns:
         drafted, plain = self._decode(free, self._nodes), self._decode(free, 0)
         outputs = [self._target.encode(json.dumps(self._order())) for _ in range(count)]
         written = [BenchRequest(self._prompt, len(ids), tuple(ids), self._grammar) for ids in outputs]
-        silent = _SilentGrammar.like(self._grammar)
         informed = self._decode(written, self._nodes)
-        uninformed = self._decode([replace(each, grammar=silent) for each in written], self._nodes)
+        uninformed = self._decode([replace(each, grammar=None) for each in written], self._nodes)
         return {
             "model": self._target.name,
             "words": self._target.vocabulary_size,

@@ -6,7 +6,6 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import Self
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
@@ -72,16 +71,9 @@ def form_of(config: GenerationConfig) -> str:
 class Grammar:
     """A compiled grammar; every sequence gets a constraint of its own."""
 
-    constraint_type = Constraint
-
     def __init__(self, matcher: LLMatcher, vocabulary_size: int, end_token_ids: Collection[TokenId]) -> None:
         """Take a matcher that has seen nothing, and the tokens that end an output."""
         self._matcher, self._vocabulary_size, self._ends = matcher, vocabulary_size, frozenset(end_token_ids)
-
-    @classmethod
-    def like(cls, other: Grammar) -> Self:
-        """Return the same grammar as one of this class."""
-        return cls(other._matcher, other._vocabulary_size, other._ends)
 
     def constraint(self, prompt_length: int) -> Constraint:
         """Return what a sequence's output must keep to.
@@ -89,7 +81,7 @@ class Grammar:
         Args:
             prompt_length: tokens of its prompt, which the form is not about.
         """
-        return self.constraint_type(self._matcher.deep_copy(), prompt_length, self._vocabulary_size, self._ends)
+        return Constraint(self._matcher.deep_copy(), prompt_length, self._vocabulary_size, self._ends)
 
 
 class Grammars:
