@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -96,8 +96,7 @@ def _files(settings: BenchEnginesSettings) -> Iterator[tuple[EngineFiles, list[B
         folder = Path(name)
         lookup = folder / "lookup.bin"
         export_llama_lookup(load_graph(settings.graph_path), lookup)
-        drafter = OwnDrafter(settings.graph_path, f"unix://{folder}/drafter.sock")
-        try:
+        with closing(OwnDrafter(settings.graph_path, f"unix://{folder}/drafter.sock")) as drafter:
             drafter.await_ready()
             yield (
                 EngineFiles(
@@ -111,8 +110,6 @@ def _files(settings: BenchEnginesSettings) -> Iterator[tuple[EngineFiles, list[B
                 ),
                 requests,
             )
-        finally:
-            drafter.close()
 
 
 def _measure(

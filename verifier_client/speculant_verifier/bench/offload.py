@@ -61,9 +61,12 @@ def run(arguments: Sequence[str]) -> int:
 
     with show_progress() as progress, tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         progress.begin("writing random weights")
-        plan = ways.OffloadPlan(settings, Path(folder), ways.numbered_anew(settings))
+        plan = ways.OffloadPlan(
+            Path(folder), settings.tokenizer, settings.family, int(settings.size), int(settings.ram_budget),
+            tuple(settings.nodes), ways.numbered_anew(settings),
+        )  # fmt: skip
         _in_process(ways.write_weights, plan)
-        figures: dict[str, Any] = {"budget_bytes": int(settings.ram_budget), "family": settings.family}
+        figures: dict[str, Any] = {"budget_bytes": plan.ram_budget, "family": plan.family}
         for way, label in (
             (ways.streamed, "decoding with a part of the weights in memory: some minutes"),
             (ways.accelerate, "decoding with accelerate's offloading"),

@@ -47,9 +47,16 @@ _NUM_PASSES = 5
 class OffloadPlan:
     """What is measured."""
 
-    settings: BenchOffloadSettings
     folder: Path
     """For the checkpoint and what processes leave for others."""
+    tokenizer: str
+    family: str
+    size: int
+    """Bytes of the weights."""
+    ram_budget: int
+    """Bytes that a process may take."""
+    nodes: tuple[int, ...]
+    """Most nodes of trees, each."""
     workloads: Mapping[str, Sequence[BenchRequest]]
     """Recorded outputs."""
 
@@ -85,7 +92,7 @@ def write_weights(plan: OffloadPlan) -> dict[str, Any]:
     """Write a checkpoint of random weights."""
     quiet_transformers()
     torch.manual_seed(0)
-    config = _architecture(plan.settings.family, plan.settings.size)
+    config = _architecture(plan.family, plan.size)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(plan.checkpoint)
     return {}
 
@@ -93,16 +100,16 @@ def write_weights(plan: OffloadPlan) -> dict[str, Any]:
 def streamed(plan: OffloadPlan) -> dict[str, Any]:
     """Decode with a part of the weights in memory."""
     with _peak() as peak:
-        target = _loaded(plan, ram_budget=plan.settings.ram_budget)
+        target = _loaded(plan, ram_budget=plan.ram_budget)
         offload = target.offload
         if offload is None:
-            raise ConfigError(f"the model fits into {plan.settings.ram_budget} bytes; lower --ram-budget")
+            raise ConfigError(f"the model fits into {plan.ram_budget} bytes; lower --ram-budget")
         costs = load_or_measure(target, [1], folder=plan.folder / "costs")
         results: list[dict[str, Any]] = []
         seconds, num_bytes = 0.0, -offload.statistics.num_bytes
         for name, requests in plan.workloads.items():
             plain = 0.0
-            for nodes in (0, *plan.settings.nodes):
+            for nodes in (0, *plan.nodes):
                 statistics = DecodingStatistics(_decode(target, costs, requests, nodes))
                 seconds += statistics.total_s
                 rate = statistics.tokens_per_s_without_prompts  # which is the same everywhere
@@ -114,7 +121,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
         num_bytes += offload.statistics.num_bytes
         torch.save(_logits(target, plan), plan.folder / "streamed.pt")
         passes = {}
-        for name, width in (("", 1), ("wide_", max(plan.settings.nodes))):
+        for name, width in (("", 1), ("wide_", max(plan.nodes))):
             # In turns with plain reading: a disk is fast after a rest, and slower when it has been read for long.
             times = [(*_pass_of(target, width), bytes_per_second(plan.checkpoint, 1 << 40)) for _ in range(_NUM_PASSES)]
             passes[f"stream_{name}pass_ms"] = 1e3 * float(np.median([took_s for took_s, _, _ in times]))
@@ -141,7 +148,7 @@ def accelerate(plan: OffloadPlan) -> dict[str, Any]:
     with init_empty_weights():
         empty = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     empty.tie_weights()
-    space = max(1, int(0.8 * plan.settings.ram_budget) - anonymous_bytes())
+    space = max(1, int(0.8 * plan.ram_budget) - anonymous_bytes())
     device_map = infer_auto_device_map(empty, {"cpu": space, "disk": 10**15}, empty._no_split_modules, torch.bfloat16)
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         model = AutoModelForCausalLM.from_pretrained(
@@ -162,7 +169,7 @@ def resident(plan: OffloadPlan) -> dict[str, Any]:
     """Compute the same with all weights in memory."""
     target = _loaded(plan, offload=False)
     figures: dict[str, Any] = {"identical": torch.equal(torch.load(plan.folder / "streamed.pt"), _logits(target, plan))}
-    for name, width in (("", 1), ("wide_", max(plan.settings.nodes))):
+    for name, width in (("", 1), ("wide_", max(plan.nodes))):
         times = [_pass_of(target, width)[0] for _ in range(_NUM_PASSES)]
         figures[f"resident_{name}pass_ms"] = 1e3 * float(np.median(times))
     return figures
@@ -188,11 +195,7 @@ def _architecture(family: str, size: int) -> LlamaConfig | GptOssConfig:
 def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
     quiet_transformers()
     config = VerifierConfig(
-        model_name=str(plan.checkpoint),
-        tokenizer_name=plan.settings.tokenizer,
-        dtype="bfloat16",
-        max_batch_size=1,
-        **options,
+        model_name=str(plan.checkpoint), tokenizer_name=plan.tokenizer, dtype="bfloat16", max_batch_size=1, **options
     )
     return TargetModel.load(config)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from speculant_graph.bench.processes import await_health, free_ports, kill, running_module, start_module, stop
@@ -56,8 +56,7 @@ def own_servers(folder: Path, num_streams: int, progress: BenchProgress) -> Iter
     graph = folder / "graph.pkl"
     builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER))
     builder.build(standard_library_files(), graph, progress=progress.show_build)
-    drafter = OwnDrafter(graph, f"unix://{folder}/drafter.sock")
-    try:
+    with closing(OwnDrafter(graph, f"unix://{folder}/drafter.sock")) as drafter:
         progress.begin("starting the drafter and the verifier")
         drafter.await_ready()
         [port] = free_ports(1)
@@ -71,5 +70,3 @@ def own_servers(folder: Path, num_streams: int, progress: BenchProgress) -> Iter
         with running_module("speculant_graph.cli.main", arguments) as verifier:
             await_health(verifier, address)
             yield f"http://127.0.0.1:{port}/v1", drafter
-    finally:
-        drafter.close()
