@@ -120,7 +120,7 @@ def test_swaps_under_sixteen_streams(folder: Path, folders: dict[str, Path], tmp
             return [token async for each in stub.Generate(request) for token in each.token_ids]
 
         async def swap() -> None:
-            while decoder.num_running < NUM_ROWS:
+            while decoder.engine.num_running < NUM_ROWS:
                 await asyncio.sleep(0.005)
             while True:
                 for name in ("small", "random"):

@@ -146,7 +146,7 @@ def test_a_wrong_step_ends_its_stream_and_frees_its_place(target, tmp_path, mess
             await talk(stub.Verify(), messages)
         assert caught.value.code().name == code
         assert said in caught.value.details()
-        while server._load.num_sequences or server._decoder.num_running:
+        while server._load.num_sequences or server._decoder.engine.num_running:
             await asyncio.sleep(0.01)
 
     play(target, tmp_path, scenario, idle_timeout_s=0.3 if code == "UNAVAILABLE" else 60.0)

@@ -84,7 +84,7 @@ def test_a_client_that_leaves_frees_its_place(target, tmp_path):
         waiting = asyncio.create_task(collected(stub.Generate(request(max_tokens=5))))
         call.cancel()
         await waiting
-        while server._load.num_sequences or server._decoder.num_running:
+        while server._load.num_sequences or server._decoder.engine.num_running:
             await asyncio.sleep(0.01)
 
     play(target, tmp_path, scenario)

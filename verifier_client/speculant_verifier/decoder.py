@@ -33,7 +33,6 @@ from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, load_or_measure
 from speculant_verifier.speculation.cost_measure import batches_up_to
-from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 from speculant_verifier.text import Batch, Prompt, Prompts
 
 _DEEP = 128
@@ -120,7 +119,7 @@ class SpeculativeDecoder:
                 wanted.temperature,
             )  # fmt: skip
             self.adapters = Adapters(self.drafter, base, wanted, self.record_identity)
-        self._engine = Engine(
+        self.engine = Engine(
             self.target,
             self.drafter,
             self.verifier_config,
@@ -130,17 +129,13 @@ class SpeculativeDecoder:
             record=record,
             identity=self.record_identity,
         )
-        self._runner = Runner(self._engine)
-
-    @property
-    def target_cache_statistics(self) -> TargetCacheStatistics:
-        """What the speculative cache (``VerifierConfig.target_cache``) found and kept."""
-        return self._engine.target_cache_statistics
+        """Decodes; what it has to do, keeps and counts is read from here, and all else is left to this decoder."""
+        self._runner = Runner(self.engine)
 
     @property
     def recorder(self) -> RecordWriter | None:
         """Writes finished requests, and counts them; None without a folder for records."""
-        return self._engine.recorder
+        return self.engine.recorder
 
     @property
     def num_sequences(self) -> int:
@@ -273,42 +268,7 @@ class SpeculativeDecoder:
     @property
     def totals(self) -> EngineTotals:
         """What was decoded since the decoder was made; it goes on counting."""
-        return self._engine.totals
-
-    @property
-    def num_kv_tokens(self) -> int:
-        """Tokens that keys and values are kept of."""
-        return self._engine.num_kv_tokens
-
-    @property
-    def num_reserved_kv_tokens(self) -> int:
-        """Tokens that the running sequences may come to need: their number times the longest that any may become."""
-        return self._engine.num_reserved_kv_tokens
-
-    @property
-    def max_kv_tokens(self) -> int:
-        """Bound of these, at which requests wait: ``verifier.max_kv_tokens``, or what it stands for if it is 0."""
-        return self._engine.max_kv_tokens
-
-    @property
-    def num_kv_bytes(self) -> int:
-        """Memory of keys and values, that of free rows and slots included."""
-        return self._engine.num_kv_bytes
-
-    @property
-    def num_prefix_bytes(self) -> int:
-        """Memory of what ended sequences have read (``VerifierConfig.prefix_cache``)."""
-        return self._engine.prefixes.num_bytes
-
-    @property
-    def num_running(self) -> int:
-        """Sequences in the batch."""
-        return self._engine.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that wait for a place in the batch."""
-        return self._engine.num_waiting
+        return self.engine.totals
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> list[TokenId]:
         """Return the token ids of a conversation by the model's own chat template, ready to be continued.

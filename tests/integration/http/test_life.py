@@ -68,19 +68,19 @@ def read_all(connection: socket.socket, end: bytes) -> bytes:
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_client_that_leaves_frees_its_place(narrow: SpeculativeDecoder, is_stream: bool) -> None:
     with serving(narrow) as api:
-        passes = narrow._engine.totals.num_passes
+        passes = narrow.engine.totals.num_passes
         with sent(api, LONG | {"stream": is_stream, "n": 2, "temperature": 1.0}) as connection:
             if is_stream:
                 read_all(connection, b"data: ")
-            wait_until(lambda: narrow._engine.num_running == 2)
+            wait_until(lambda: narrow.engine.num_running == 2)
         api.wait_until_idle()
-        assert narrow._engine.totals.num_passes - passes < 400  # all of it takes more than 480
+        assert narrow.engine.totals.num_passes - passes < 400  # all of it takes more than 480
         assert api.post("completions", SHORT).status_code == 200
 
 
 def test_a_client_that_leaves_while_it_waits(narrow: SpeculativeDecoder) -> None:
     with serving(narrow) as api, sent(api, LONG | {"stream": True, "n": 2}):
-        wait_until(lambda: narrow._engine.num_running == 2)
+        wait_until(lambda: narrow.engine.num_running == 2)
         with sent(api, LONG):
             wait_until(lambda: narrow.num_sequences == 3)
         wait_until(lambda: narrow.num_sequences <= 2)
@@ -98,7 +98,7 @@ def test_a_client_that_loses_patience(narrow: SpeculativeDecoder) -> None:
 def test_a_full_queue(narrow: SpeculativeDecoder) -> None:
     with serving(narrow, max_waiting=1) as api:
         with ThreadPoolExecutor(1) as pool, sent(api, LONG | {"n": 2}):
-            wait_until(lambda: narrow._engine.num_running == 2)
+            wait_until(lambda: narrow.engine.num_running == 2)
             waiting = pool.submit(api.post, "completions", SHORT)
             wait_until(lambda: narrow.num_sequences == 3)
             for body in (SHORT, SHORT | {"stream": True}):

@@ -203,7 +203,7 @@ def test_a_stream_that_fails_in_the_middle(
 ) -> None:
     name, api = served
     fields = fields_of(made_to_write(said(name, "Sun tomorrow, and rain after that.")))
-    engine = api.decoder._engine
+    engine = api.decoder.engine
     real, calls = engine._verification.step, []
 
     def step(*arguments: Any) -> Any:

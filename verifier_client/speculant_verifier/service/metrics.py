@@ -60,15 +60,15 @@ _COUNTERS = (
 )  # fmt: skip
 """Name, where the number is, and what it is; see :func:`_sources`."""
 _GAUGES = (
-    ("running_sequences", "decoder.num_running", "Sequences in the batch."),
-    ("waiting_sequences", "decoder.num_waiting", "Sequences that wait for a place in the batch."),
+    ("running_sequences", "engine.num_running", "Sequences in the batch."),
+    ("waiting_sequences", "engine.num_waiting", "Sequences that wait for a place in the batch."),
     ("batch_size", "settings.max_batch_size", "Most sequences in the batch."),
-    ("kv_tokens", "decoder.num_kv_tokens", "Tokens that keys and values are kept of."),
-    ("kv_reserved_tokens", "decoder.num_reserved_kv_tokens",
+    ("kv_tokens", "engine.num_kv_tokens", "Tokens that keys and values are kept of."),
+    ("kv_reserved_tokens", "engine.num_reserved_kv_tokens",
      "Tokens that the running sequences may come to need keys and values of."),
-    ("kv_limit_tokens", "decoder.max_kv_tokens", "Bound of these; requests wait at it."),
-    ("kv_bytes", "decoder.num_kv_bytes", "Memory of keys and values, free rows included, in bytes."),
-    ("prefix_cache_bytes", "decoder.num_prefix_bytes", "Memory of the prefix cache, in bytes."),
+    ("kv_limit_tokens", "engine.max_kv_tokens", "Bound of these; requests wait at it."),
+    ("kv_bytes", "engine.num_kv_bytes", "Memory of keys and values, free rows included, in bytes."),
+    ("prefix_cache_bytes", "prefix_cache.num_bytes", "Memory of the prefix cache, in bytes."),
     ("target_cache_bytes", "target_cache.num_bytes", "Memory of the target cache, in bytes."),
     ("recent_requests", "recent.num_requests", "Latest finished requests with drafts, which the next two are of."),
     ("recent_tokens_per_pass", "recent.tokens_per_pass", "Their tokens per pass; 0 before any."),
@@ -168,11 +168,12 @@ class _VerifierCollector(Collector):
 def _sources(decoder: SpeculativeDecoder) -> dict[str, object]:
     """Return where numbers are, by the first word of their paths."""
     return {
-        "decoder": decoder,
+        "engine": decoder.engine,
+        "prefix_cache": decoder.engine.prefixes,
         "settings": decoder.verifier_config,
         "totals": decoder.totals,
         "recent": decoder.totals.recent,
-        "target_cache": decoder.target_cache_statistics,
+        "target_cache": decoder.engine.target_cache_statistics,
         "drafter": decoder.drafter.statistics,
         "draft_model": None if decoder.adapters is None else decoder.adapters.state,
         "offload": None if decoder.target.offload is None else decoder.target.offload.statistics,
