@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from speculant_verifier.demo import DRAFT_MODEL_FOLDER, MODEL_FOLDER
 from speculant_verifier.demo.corpus import draft_files, training_files
-from speculant_verifier.demo.run import DRAFT_MODEL_FOLDER, MODEL_FOLDER
 
 BOS, PAD, EOS = "<|startoftext|>", "<|pad|>", "<|endoftext|>"
 VOCABULARY_SIZE = 4096

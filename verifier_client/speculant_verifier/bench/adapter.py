@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.bench.adapter_loop import loop_report, measure_loop
     from speculant_verifier.bench.adapter_ways import measure_ways, ways_report
     from speculant_verifier.console import quiet_transformers
-    from speculant_verifier.demo.run import DRAFT_MODEL_FOLDER
+    from speculant_verifier.demo import DRAFT_MODEL_FOLDER
 
     quiet_transformers()
     if not settings.draft_model.name:

@@ -26,8 +26,8 @@ from speculant_verifier.bench.engine_decoding import EngineDecoding
 from speculant_verifier.bench.trials import interleaved
 from speculant_verifier.bench.workload import prompt_group
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import beginnings_of, draft_files, training_files
-from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model.loading import load_model
 from speculant_verifier.records.database import read_records
 from speculant_verifier.training.examples import split

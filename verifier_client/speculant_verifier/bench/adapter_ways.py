@@ -18,8 +18,8 @@ from speculant_verifier.bench.engine_decoding import EngineDecoding
 from speculant_verifier.bench.trials import Trials, interleaved
 from speculant_verifier.bench.workload import BenchRequest
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import beginnings_of, draft_files, training_files
-from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
 
 if TYPE_CHECKING:

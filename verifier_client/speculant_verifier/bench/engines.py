@@ -7,18 +7,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from speculant_graph.bench.progress import BenchProgress, show_progress
 from speculant_graph.bench.report import ReportTable, print_report
+from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import SpeculantError
+from speculant_graph.graph.llama_lookup import export_llama_lookup
+from speculant_graph.graph.store import load_graph
 from speculant_graph.settings import CommandSettings, load_settings
-
-if TYPE_CHECKING:
-    from speculant_verifier.bench.engine_candidates import Candidate, EngineFiles, EngineName
-    from speculant_verifier.bench.workload import BenchRequest
+from speculant_verifier.bench.engine_candidates import (
+    MOST_DRAFTED,
+    NONE,
+    Candidate,
+    EngineFiles,
+    EngineName,
+    orders_of,
+    program_of,
+)
+from speculant_verifier.bench.serve_processes import OwnDrafter
+from speculant_verifier.bench.trials import interleaved
+from speculant_verifier.bench.workload import BenchRequest, read_prompts
+from speculant_verifier.demo.corpus import beginnings
 
 _BATCHES: dict[EngineName, tuple[int, ...]] = {"vllm": (1, 8), "llama-cpp-python": (1,), "llama-server": (1,)}
 _ROUNDS = (1, 2)
@@ -55,8 +68,6 @@ class BenchEnginesSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print; 1 if drafts changed a token."""
     settings = load_settings(BenchEnginesSettings, "bench engines", arguments)
-    from speculant_verifier.bench.engine_candidates import program_of
-
     found: list[EngineName] = []
     results: list[dict[str, Any]] = []
     for engine in _BATCHES:
@@ -81,14 +92,6 @@ def run(arguments: Sequence[str]) -> int:
 @contextmanager
 def _files(settings: BenchEnginesSettings) -> Iterator[tuple[EngineFiles, list[BenchRequest]]]:
     """Make what engines are given, with a sidecar that runs inside of the block."""
-    from speculant_graph.corpus.tokenize import CorpusTokenizer
-    from speculant_graph.graph.llama_lookup import export_llama_lookup
-    from speculant_graph.graph.store import load_graph
-    from speculant_verifier.bench.engine_candidates import EngineFiles
-    from speculant_verifier.bench.serve_processes import OwnDrafter
-    from speculant_verifier.bench.workload import BenchRequest, read_prompts
-    from speculant_verifier.demo.corpus import beginnings
-
     tokenizer = CorpusTokenizer.load(settings.model, special_tokens="parse")
     texts = read_prompts(settings.prompts, settings.limit) if settings.prompts else beginnings(settings.limit)
     requests = [BenchRequest(tuple(map(int, tokenizer.encode_prompt(text))), settings.max_tokens) for text in texts]
@@ -116,11 +119,6 @@ def _measure(
     engine: EngineName, batch: int, files: EngineFiles, requests: Sequence[BenchRequest], progress: BenchProgress
 ) -> list[dict[str, Any]]:
     """Return one result for each way of drafting and round."""
-    import numpy as np
-
-    from speculant_verifier.bench.engine_candidates import MOST_DRAFTED, NONE, Candidate, orders_of
-    from speculant_verifier.bench.trials import interleaved
-
     longest = max(len(request.prompt) + request.max_tokens for request in requests) + MOST_DRAFTED + 1
     sizes = {"batch": batch, "max_length": 64 * -(-longest // 64)}
     running: dict[str, Candidate] = {}

@@ -16,6 +16,7 @@ from speculant_graph.config_learning import DraftModelConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
 from speculant_graph.view.formatting import counted
+from speculant_verifier.demo import MODEL_FOLDER
 
 _MAX_TOKENS = 128
 _LIMIT = 10
@@ -96,8 +97,7 @@ def _completed(settings: BenchGenerateSettings) -> BenchGenerateSettings:
     if "max_tokens" not in generation.model_fields_set:
         generation = generation.model_copy(update={"max_tokens": _MAX_TOKENS})
     if settings.demo:
-        folder = str(Path(__file__).parents[1] / "demo" / "model")
-        verifier = verifier.model_copy(update={"model_name": folder, "tokenizer_name": None})
+        verifier = verifier.model_copy(update={"model_name": str(MODEL_FOLDER), "tokenizer_name": None})
     limit = settings.limit or (_LIMIT if settings.replay else None)
     return settings.model_copy(update={"generation": generation, "verifier": verifier, "limit": limit})
 

@@ -7,18 +7,19 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field, SecretStr
 
 from speculant_graph.bench.progress import BenchProgress, show_progress
 from speculant_graph.bench.report import ReportTable, print_report
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
-
-if TYPE_CHECKING:
-    from speculant_verifier.bench.serve_load import Reading
-    from speculant_verifier.bench.serve_processes import OwnDrafter
+from speculant_verifier.bench.serve_load import LoadClient, Reading
+from speculant_verifier.bench.serve_processes import OwnDrafter, own_servers
+from speculant_verifier.bench.workload import read_prompts
+from speculant_verifier.demo.corpus import beginnings
 
 _WAYS: dict[str, dict[str, Any]] = {"plain": {"speculant": {"speculation": "off"}}, "speculative": {}}
 _COUNTS = ("steps", "drafted", "accepted", "steps_without_drafter")
@@ -60,8 +61,6 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(BenchServeSettings, "bench serve", arguments)
     if settings.url and settings.kill_drafter:
         raise ConfigError("--kill-drafter kills a drafter of the bench's own; leave it or --url out")
-    from speculant_verifier.bench.serve_processes import own_servers
-
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress())
         url, drafter = settings.url, None
@@ -80,8 +79,6 @@ async def _play(
     settings: BenchServeSettings, url: str, drafter: OwnDrafter | None, progress: BenchProgress
 ) -> dict[str, list[list[Reading]]]:
     """Return the answers of every way and round."""
-    from speculant_verifier.bench.serve_load import LoadClient
-
     client = LoadClient(url, settings.api_key.get_secret_value(), settings.streams)
     fields = {
         "model": await client.model(), "max_tokens": settings.max_tokens, "temperature": settings.temperature,
@@ -117,17 +114,11 @@ async def _kill(drafter: OwnDrafter, may_kill: asyncio.Event) -> None:
 
 def _prompts(settings: BenchServeSettings) -> Sequence[str]:
     if settings.prompts is not None:
-        from speculant_verifier.bench.workload import read_prompts
-
         return read_prompts(settings.prompts, None)
-    from speculant_verifier.demo.corpus import beginnings
-
     return beginnings(settings.rounds * settings.requests + 1)
 
 
 def _figures(rounds: Mapping[str, list[list[Reading]]], settings: BenchServeSettings) -> dict[str, Any]:
-    import numpy as np
-
     figures: dict[str, Any] = settings.model_dump(
         include={"streams", "requests", "rounds", "max_tokens", "temperature"}
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 from speculant_graph.bench.processes import await_health, free_ports, kill, running_module, start_module, stop
 from speculant_graph.bench.progress import BenchProgress
 from speculant_graph.graph.build.builder import GraphBuilder
+from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import standard_library_files
-from speculant_verifier.demo.run import MODEL_FOLDER
 
 _DEADLINE_MS = 100
 _PAUSE_S = 1.0

@@ -6,13 +6,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speculant_graph.bench.traces import read_workloads
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
 from speculant_graph.types import TokenId
-from speculant_verifier.model import TargetModel
-from speculant_verifier.structured import Grammar
+
+if TYPE_CHECKING:
+    from speculant_verifier.model import TargetModel
+    from speculant_verifier.structured import Grammar
 
 
 @dataclass(frozen=True, slots=True)

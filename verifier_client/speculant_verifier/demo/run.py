@@ -20,15 +20,13 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.log import log_to_stderr
 from speculant_verifier.console import quiet_transformers
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.command import DemoSettings
 from speculant_verifier.demo.corpus import standard_library_files
 from speculant_verifier.demo.prompts import PROMPTS
 from speculant_verifier.demo.report import DemoReport, Outcome
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult
-
-MODEL_FOLDER = Path(__file__).with_name("model")
-DRAFT_MODEL_FOLDER = Path(__file__).parent / "draft_model"
 
 
 @dataclass(frozen=True, slots=True)
