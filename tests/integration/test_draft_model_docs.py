@@ -54,7 +54,7 @@ def test_the_page_can_be_followed(folder: Path) -> None:
         run = subprocess.run([*program, body], cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert run.returncode == 0, block.body + run.stdout + run.stderr
         printed += run.stdout + run.stderr
-    assert "\n12 requests, " in printed
+    assert "recorded: 12 requests, " in printed
     assert "gate: tokens a pass" in printed
     assert "adapter adapter, sha256" in printed
     assert "new adapter" in printed  # of two answers hardly any is better

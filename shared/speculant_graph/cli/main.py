@@ -34,11 +34,6 @@ COMMANDS = {
     "probe": ("speculant_graph.cli.probe", "drafter", "ask a running drafter or verifier whether it serves"),
     "generate": ("speculant_verifier.generate.command", "verifier", "continue a prompt with a model and drafts"),
     "chat": ("speculant_verifier.chat.command", "verifier", "talk with a model in the terminal"),
-    "collect-data": (
-        "speculant_verifier.generate.collect",
-        "verifier",
-        "record what a model writes after prompts",
-    ),
     "train": ("speculant_verifier.training.command", "train", "train a draft model's adapter on recorded requests"),
     "doctor": ("speculant_graph.cli.doctor", "drafter", "check this installation and what it is to work with"),
     "config": ("speculant_graph.cli.config", "build", "show all settings and where each comes from"),

@@ -29,7 +29,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import beginnings_of, draft_files, training_files
 from speculant_verifier.model.loading import load_model
-from speculant_verifier.records.database import read_records
+from speculant_verifier.records.database import read_records, replay_of
 from speculant_verifier.training.examples import split
 from speculant_verifier.training.gate import judge
 from speculant_verifier.training.run import train_adapter
@@ -55,8 +55,8 @@ def measure_loop(settings: BenchAdapterSettings, folder: Path, progress: BenchPr
     chosen = new[limit:][:_NUM_COLLECTED] + known[limit:][:_NUM_KNOWN]
     prompts.write_text("".join(json.dumps(text) + "\n" for text in chosen), "utf-8")
     progress.begin("collecting")
-    collected = _command(
-        "collect-data", str(prompts), "--model", str(MODEL_FOLDER), "--draft-model", draft_model.name, "--strategy",
+    _command(
+        "generate", "--prompts", str(prompts), "--model", str(MODEL_FOLDER), "--draft-model", draft_model.name, "--strategy",
         "model", "--record", str(records), "--max-tokens", str(settings.max_tokens), "--max-batch-size", "1", "--json",
     )  # fmt: skip
     progress.begin("training")
@@ -64,6 +64,7 @@ def measure_loop(settings: BenchAdapterSettings, folder: Path, progress: BenchPr
         "train", "--records", str(records), "--draft-model", draft_model.name, "--output", str(adapter),
         "--rank", str(_TRAIN.rank), "--alpha", str(_TRAIN.alpha), "--json",
     )  # fmt: skip
+    collected = {"failures": len(read_records(records)), "replay": len(replay_of(records, None, len(chosen)))}
     figures: dict[str, Any] = {"collected": collected, "training": trained, "identical": True}
     if trained["adapter"] is not None:
         config, draft = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=1), DraftConfig(strategy="model")

@@ -58,7 +58,12 @@ def run(arguments: Sequence[str]) -> int:
     log_to_stderr("INFO")
     with open_decoder(settings, settings.color) as decoder:
         prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
-        return _generate(decoder, prompts, lines, settings)
+        try:
+            return _generate(decoder, prompts, lines, settings)
+        finally:
+            if decoder.recorder is not None:
+                decoder.recorder.flush()
+                sys.stderr.write(f"recorded: {decoder.recorder.statistics.line()}\n")
 
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:

@@ -35,6 +35,14 @@ class WriterStatistics:
     num_tenants: int
     """Tenants of those that were written."""
 
+    def line(self) -> str:
+        """Return the counts in one line for people."""
+        requests = f"{self.recorded} request{'' if self.recorded == 1 else 's'}"
+        replay = self.written - self.failures
+        return (
+            f"{requests}, {self.failures} failures, {replay} replay, {self.passed_over} passed over, {self.lost} lost"
+        )
+
 
 class RecordWriter:
     """Writes records to a folder.
