@@ -95,13 +95,13 @@ def test_flags_that_are_named_exist(name):
 
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_commands_that_are_named_exist(name):
-    spans = [span.split() for span in code_spans(read_page(name)) if span.startswith("speculant ")]
+    spans = [span.split() for span in code_spans(without_what_went(name)) if span.startswith("speculant ")]
     for _, command, *rest in spans:
         assert command in {*COMMANDS, "COMMAND", "--help", "--version"}, f"{name}: {command}"
         if command == "bench" and rest:
             assert rest[0] in {*BENCHES, "BENCH", "…"}, f"{name}: bench {rest[0]}"
     verbs = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for span in code_spans(read_page(name)):
+    for span in code_spans(without_what_went(name)):
         if span.startswith("make "):
             assert set(re.findall(r"\b[a-z-]+\b", span.removeprefix("make "))) <= verbs, f"{name}: {span}"
 

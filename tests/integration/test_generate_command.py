@@ -153,10 +153,6 @@ def test_mistakes_in_a_file_of_prompts_are_one_line(elsewhere: Path, capfd, line
         (["x", "--stop", ""], 1, "a stop text has no characters"),
         (["x", "--logit-bias", "5:1"], 2, "generate: --logit-bias is a table, written KEY=VALUE, once for each key"),
         (["x", "--logit-bias", "five=1"], 2, "generate: --logit-bias.five (or "),
-        (["x", "--rule", "blok"], 2, "'tree-wor'"),
-        (["x", "--speculation", "maybe"], 2, "'auto', 'on' or 'off' (got 'maybe')"),
-        (["x", "--generation.n", "0"], 2, "--generation.n (or SPECULANT_GENERATION__N)"),
-        (["x", "--logprobs", "many"], 2, "generate: --logprobs (or "),
     ],
 )
 def test_mistakes_are_one_line(capfd, arguments: list[str], status: int, message: str) -> None:

@@ -77,19 +77,6 @@ def test_samples_logprobs_chat_and_seeds(target, library, tmp_path):
     play(target, tmp_path, scenario)
 
 
-def test_a_client_that_leaves_frees_its_place(target, tmp_path):
-    async def scenario(stub, server):
-        call = stub.Generate(request(max_tokens=400, num_samples=4, temperature=1.0))
-        await call.read()
-        waiting = asyncio.create_task(collected(stub.Generate(request(max_tokens=5))))
-        call.cancel()
-        await waiting
-        while server._load.num_sequences or server._decoder.engine.num_running:
-            await asyncio.sleep(0.01)
-
-    play(target, tmp_path, scenario)
-
-
 def test_more_than_may_wait_are_refused_with_a_delay(target, tmp_path):
     async def scenario(stub, server):
         long = request(max_tokens=100, ignore_end_tokens=True, temperature=2.0)

@@ -86,15 +86,6 @@ def test_a_client_that_leaves_while_it_waits(narrow: SpeculativeDecoder) -> None
         wait_until(lambda: narrow.num_sequences <= 2)
 
 
-def test_a_client_that_loses_patience(narrow: SpeculativeDecoder) -> None:
-    with serving(narrow) as api:
-        with pytest.raises(openai.APITimeoutError):
-            api.client(timeout=0.1).completions.create(
-                model=MODEL, prompt="x", max_tokens=480, n=2, extra_body={"ignore_eos": True}
-            )
-        api.wait_until_idle()
-
-
 def test_a_full_queue(narrow: SpeculativeDecoder) -> None:
     with serving(narrow, max_waiting=1) as api:
         with ThreadPoolExecutor(1) as pool, sent(api, LONG | {"n": 2}):

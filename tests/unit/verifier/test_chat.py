@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
-from transformers import AutoTokenizer
 
 from speculant_graph.errors import GenerationError
 from speculant_verifier.chat_template import chat_tokens
-from speculant_verifier.detokenizer import Detokenizer
 from support.tiny_models import BOS, EOS, byte_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -55,24 +50,3 @@ def test_messages_of_a_wrong_shape_are_errors_of_one_line(tokenizer, messages, r
     with pytest.raises(GenerationError, match=reason) as raised:
         chat_tokens(tokenizer, messages)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.skipif("SPECULANT_DATA" not in os.environ, reason="needs the tokenizer of gpt-oss")
-def test_harmony_survives_from_messages_to_text():
-    harmony = AutoTokenizer.from_pretrained(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer")
-    token_ids = chat_tokens(harmony, HELLO, reasoning_effort="low")
-    control = {name: harmony.convert_tokens_to_ids(name) for name in ("<|start|>", "<|message|>", "<|end|>")}
-    assert all(token_ids.count(token) >= 2 for token in control.values())
-    assert harmony.decode(token_ids[-2:]) == "<|start|>assistant"
-    text = "<|channel|>analysis<|message|>Naïve 日本<|end|><|start|>assistant<|channel|>final<|message|>Hi 👋<|return|>"
-    answer = harmony.encode(text, add_special_tokens=False)
-    assert sum(token >= 199_998 for token in answer) == 7
-    stream = Detokenizer(lambda ids: harmony.decode(list(ids), skip_special_tokens=False), ["<|return|>"])
-    shown = [stream.push([token]) for token in answer]
-    assert "<|channel|>" in shown
-    assert "".join(shown) == text.removesuffix("<|return|>")
-    # Other ids of the same text stay as they are: nothing is encoded again.
-    letters = [harmony.convert_tokens_to_ids(letter) for letter in "assistant"]
-    assert harmony.encode("assistant", add_special_tokens=False) != letters
-    stream = Detokenizer(lambda ids: harmony.decode(list(ids), skip_special_tokens=False))
-    assert "".join(stream.push([token]) for token in letters) == "assistant"

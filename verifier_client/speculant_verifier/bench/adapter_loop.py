@@ -56,8 +56,9 @@ def measure_loop(settings: BenchAdapterSettings, folder: Path, progress: BenchPr
     prompts.write_text("".join(json.dumps(text) + "\n" for text in chosen), "utf-8")
     progress.begin("collecting")
     _command(
-        "generate", "--prompts", str(prompts), "--model", str(MODEL_FOLDER), "--draft-model", draft_model.name, "--strategy",
-        "model", "--record", str(records), "--max-tokens", str(settings.max_tokens), "--max-batch-size", "1", "--json",
+        "generate", "--prompts", str(prompts), "--model", str(MODEL_FOLDER), "--draft-model", draft_model.name,
+        "--strategy", "model", "--record", str(records), "--max-tokens", str(settings.max_tokens),
+        "--max-batch-size", "1", "--json",
     )  # fmt: skip
     progress.begin("training")
     trained = _command(
