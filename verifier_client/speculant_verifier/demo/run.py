@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -26,15 +25,6 @@ from speculant_verifier.demo.corpus import standard_library_files
 from speculant_verifier.demo.prompts import PROMPTS
 from speculant_verifier.demo.report import DemoReport, Outcome
 from speculant_verifier.model import TargetModel
-from speculant_verifier.results import GenerationResult
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One measured decoding of one prompt."""
-
-    result: GenerationResult
-    round_trips_s: tuple[float, ...] = ()
 
 
 def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
@@ -108,24 +98,24 @@ def _measure(
 ) -> Outcome:
     """Decode in turn, so that a noisy moment hits both, and take medians of the times."""
     config: GenerationConfig = settings.generation
-    plain_runs, speculative_runs = [], []
+    plain_results, speculative_results = [], []
+    round_trips_s: list[float] = []
     for _ in range(settings.rounds):
-        plain_runs.append(Run(plain.generate(prompt, config)))
+        plain_results.append(plain.generate(prompt, config))
         before = client.statistics.steps
-        result = speculative.generate(prompt, config)
+        speculative_results.append(speculative.generate(prompt, config))
         steps = client.statistics.steps - before
-        speculative_runs.append(Run(result, client.statistics.round_trip_s[-steps:] if steps else ()))
-    reference = plain_runs[0].result
-    last = speculative_runs[-1].result
+        round_trips_s += client.statistics.round_trip_s[-steps:] if steps else ()
+    reference, last = plain_results[0], speculative_results[-1]
     return Outcome(
         prompt=prompt,
         num_tokens=len(reference.token_ids),
-        plain_s=median(run.result.times.total_s for run in plain_runs),
-        speculative_s=median(run.result.times.total_s for run in speculative_runs),
+        plain_s=median(result.times.total_s for result in plain_results),
+        speculative_s=median(result.times.total_s for result in speculative_results),
         num_steps=last.num_steps,
         num_drafted=last.num_drafted,
         num_accepted=last.num_accepted,
-        num_steps_without_drafter=sum(run.result.num_steps_without_drafter for run in speculative_runs),
-        round_trips_s=tuple(time for run in speculative_runs for time in run.round_trips_s),
-        identical=all(run.result.token_ids == reference.token_ids for run in plain_runs + speculative_runs),
+        num_steps_without_drafter=sum(result.num_steps_without_drafter for result in speculative_results),
+        round_trips_s=tuple(round_trips_s),
+        identical=all(result.token_ids == reference.token_ids for result in plain_results + speculative_results),
     )
