@@ -18,7 +18,7 @@ from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
-from support.sidecar import Sidecar, launch, start_sidecar, wait_until_ready
+from support.sidecar import Sidecar, launch, wait_until_ready
 from support.verifier import Verifier, running_verifier, scraped
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
@@ -117,43 +117,6 @@ async def until(holds: Callable[[], bool]) -> None:
 
 def is_drafting(verifier: Verifier) -> bool:
     return verifier.metrics['speculant_verifier_drafter_state{state="ok"}'] == 1
-
-
-def test_a_drafter_that_is_killed_and_started_again_fails_no_stream(
-    graph: Path, expected: list[str], tmp_path: Path
-) -> None:
-    sidecar = start_sidecar(graph, tmp_path / "drafter.sock")
-    arguments = ("--address", sidecar.address, "--strategy", "tree", "--max-batch-size", "16", *CLIENT)
-
-    async def play(verifier: Verifier) -> Load:
-        async with under_load([verifier], expected) as load:
-            await until(lambda: load.num_answers > 10)
-            assert load.num_without_drafter == 0
-            drafted = verifier.metrics["speculant_verifier_drafted_nodes_total"]
-            assert drafted > 0
-            await asyncio.to_thread(sidecar.kill)
-            await until(lambda: not is_drafting(verifier))
-            answered = load.num_answers
-            await until(lambda: load.num_answers > answered + 10)  # text goes on without drafts
-            again = await asyncio.to_thread(start_sidecar, graph, tmp_path / "drafter.sock")
-            try:
-                await until(lambda: is_drafting(verifier))
-                drafted = verifier.metrics["speculant_verifier_drafted_nodes_total"]
-                await until(lambda: verifier.metrics["speculant_verifier_drafted_nodes_total"] > drafted + 500)
-            finally:
-                again.stop()
-        return load
-
-    try:
-        with running_verifier(tmp_path, *arguments) as verifier:
-            load = asyncio.run(play(verifier))
-            assert verifier.metrics["speculant_verifier_open_sequences"] == 0
-            assert verifier.metrics.get('speculant_verifier_sequences_total{reason="error"}', 0) == 0
-    finally:
-        sidecar.kill()
-    assert load.wrong == []
-    assert load.num_answers >= NUM_STREAMS
-    assert load.num_without_drafter > 0  # it was felt
 
 
 @dataclass
