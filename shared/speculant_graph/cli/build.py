@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic_settings import CliPositionalArg
 
 from speculant_graph.config import GraphConfig
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
-
-if TYPE_CHECKING:
-    from speculant_graph.graph.build.report import BuildReport
-    from speculant_graph.graph.ngrams import NgramGraph
 
 
 class BuildSettings(CommandSettings):
@@ -37,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     """Build a graph file; print what it holds."""
     settings = load_settings(BuildSettings, "build", arguments)
     from speculant_graph.cli.progress import show_progress
-    from speculant_graph.cli.summary import lines_of_skipped, sentence_of
+    from speculant_graph.cli.summary import print_graph
     from speculant_graph.draft.pretraining import pretrain
     from speculant_graph.graph.build.builder import GraphBuilder
     from speculant_graph.log import log_to_stderr
@@ -46,32 +38,5 @@ def run(arguments: Sequence[str]) -> int:
     log_to_stderr("INFO")
     with show_progress() as progress:
         graph = builder.build(settings.corpus, settings.output, progress=progress, calibrate=pretrain)
-    assert builder.report is not None
-    summary = _summary(settings.output, graph, builder.report)
-    sys.stdout.write(f"{sentence_of(settings.output, graph)}, {_duration(builder.report)}\n")
-    sys.stdout.write(lines_of_skipped(builder.report.skipped))
-    if settings.json_output:
-        sys.stdout.write(json.dumps(summary) + "\n")
+    print_graph(settings.output, graph, settings.json_output, builder.report)
     return 0
-
-
-def _duration(report: BuildReport) -> str:
-    return f"{report.total_s:.1f} s"
-
-
-def _summary(output: Path, graph: NgramGraph, report: BuildReport) -> dict[str, object]:
-    metadata = graph.metadata
-    return {
-        "output": str(output),
-        "file_bytes": output.stat().st_size,
-        "files": len(metadata.corpus_files),
-        "text_bytes": sum(file.size_bytes for file in metadata.corpus_files),
-        "documents": metadata.num_documents,
-        "tokens": metadata.num_tokens,
-        "max_order": metadata.max_order,
-        "nodes": sum(metadata.nodes_per_level),
-        "nodes_per_level": list(metadata.nodes_per_level),
-        "contexts_per_order": list(metadata.contexts_per_order),
-        "calibration_bytes": len(metadata.calibration),
-        **dataclasses.asdict(report),
-    }

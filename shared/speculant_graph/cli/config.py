@@ -22,7 +22,6 @@ from speculant_graph.config import (
     ServiceConfig,
     VerifierConfig,
 )
-from speculant_graph.config_base import Config
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings, load_with_sources
 from speculant_graph.settings_errors import origin_of
@@ -30,17 +29,17 @@ from speculant_graph.settings_errors import origin_of
 _MASK = "********"
 
 
+Section = Literal[
+    "graph", "draft", "draft_model", "verifier", "record", "train", "generation", "client", "server", "service"
+]
+
+
 class ShowSettings(CommandSettings):
     """Show all settings as environment and configuration file make them, as TOML that could be saved."""
 
     action: CliPositionalArg[Literal["show"]] = "show"
     """What to do."""
-    section: (
-        Literal[
-            "graph", "draft", "draft_model", "verifier", "record", "train", "generation", "client", "server", "service"
-        ]
-        | None
-    ) = None
+    section: Section | None = None
     """Only this section."""
     json_output: bool = False
     """Print one JSON object instead."""
@@ -81,21 +80,18 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = load_settings(ShowSettings, "config", arguments)
     path = config_file(arguments)
-    shown = _collect([] if path is None else [f"--config={path}"])
-    if options.section is not None:
-        shown = {options.section: shown[options.section]}
+    sections = SECTIONS if options.section is None else (options.section,)
+    shown = _collect([] if path is None else [f"--config={path}"], sections)
     sys.stdout.write(_as_json(shown) if options.json_output else _as_toml(shown))
     return 0
 
 
-def _collect(arguments: Sequence[str]) -> dict[str, dict[str, _Shown]]:
+def _collect(arguments: Sequence[str], sections: Sequence[str]) -> dict[str, dict[str, _Shown]]:
     settings, sources = load_with_sources(AllSettings, "config", arguments)
     shown: dict[str, dict[str, _Shown]] = {}
-    for section in SECTIONS:
-        config: Config = getattr(settings, section)
+    for section in sections:
         shown[section] = {}
-        for name in type(config).model_fields:
-            value = getattr(config, name)
+        for name, value in getattr(settings, section):
             is_secret = isinstance(value, SecretStr)
             origin = str(origin_of((section, name), sources) or "default")
             shown[section][name] = _Shown(_MASK if is_secret else _plain(value), origin, is_secret)

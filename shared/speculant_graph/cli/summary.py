@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,33 +12,48 @@ from speculant_graph.cli.terminal import printable
 from speculant_graph.view.formatting import counted
 
 if TYPE_CHECKING:
-    from speculant_graph.corpus.files import SkippedFile
+    from speculant_graph.graph.build.report import BuildReport
     from speculant_graph.graph.ngrams import NgramGraph
 
 
 _MOST_SKIPPED_SHOWN = 20
 
 
-def print_graph(output: Path, graph: NgramGraph, json_output: bool, **facts: int) -> None:
-    """Print one line for people and, if it is wanted, one JSON object for machines.
+def print_graph(
+    output: Path, graph: NgramGraph, json_output: bool, report: BuildReport | None = None, **facts: int
+) -> None:
+    """Print one line for people, one for every file that was left out, and, if it is wanted, one JSON object.
 
     Args:
         output: the file.
         graph: what is in it.
         json_output: whether the object is wanted.
-        facts: further numbers for both.
+        report: of the build, if it was one.
+        facts: further numbers.
     """
     metadata = graph.metadata
-    more = "".join(f", {name.replace('_', ' ')} {value:,}" for name, value in facts.items())
-    sys.stdout.write(f"{sentence_of(output, graph)}{more}\n")
+    numbers = [f"{name.replace('_', ' ')} {value:,}" for name, value in facts.items()]
+    duration = [f"{report.total_s:.1f} s"] if report else []
+    sys.stdout.write(", ".join([sentence_of(output, graph), *numbers, *duration]) + "\n")
+    skipped = report.skipped if report else ()
+    for file in skipped[:_MOST_SKIPPED_SHOWN]:
+        sys.stdout.write(printable(f"left out: {file.name}: {file.reason}") + "\n")
+    if len(skipped) > _MOST_SKIPPED_SHOWN:
+        sys.stdout.write(f"left out: {len(skipped) - _MOST_SKIPPED_SHOWN:,} more; --json lists them all\n")
     if json_output:
         summary = {
             "output": str(output),
+            "file_bytes": output.stat().st_size,
+            "files": len(metadata.corpus_files),
+            "text_bytes": sum(file.size_bytes for file in metadata.corpus_files),
+            "documents": metadata.num_documents,
             "tokens": metadata.num_tokens,
             "max_order": metadata.max_order,
             "nodes": sum(metadata.nodes_per_level),
             "nodes_per_level": list(metadata.nodes_per_level),
-            "file_bytes": output.stat().st_size,
+            "contexts_per_order": list(metadata.contexts_per_order),
+            "calibration_bytes": len(metadata.calibration),
+            **(dataclasses.asdict(report) if report else {}),
             **facts,
         }
         sys.stdout.write(json.dumps(summary) + "\n")
@@ -52,11 +67,3 @@ def sentence_of(output: Path, graph: NgramGraph) -> str:
         f"{counted(len(metadata.corpus_files), 'file')}, orders 1-{metadata.max_order}, "
         f"{counted(sum(metadata.nodes_per_level), 'n-gram')}, {output.stat().st_size / 1e6:.1f} MB"
     )
-
-
-def lines_of_skipped(skipped: Sequence[SkippedFile]) -> str:
-    """Return a line for every file that was left out, up to a bound."""
-    lines = [f"left out: {file.name}: {file.reason}" for file in skipped[:_MOST_SKIPPED_SHOWN]]
-    if len(skipped) > _MOST_SKIPPED_SHOWN:
-        lines.append(f"left out: {len(skipped) - _MOST_SKIPPED_SHOWN:,} more; --json lists them all")
-    return "".join(f"{printable(line)}\n" for line in lines)
