@@ -174,8 +174,6 @@ class ClientCore:
 
     def end(self, batch: InFlightBatch, now_s: float) -> list[Draft]:
         """End a step, complete or not; return its drafts."""
-        if batch.is_over:
-            return batch.drafts
         batch.is_over = True
         for replica in batch.waiting.values():
             batch.failures.setdefault(replica, self._too_late)

@@ -99,24 +99,23 @@ def test_long_texts_travel_in_chunks_and_large_batches_in_parts(network: Network
 
 
 def test_feedback_travels_only_if_it_is_about_the_latest_draft_of_the_replica(network: Network) -> None:
-    [first] = network.draft([STEP])
+    taught = network.drafters[0].feedback
 
     def tell(draft_id: int, rows: list[list[int]]) -> Draft:
         feedback = Feedback(draft_id, [0, 1], np.array(rows))
         return network.draft([SequenceStep(1, [1, 2, 3], 4, feedback=feedback)])[0]
 
-    # The encoder may leave feedback out, so what it is given is looked at.
-    session = network.core._registry.session(1)
-    good = Feedback(first.draft_id, [0, 1], np.array([[1, 2], [3, 4]]))
-    assert session.fitting_feedback(good) is good
-    assert session.fitting_feedback(Feedback(first.draft_id, [0], np.array([[1, -1]]))) is None
-    assert session.fitting_feedback(Feedback(first.draft_id, [0, 1], np.array([[1]]))) is None
+    [first] = network.draft([STEP])
     second = tell(first.draft_id, [[1, 2], [3, 4]])
-    assert session.fitting_feedback(good) is None
-    assert second.draft_id > first.draft_id
+    assert taught == [first.draft_id]
+    third = tell(first.draft_id, [[1, 2], [3, 4]])  # not the latest
+    fourth = tell(third.draft_id, [[1, 2], [3, -1]])  # no token
+    fifth = tell(fourth.draft_id, [[1, 2]])  # not as many rows as nodes
+    assert first.draft_id < second.draft_id < third.draft_id < fourth.draft_id < fifth.draft_id
     network.drafters[0].sessions.clear()
     network.draft([STEP])
-    assert session.fitting_feedback(Feedback(second.draft_id, [0], np.array([[1]]))) is None
+    tell(fifth.draft_id, [[1, 2], [3, 4]])  # of a session that was lost
+    assert taught == [first.draft_id]
 
 
 @pytest.mark.parametrize("num_tokens", [3, 2 * MAX_TOKENS_PER_MESSAGE])
