@@ -337,9 +337,9 @@ def draft_everywhere(graph: NgramGraph) -> None:
     """Draft in all ways from a graph that is damaged."""
     ways: list[tuple[StrategyName, CouplingName]] = [("greedy", "none"), ("sampling", "none"), ("sampling", "gumbel")]
     for mixing, (strategy, coupling), cap in itertools.product(("longest", "attention"), ways, (0, 2)):
-        generator = DraftGenerator(graph, DraftConfig(mixing=mixing))
+        generator = DraftGenerator(graph, DraftConfig(mixing=mixing, max_candidates=cap, coupling=coupling))
         for context in itertools.product(range(-1, 7, 2), repeat=3):
-            draft = generator.draft(context, 5, strategy, seed=1, max_candidates=cap, coupling=coupling)
+            draft = generator.draft(context, 5, strategy, seed=1)
             assert all(0 <= token_id < 2**21 for token_id in draft.token_ids)
             for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=strategy == "sampling"):
                 assert token_id in proposal.token_ids

@@ -15,6 +15,7 @@ from scipy import stats
 
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.draft.options import DraftOptions
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.graph.ngrams import Match
 from speculant_graph.types import StrategyName
@@ -107,7 +108,7 @@ def test_drafts(
     slow = slow_graph(documents, max_order, boundaries)
     expected, distributions = slow.draft(context, k, strategy, seed, max_candidates)
     generator = DraftGenerator(graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries))
-    draft = generator.draft(context, k, strategy, seed, max_candidates=max_candidates)
+    draft = generator.draft(context, k, strategy, seed, options=DraftOptions(max_candidates=max_candidates))
     assert list(draft.token_ids) == expected
     assert draft.is_chain
     assert draft.terminated_early == (len(expected) < k)

@@ -15,7 +15,8 @@ import torch
 from scipy.stats import chi2
 
 from speculant_graph.config import DraftConfig, GenerationConfig
-from speculant_graph.draft.generator import DraftGenerator, TreeShape
+from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.draft.options import DraftOptions
 from speculant_graph.random_stream import PROPOSAL_STREAM, RULE_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine.drafting import draft_seed
@@ -261,11 +262,12 @@ def test_siblings_of_another_kind_are_found_out():
 @pytest.mark.parametrize("rule", ["tree-wor", "tree-iid"])
 def test_trees_need_new_numbers_at_every_step(rule):
     """The control: trees drawn by the numbers of the tree before are of another distribution. Theirs are the step's."""
-    shape = TreeShape(rule == "tree-iid", 3, 4)
+    siblings = "independent" if rule == "tree-iid" else "without-replacement"
+    options = DraftOptions(siblings=siblings, max_branches=3, max_depth=4)
     generator = DraftGenerator(small_graph(), DraftConfig())
 
     def draft(step, position=None):
-        return generator.draft(step.token_ids, step.node_budget, "sampling", step.seed, position, tree=shape)
+        return generator.draft(step.token_ids, step.node_budget, "sampling", step.seed, position, options)
 
     fresh, _ = outputs_of(rule, ScriptedDrafter(draft), MANY, 9 * 10**6, max_tokens=8)
     repeated, _ = outputs_of(rule, ScriptedDrafter(lambda step: draft(step, 0)), MANY, 9 * 10**6, max_tokens=8)

@@ -13,8 +13,8 @@ from scipy import stats
 
 from speculant_graph import _core
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.generator import DraftGenerator, TreeShape
-from speculant_graph.draft.options import DraftOptions
+from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
 from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, MixingName, SiblingsName
@@ -40,16 +40,8 @@ configs = st.builds(
 
 
 def draft_of(graph: NgramGraph, config: DraftConfig, context: list[int], siblings: SiblingsName, seed: int) -> Draft:
-    shape = TreeShape(siblings == "independent", config.max_branches, config.max_depth)
-    generator = DraftGenerator(graph, config)
-    return generator.draft(
-        context,
-        config.k,
-        "sampling",
-        seed,
-        max_candidates=config.max_candidates,
-        temperature=config.temperature,
-        tree=shape,
+    return DraftGenerator(graph, config).draft(
+        context, config.k, "sampling", seed, options=DraftOptions(siblings=siblings)
     )
 
 
@@ -159,7 +151,9 @@ def test_siblings_have_the_exact_distribution(mixing: str) -> None:
     generator = DraftGenerator(graph, DraftConfig(mixing=mixing))  # type: ignore[arg-type]
     for name in DRAWN:
         for seed in range(6_000):
-            draft = generator.draft([0], 11, "sampling", seed, tree=TreeShape(name == "independent", 2, 3))
+            draft = generator.draft(
+                [0], 11, "sampling", seed, options=DraftOptions(siblings=name, max_branches=2, max_depth=3)
+            )
             first, second = (node for node, parent in enumerate(draft.parents) if parent == 0)
             drawn[name][draft.token_ids[first], draft.token_ids[second]] += 1
             # Of the only child of the first child, after 0 again.
@@ -177,8 +171,9 @@ def test_siblings_have_the_exact_distribution(mixing: str) -> None:
         assert p_value(turned, right["without-replacement"]) < 1e-6
     # Numbers of one draft have nothing to do with each other: neither have pairs at different places.
     together = Counter[tuple[int, int]]()
+    options = DraftOptions(siblings="independent", max_branches=2, max_depth=3)
     for seed in range(4_000):
-        draft = generator.draft([0], 11, "sampling", seed, tree=TreeShape(True, 2, 3))
+        draft = generator.draft([0], 11, "sampling", seed, options=options)
         leaf = next(node for node, parent in enumerate(draft.parents) if parent and draft.token_ids[parent - 1] == 0)
         together[draft.token_ids[0], draft.token_ids[leaf]] += 1
     assert p_value(together, pairs_independent()) > 1e-3
@@ -189,10 +184,11 @@ def test_steps_take_numbers_of_their_own() -> None:
     generator = DraftGenerator(skewed_graph(), DraftConfig())
     together = Counter[tuple[int, int]]()
     repeated = Counter[tuple[int, int]]()
+    tree = DraftOptions(siblings="without-replacement", max_branches=1, max_depth=3)
     for seed in range(4_000):
-        for counts, shape in ((together, TreeShape(False, 1, 3)), (repeated, None)):
-            earlier = generator.draft([1], 2, "sampling", seed, position=7, tree=shape)  # 0, and what follows it
-            later = generator.draft([1, 0], 1, "sampling", seed, position=8, tree=shape)
+        for counts, options in ((together, tree), (repeated, DEFAULT_OPTIONS)):
+            earlier = generator.draft([1], 2, "sampling", seed, position=7, options=options)  # 0, and what follows it
+            later = generator.draft([1, 0], 1, "sampling", seed, position=8, options=options)
             counts[earlier.token_ids[1], later.token_ids[0]] += 1
     assert p_value(together, pairs_independent()) > 1e-3
     assert p_value(repeated, pairs_independent()) < 1e-6
@@ -210,14 +206,14 @@ def test_quantiles_beyond_a_rounded_sum_take_the_last_token_that_is_left() -> No
 def test_a_tree_is_a_function_of_seed_and_position() -> None:
     text = np.random.default_rng(3).integers(0, 6, 600).tolist()
     generator = DraftGenerator(graph_of([text], 2, 6), DraftConfig())
-    shape = TreeShape(False, 3, 5)
+    options = DraftOptions(siblings="without-replacement", max_branches=3, max_depth=5)
 
     def tokens(seed: int, position: int | None = None) -> tuple[int, ...]:
-        return generator.draft([1, 2, 3, 4], 8, "sampling", seed, position, tree=shape).token_ids
+        return generator.draft([1, 2, 3, 4], 8, "sampling", seed, position, options).token_ids
 
     assert tokens(5) == tokens(5) == tokens(5, 4) == tokens(5 + 2**64) == tokens(5 - 2**64, 4)
     assert len({tokens(5), tokens(6), tokens(5, 5), tokens(5, 2**40)}) == 4
-    longer = generator.draft([1, 2, 3, 4], 20, "sampling", 5, tree=shape).token_ids
+    longer = generator.draft([1, 2, 3, 4], 20, "sampling", 5, options=options).token_ids
     assert longer[:8] == tokens(5), "a larger budget adds nodes"
 
 

@@ -7,7 +7,8 @@ too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import get_args
 
@@ -15,27 +16,17 @@ from speculant_graph._core import draft_from_graph
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
-from speculant_graph.draft.strategies import FROM_GRAPH, core_settings
+from speculant_graph.draft.strategies import FROM_GRAPH, settings_of
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import load_graph
-from speculant_graph.types import CouplingName, Draft, SiblingsName, StrategyName, TokenId
+from speculant_graph.types import Draft, StrategyName, TokenId
 
 MAX_SUPPORT = 1 << 27
 """Entries of distributions that take a gigabyte."""
-_SEEDS = 1 << 64
-
-
-@dataclass(frozen=True, slots=True)
-class TreeShape:
-    """What is known of a tree before it is drawn."""
-
-    is_independent: bool
-    """Draw every child of a node from all of q, rather than from what older siblings have left."""
-    max_branches: int
-    """Most children of a node."""
-    max_depth: int
-    """Longest path."""
+NUM_SEEDS = 1 << 64
+"""Seeds and positions that the core tells apart."""
+_MOST_KEPT = 256
 
 
 class DraftGenerator:
@@ -61,6 +52,8 @@ class DraftGenerator:
         if tokenizer is not None:
             tokenizer.require(graph.metadata.tokenizer)
         self._hf_token: str | None = None
+        # What callers ask for may be anything, so nothing is kept for ever.
+        self._settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, True))
 
     @classmethod
     def from_file(
@@ -102,15 +95,7 @@ class DraftGenerator:
         """
         context = self._encoded(prompt) if isinstance(prompt, str) else prompt
         configured = self.config.strategy if "strategy" in self.config.model_fields_set else "greedy"
-        return self.draft(
-            context,
-            self.config.k if k is None else k,
-            strategy or configured,
-            seed,
-            max_candidates=self.config.max_candidates,
-            coupling=self.config.coupling,
-            temperature=self.config.temperature,
-        )
+        return self.draft(context, self.config.k if k is None else k, strategy or configured, seed)
 
     def draft(
         self,
@@ -119,10 +104,7 @@ class DraftGenerator:
         strategy: StrategyName,
         seed: int = 0,
         position: int | None = None,
-        max_candidates: int = 0,
-        coupling: CouplingName = "none",
-        temperature: float = 1.0,
-        tree: TreeShape | None = None,
+        options: DraftOptions = DEFAULT_OPTIONS,
     ) -> Draft:
         """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
 
@@ -137,34 +119,21 @@ class DraftGenerator:
                 the distribution of successors and returns it.
             seed: seed of the draws.
             position: index in the sequence of the first token drafted, ``len(context)`` by default.
-            max_candidates: most successors that a distribution keeps; 0 keeps all.
-            coupling: how ``sampling`` draws chains.
-            temperature: ``sampling`` draws from the distribution to the power of 1 / temperature, then capped.
-            tree: has ``sampling`` draw a tree.
+            options: what else differs from the configuration.
 
         Raises:
             ConfigError: there is no such strategy, or it needs more than a graph.
+            DraftRequestError: an option is out of its bounds.
         """
         if strategy not in FROM_GRAPH:
             raise ConfigError(_refusal(strategy))
-        config = self.config.model_copy(
-            update={
-                "strategy": strategy,
-                "max_candidates": max_candidates,
-                "coupling": coupling,
-                "temperature": temperature,
-            }
-            | ({} if tree is None else {"max_branches": tree.max_branches, "max_depth": tree.max_depth})
-        )
-        siblings: SiblingsName = "independent" if tree is not None and tree.is_independent else "without-replacement"
-        options = DEFAULT_OPTIONS if tree is None else DraftOptions(siblings=siblings)
         [draft] = draft_from_graph(
             self.graph.core,
             [self.graph.match_state(context)],
             [max(0, k)],
-            [seed % _SEEDS],
-            [(len(context) if position is None else position) % _SEEDS],
-            core_settings(config, options),
+            [seed % NUM_SEEDS],
+            [(len(context) if position is None else position) % NUM_SEEDS],
+            self._settings(replace(options, strategy=strategy)),
             MAX_SUPPORT,
         )
         return draft

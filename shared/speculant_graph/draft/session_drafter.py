@@ -19,11 +19,11 @@ from speculant_graph import _core
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.calibration import load_calibration
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.generator import MAX_SUPPORT
+from speculant_graph.draft.generator import MAX_SUPPORT, NUM_SEEDS
 from speculant_graph.draft.learned import LearnedStore, Memory
-from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, changed
+from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
 from speculant_graph.draft.papers.drafts import make_draft, require_vocabulary
-from speculant_graph.draft.strategies import CALIBRATED, FROM_GRAPH, STRATEGIES, core_settings
+from speculant_graph.draft.strategies import CALIBRATED, require_source, settings_of
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
@@ -33,7 +33,6 @@ from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 MAX_NODES = 2_048
 """Most nodes of a draft."""
 _MOST_KEPT = 256
-_SEEDS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +92,27 @@ class SessionDrafter:
             ConfigError: the configured strategy has nothing to draft from, or needs to know the vocabulary.
         """
         self.graph = graph
-        self.config = config or DraftConfig()
+        self.config = config = config or DraftConfig()
+        has_graph = graph is not None
         strategy, sources = self.config.strategy, self.config.sources
         if strategy in CALIBRATED and not (sources - {"corpus"} if graph is None else sources):
             raise ConfigError(f"strategy {strategy} has nothing to draft from; give a graph, or add the source session")
-        _require_source(self.config, graph is not None)
+        require_source(self.config, graph is not None)
         vocabulary_size = (vocabulary_size or MAX_VOCABULARY) if graph is None else graph.vocabulary_size
         if strategy == "nasd":
             require_vocabulary(vocabulary_size, stops_if_unknown=self.config.stop_if_unknown)
         self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
-        # Clients may ask for anything, so nothing is kept for ever. Neither function knows this drafter, which the core
-        # would keep alive.
-        self._settings = lru_cache(_MOST_KEPT)(partial(_settings_of, self.config, graph is not None))
+        # Clients may ask for anything, so nothing is kept for ever.
+        self._settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, graph is not None))
+        # No function that the core gets knows this drafter, which would be kept alive.
         self.core = _core.Drafter(
             None if graph is None else graph.core,
             vocabulary_size,
             self.calibration,
             self.config.max_session_tokens,
             num_threads or num_cores(),
-            partial(_settings_of_message, read_options, self.config, graph is not None),
+            lambda options: settings_of(config, has_graph, read_options(options) if options else DEFAULT_OPTIONS),
             make_draft,
         )
         """What drafts."""
@@ -189,25 +189,21 @@ class SessionDrafter:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
             ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
-        if all(order.options is None for order in orders):
-            return self._draft_all(orders, options)
         by_options: dict[DraftOptions, list[int]] = {}
         for index, order in enumerate(orders):
             by_options.setdefault(order.options or options, []).append(index)
         drafts = [EMPTY_DRAFT] * len(orders)
         for each, indices in by_options.items():
-            made = self._draft_all([orders[index] for index in indices], each)
+            batch = [orders[index] for index in indices]
+            made = self.draft_batch(
+                [order.session_id for order in batch],
+                [order.node_budget for order in batch],
+                [order.seed for order in batch],
+                each,
+            )
             for index, draft in zip(indices, made, strict=True):
                 drafts[index] = draft
         return drafts
-
-    def _draft_all(self, orders: Sequence[DraftOrder], options: DraftOptions) -> list[Draft]:
-        return self.draft_batch(
-            [order.session_id for order in orders],
-            [order.node_budget for order in orders],
-            [order.seed for order in orders],
-            options,
-        )
 
     def draft_batch(
         self,
@@ -233,7 +229,7 @@ class SessionDrafter:
         settings = self._settings(options)
         with self._lock:
             sequences = [self._find(session_id) for session_id in session_ids]
-            seeds = [seed % _SEEDS for seed in seeds]
+            seeds = [seed % NUM_SEEDS for seed in seeds]
             return self.core.draft(sequences, _within_bounds(budgets), seeds, settings, max_support)
 
     def draft_contexts(
@@ -264,19 +260,11 @@ class SessionDrafter:
             return self.core.draft_after(
                 list(contexts),
                 _within_bounds(budgets),
-                [seed % _SEEDS for seed in seeds],
-                [position % _SEEDS for position in positions],
+                [seed % NUM_SEEDS for seed in seeds],
+                [position % NUM_SEEDS for position in positions],
                 settings,
                 max_support,
             )
-
-    def num_bytes(self, session_id: int) -> int:
-        """Return the memory that is a sequence's own.
-
-        Raises:
-            DraftRequestError: there is no such sequence.
-        """
-        return self._find(session_id).num_bytes
 
     def close(self, session_id: int) -> None:
         """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""
@@ -305,31 +293,6 @@ class SessionDrafter:
 def costs_of(curve: CostCurve | None) -> list[float]:
     """Return the costs of verifying as the core takes them."""
     return [] if curve is None else curve.table(MAX_NODES + 1).tolist()
-
-
-def _settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions) -> _core.DraftSettings:
-    """Return settings as options want them.
-
-    Raises:
-        DraftRequestError: an option is out of its bounds.
-        ConfigError: the strategy needs a graph.
-    """
-    config = changed(config, options)
-    _require_source(config, has_graph)
-    return core_settings(config, options)
-
-
-def _settings_of_message(
-    read: Callable[[bytes], DraftOptions], config: DraftConfig, has_graph: bool, options: bytes
-) -> _core.DraftSettings:
-    return _settings_of(config, has_graph, read(options) if options else DEFAULT_OPTIONS)
-
-
-def _require_source(config: DraftConfig, has_graph: bool) -> None:
-    if config.strategy not in STRATEGIES:
-        raise ConfigError(f"strategy {config.strategy} needs a draft model, which a verifier has; choose tree here")
-    if config.strategy in FROM_GRAPH and not has_graph:
-        raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
 
 
 def _within_bounds(budgets: Sequence[int]) -> list[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from speculant_graph._core import ROW_WIDTH, DraftSettings
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
+from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, changed
+from speculant_graph.errors import ConfigError
 from speculant_graph.types import SiblingsName, StrategyName
 
 CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec", "beam"))
@@ -60,3 +61,27 @@ def core_settings(config: DraftConfig, options: DraftOptions = DEFAULT_OPTIONS) 
         filler_top_k=config.filler_top_k,
         stops_if_unknown=config.stop_if_unknown,
     )
+
+
+def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DEFAULT_OPTIONS) -> DraftSettings:
+    """Return settings as options want them.
+
+    Raises:
+        DraftRequestError: an option is out of its bounds.
+        ConfigError: the strategy needs a graph, or a draft model.
+    """
+    config = changed(config, options)
+    require_source(config, has_graph)
+    return core_settings(config, options)
+
+
+def require_source(config: DraftConfig, has_graph: bool) -> None:
+    """Refuse a strategy that has nothing to draft from.
+
+    Raises:
+        ConfigError: the strategy needs a graph, or a draft model.
+    """
+    if config.strategy not in STRATEGIES:
+        raise ConfigError(f"strategy {config.strategy} needs a draft model, which a verifier has; choose tree here")
+    if config.strategy in FROM_GRAPH and not has_graph:
+        raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")

@@ -11,13 +11,12 @@ import numpy as np
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.hub import local_folder
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.draft.strategies import CALIBRATED, STRATEGIES
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, Fingerprint, MixingName, TokenId
+from speculant_graph.types import Draft, Fingerprint, TokenId
 from speculant_graph.version import VERSION
 from speculant_graph.view.control_pictures import CONTROL_PICTURES
 from speculant_graph.view.question import (
@@ -60,7 +59,6 @@ class GraphLookUp:
         # Most branches, for blends; drafts name the configured number.
         config = draft.model_copy(update={"sources": frozenset(sources), "max_branches": _MOST_BRANCHES})
         self._drafter = SessionDrafter(graph, config)
-        self._generators: dict[MixingName, DraftGenerator] = {}
 
     def answer(self, question: Question) -> dict[str, Any]:
         """Answer a question; see docs/explorer.md for the fields.
@@ -137,7 +135,8 @@ class GraphLookUp:
             pairs = list(zip(draft.token_ids, draft.path_probabilities, strict=True))
             num_different = None
         else:
-            chain = self._generator(blend).draft(token_ids, 1, "sampling", max_candidates=self._draft.max_candidates)
+            options = DraftOptions("sampling", mixing=blend, temperature=1.0)
+            chain = self._from_contexts(token_ids, len(token_ids), 1, 0, options)
             pairs, num_different = [], 0
             if chain.proposals:
                 proposal = chain.proposals[0]
@@ -176,12 +175,6 @@ class GraphLookUp:
     ) -> Draft:
         context = np.array(token_ids, np.int64)
         return self._drafter.draft_contexts([context], [budget], [seed], [position], options)[0]
-
-    def _generator(self, mixing: MixingName) -> DraftGenerator:
-        if mixing not in self._generators:
-            config = self._draft.model_copy(update={"mixing": mixing})
-            self._generators[mixing] = DraftGenerator(self._graph, config)
-        return self._generators[mixing]
 
 
 def described(graph: NgramGraph, name: str, tokenizer: str, generation: int, *, is_default: bool) -> dict[str, Any]:

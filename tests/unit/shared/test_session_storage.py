@@ -25,8 +25,8 @@ def test_many_tokens_at_once_are_stored_step_by_step() -> None:
     started(drafter, 1, tokens[:10])
     drafter.accept(1, [*tokens[10:], tokens[-20]])
     assert draft_of(drafter, 1).token_ids == (), "the end is not known at once"
-    num_bytes = drafter.num_bytes(1)
+    num_bytes = drafter._find(1).num_bytes
     for _ in range(20):
         draft_of(drafter, 1)
     assert draft_of(drafter, 1).token_ids == tuple(tokens[-19:-11])
-    assert drafter.num_bytes(1) > 5 * num_bytes, "what is stored is counted"
+    assert drafter._find(1).num_bytes > 5 * num_bytes, "what is stored is counted"
