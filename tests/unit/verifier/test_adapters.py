@@ -122,13 +122,6 @@ def test_load_and_roll_back(folders: dict[str, Path]) -> None:
     assert identity.adapter == ""
 
 
-def test_what_begins_with_an_adapter_has_nothing_to_go_back_to(folders: dict[str, Path]) -> None:
-    drafter, adapters, identity = made(folders, adapter="small")
-    assert (adapters.state.present.name, adapters.state.previous) == ("small", None)
-    assert identity.adapter == read_adapter(folders["small"]).digest
-    run(drafter)
-
-
 @pytest.mark.parametrize(("name", "complaint"), [("other", "is for the model 'another'"), ("none", "holds no adapter")])
 def test_a_wrong_one_changes_nothing(folders: dict[str, Path], name: str, complaint: str) -> None:
     drafter, adapters, identity = made(folders)
@@ -137,21 +130,6 @@ def test_a_wrong_one_changes_nothing(folders: dict[str, Path], name: str, compla
     with pytest.raises(ConfigError, match=complaint):
         adapters.load(name)
     assert (adapters.state, identity.adapter) == before
-    run(drafter)
-
-
-def test_memory_that_ends_while_one_is_loaded_changes_nothing(folders: dict[str, Path], monkeypatch) -> None:
-    def fail(model: object) -> None:
-        raise torch.OutOfMemoryError("no memory is left")
-
-    drafter, adapters, identity = made(folders, adapter="small")
-    before = adapters.state, identity.adapter
-    monkeypatch.setattr("speculant_verifier.draft_model.adapters.copy.deepcopy", fail)
-    with pytest.raises(ConfigError, match="'random' can't be loaded: no memory is left"):
-        adapters.load("random")
-    assert (adapters.state, identity.adapter) == before
-    monkeypatch.undo()
-    assert adapters.load("random").name == "random"
     run(drafter)
 
 
@@ -270,32 +248,6 @@ def test_one_is_on_trial_for_its_first_tokens_only(folders: dict[str, Path]) -> 
             for text in known:
                 drafter.ended(text)
         assert (adapters.state.num_rollbacks == 1) is is_taken_back, num_before
-
-
-def test_what_the_other_model_was_judged_by_does_not_count(folders: dict[str, Path]) -> None:
-    """A swap comes from another thread in the middle of a step, whose judged tokens are the old model's."""
-    drafter, adapters, _ = made(folders)
-    passes = drafter._passes.run
-    counts: list[int] = []
-
-    def swapping(*arguments):
-        if drafter.num_passes == 20 and not counts:
-            adapters.load("small")
-            counts.append(0)
-        return passes(*arguments)
-
-    drafter._passes.run = swapping
-    take = drafter._take_model
-
-    def counted() -> None:
-        has_next = drafter._next is not None
-        take()
-        if has_next:
-            counts.append(drafter.hits[0])
-
-    drafter._take_model = counted
-    run(drafter)
-    assert counts == [0, 0]
 
 
 def test_records_name_the_adapter(folders: dict[str, Path], tmp_path: Path) -> None:

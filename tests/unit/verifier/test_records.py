@@ -222,22 +222,6 @@ def test_who_is_recorded_and_as_whose(target, tmp_path):
     assert len({each.reservoir_key for each in found.values()}) == 3
 
 
-def test_without_a_folder_nothing_is_collected(target):
-    for record in (None, RecordConfig()):
-        engine = Engine(target, NullDrafter(), VerifierConfig(), DraftConfig(), record=record)
-        assert engine.add(Request(0, (1, 2), CONFIG)).trace is None
-
-
-def test_memory_that_ends_costs_the_records_and_no_request(target, tmp_path, monkeypatch):
-    def fail(logits, count):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr("speculant_verifier.engine.records.top_logprobs", fail)
-    [sequence] = run(recording(target, tmp_path, NullDrafter()), [Request(0, (1, 2, 3), CONFIG)])
-    assert sequence.output == alone(target, (1, 2, 3))
-    assert not recorded(tmp_path, [sequence])
-
-
 def test_sources_are_those_of_the_nodes():
     #             0: a=1    1: b=2     2: below b=3   3: below b=4    4: below a=9
     draft = Draft((1, 2, 3, 4, 9), (0, 0, 2, 2, 1), sources=("model", "both", "ngrams", "model", "model"))

@@ -183,18 +183,6 @@ def test_rows_keep_their_dtype(dtype):
     assert not row.requires_grad
 
 
-def test_another_models_logits_are_refused():
-    cache = TargetCache(1_000)
-    cache.put_many([key_of(0)], rows_of([0]))
-    with pytest.raises(ValueError, match="make a cache for each model"):
-        cache.put_many([key_of(1)], torch.zeros(1, WIDTH + 1))
-    with pytest.raises(ValueError, match="make a cache for each model"):
-        cache.put_many([key_of(1)], torch.zeros(1, WIDTH, dtype=torch.float16))
-    with pytest.raises(ValueError, match="one row for each"):
-        cache.put_many([key_of(1)], torch.zeros(2, WIDTH))
-    assert len(cache) == 1
-
-
 def test_a_cache_that_no_memory_is_left_for_is_none():
     cache = TargetCache(1 << 62)
     warnings: list[str] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -31,8 +30,8 @@ STREAMED_TOKENS = (1, 2, 4, 16, 64, 257)
 
 _MOST_ROUNDS = 9
 _FEWEST_ROUNDS = 2
-_SHARE_OF_SETUP = 0.5
-"""Of the budget, for filling caches and for first passes; what does not fit is not measured."""
+_SHARE_OF_SETUP = 0.25
+"""Of the budget, for filling caches and for first passes; what is not run by then is not measured."""
 
 Progress = Callable[[int, int], None]
 """Told how much is done and how much there is to do."""
@@ -113,32 +112,19 @@ def _streamed(probe: _Probe, plan: Plan, batches: Collection[int], tell: Progres
 def _set_up(
     probe: _Probe, batches: Sequence[int], tokens: Sequence[int], budget_s: float, spent: Callable[[], float]
 ) -> dict[tuple[int, int], float]:
-    """Fill caches and run first passes, as long as what follows can be expected to fit.
+    """Fill caches and run first passes until a share of the budget is spent; one pass is always run.
 
     Returns:
         Seconds of a pass for each (batch, tokens) that is to be measured; these were the first ones, so too long.
     """
     first_s: dict[tuple[int, int], float] = {}
-    limit_s = _SHARE_OF_SETUP * budget_s
-    fill_s = 0.0
-    previous = 0
     for batch in batches:
-        if previous and spent() + fill_s * batch / previous > limit_s:
-            break
-        before = spent()
         probe.open(batch)
-        fill_s, previous = spent() - before, batch
         probe.pass_s(batch, 1)  # the first pass of all pays for what is made once
-        last_s = first_s[batch, 1] = probe.pass_s(batch, 1)
-        for shorter, length in itertools.pairwise(tokens):
-            # A pass takes at most as many times longer as it has more tokens. It will be run three times at least,
-            # and so will those before it.
-            coming_s = last_s * length / shorter
-            if spent() + (1 + _FEWEST_ROUNDS) * coming_s + _FEWEST_ROUNDS * sum(first_s.values()) > budget_s:
-                break
-            if spent() + coming_s > limit_s:
-                break
-            last_s = first_s[batch, length] = probe.pass_s(batch, length)
+        for length in tokens:
+            first_s[batch, length] = probe.pass_s(batch, length)
+            if spent() > _SHARE_OF_SETUP * budget_s:
+                return first_s
     return first_s
 
 

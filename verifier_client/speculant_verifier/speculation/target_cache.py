@@ -145,13 +145,7 @@ class TargetCache:
             logits: shape ``[m, V]``; of the same V, dtype and device in every call.
             first: indices of the rows to keep before all others and to evict after them, such as those of the accepted
                 path.
-
-        Raises:
-            ValueError: shapes, dtype or device do not fit.
         """
-        if logits.ndim != 2 or logits.shape[0] != len(keys):
-            raise ValueError(f"logits {list(logits.shape)} of {len(keys)} prefixes; give one row for each")
-        self._require_same_kind(logits)
         room = self._num_bytes // max(1, logits.shape[1] * logits.element_size())
         kept: dict[PrefixKey, int] = {}  # the first are the last to go
         for row in (*first, *range(len(keys))):
@@ -166,16 +160,6 @@ class TargetCache:
         for key in reversed(kept):
             if key in self._slots:
                 self._slots.move_to_end(key)
-
-    def _require_same_kind(self, logits: Tensor) -> None:
-        block = self._block
-        if block is not None and (
-            (block.shape[1], block.dtype, block.device) != (logits.shape[1], logits.dtype, logits.device)
-        ):
-            raise ValueError(
-                f"logits {logits.dtype} {list(logits.shape)} on {logits.device} in a cache of {block.dtype} rows of "
-                f"{block.shape[1]} on {block.device}; make a cache for each model"
-            )
 
     def _store(self, new: dict[PrefixKey, int], logits: Tensor, room: int) -> None:
         """Copy rows to free places, then to those of the longest unused."""
