@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,12 +26,21 @@ _STOP_S = 10.0
 _CHECK_TIMEOUT_S = 1.0
 
 
-def start_module(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a module as a program; its messages go to this process's standard error."""
+def start_module(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a module as a program; its messages go to this process's standard error.
+
+    Args:
+        module: its name.
+        arguments: its command line.
+        environment: variables besides those of this process.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, **(environment or {})},
         start_new_session=True,  # Ctrl-C is the bench's own, which ends what it started
     )
 
@@ -53,9 +63,11 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def running_module(module: str, arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a module as a program inside of the block."""
-    process = start_module(module, arguments)
+def running_module(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a module as a program inside of the block; see :func:`start_module`."""
+    process = start_module(module, arguments, environment)
     try:
         yield process
     finally:
@@ -94,7 +106,7 @@ def await_health(process: subprocess.Popen[str], address: str, interval_s: float
 
 
 def free_ports(number: int) -> list[int]:
-    """Return ports of the loopback interface that nobody listens on."""
+    """Return ports of the loopback interface that are free."""
     listeners = [socket.create_server((HOST, 0)) for _ in range(number)]
     ports = [listener.getsockname()[1] for listener in listeners]
     for listener in listeners:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -10,17 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from speculant_graph.settings import CommandSettings, load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _IMPORT_CLIENT = (
     "import time; start = time.perf_counter(); import speculant_graph.client; print(time.perf_counter() - start)"
@@ -28,7 +23,7 @@ _IMPORT_CLIENT = (
 
 
 class BenchStartSettings(CommandSettings):
-    """Start a sidecar again and again, at first as on a machine where it never ran, and ask until it serves.
+    """Start a sidecar again and again, at first as on a machine where it never ran, until it serves.
 
     The first start finds the bytecode of the packages that pip has installed, none of ours, and no caches. Beside it
     stands the gRPC echo, which loads nothing.
@@ -48,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.bench.report import print_report
     from speculant_graph.graph.store import load_graph
 
-    load_graph(settings.graph_path)  # what is wrong with the file is said at once
+    load_graph(settings.graph_path)  # a damaged file is refused at once
     with tempfile.TemporaryDirectory(prefix="speculant-start-") as folder:
         figures = _measured(settings.graph_path.absolute(), settings.starts, Path(folder))
     print_report("start", _rows(figures), figures, arguments, as_json=settings.json_output)
@@ -61,16 +56,15 @@ def _measured(graph: Path, starts: int, folder: Path) -> dict[str, Any]:
         "PYTHONDONTWRITEBYTECODE": "",  # the first start writes what later ones read
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
-    with _environment(environment):
-        _drafter(graph, folder)  # writes all bytecode
-        for package in (folder / "bytecode").rglob("speculant_*"):
-            shutil.rmtree(package)
-        shutil.rmtree(folder / "cache", ignore_errors=True)
-        cold_s, _ = _drafter(graph, folder)
-        later = [_drafter(graph, folder) for _ in range(starts)]
-        echo_s = statistics.median(_echo_s(folder) for _ in range(starts))
-        _import_client_s()  # writes its bytecode
-        import_s = statistics.median(_import_client_s() for _ in range(starts))
+    _drafter(graph, folder, environment)  # writes all bytecode
+    for package in (folder / "bytecode").rglob("speculant_*"):
+        shutil.rmtree(package)
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    cold_s, _ = _drafter(graph, folder, environment)
+    later = [_drafter(graph, folder, environment) for _ in range(starts)]
+    echo_s = statistics.median(_echo_s(folder, environment) for _ in range(starts))
+    _import_client_s(environment)  # writes its bytecode
+    import_s = statistics.median(_import_client_s(environment) for _ in range(starts))
     memory = later[-1][1]
     return {
         "cold_s": round(cold_s, 3),
@@ -84,21 +78,7 @@ def _measured(graph: Path, starts: int, folder: Path) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _drafter(graph: Path, folder: Path) -> tuple[float, dict[str, int]]:
+def _drafter(graph: Path, folder: Path, environment: Mapping[str, str]) -> tuple[float, dict[str, int]]:
     """Start a sidecar; return the seconds until it served, and its resident memory and that of the graph's file."""
     import psutil
 
@@ -107,7 +87,7 @@ def _drafter(graph: Path, folder: Path) -> tuple[float, dict[str, int]]:
     address = f"unix://{folder}/drafter.sock"
     arguments = ["--listen", address, "--server.graph", str(graph), "--log-level", "WARNING"]
     start = time.perf_counter()
-    with running_module("speculant_drafter", arguments) as process:
+    with running_module("speculant_drafter", arguments, environment) as process:
         seconds = await_health(process, address, interval_s=0.005) - start
         maps = psutil.Process(process.pid).memory_maps(grouped=False)
         resolved = str(graph.resolve())
@@ -117,18 +97,19 @@ def _drafter(graph: Path, folder: Path) -> tuple[float, dict[str, int]]:
         }
 
 
-def _echo_s(folder: Path) -> float:
+def _echo_s(folder: Path, environment: Mapping[str, str]) -> float:
     from speculant_graph.bench.processes import running_module
 
     start = time.perf_counter()
-    with running_module("speculant_graph.bench.echo", ["grpc", f"unix://{folder}/echo.sock"]) as process:
+    arguments = ["grpc", f"unix://{folder}/echo.sock"]
+    with running_module("speculant_graph.bench.echo", arguments, environment) as process:
         assert process.stdout is not None
         process.stdout.readline()
         return time.perf_counter() - start
 
 
-def _import_client_s() -> float:
-    return float(json.loads(subprocess.check_output([sys.executable, "-c", _IMPORT_CLIENT], text=True)))
+def _import_client_s(environment: Mapping[str, str]) -> float:
+    return float(subprocess.check_output([sys.executable, "-c", _IMPORT_CLIENT], env={**os.environ, **environment}))
 
 
 def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:

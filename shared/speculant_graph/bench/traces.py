@@ -46,7 +46,7 @@ def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int
 
     Args:
         paths: the files; each is a workload.
-        tokenizer: makes the ids; it says what special tokens are in outputs.
+        tokenizer: makes the ids; its setting decides what special tokens are in outputs.
         limit: most traces to read of each file; None for all.
 
     Raises:

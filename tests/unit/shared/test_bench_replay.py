@@ -22,7 +22,7 @@ from speculant_graph.types import EMPTY_DRAFT, Draft
 
 @dataclass
 class ScriptedDrafter:
-    """Drafts what it was told to, in turns, and writes down all it hears."""
+    """Drafts what it was told to, in turns, and records its calls."""
 
     drafts: Sequence[Draft]
     accepted: dict[int, list[int]] = field(default_factory=dict)
@@ -216,9 +216,9 @@ def test_prompt_lookup_against_a_search(token_ids: list[int], cuts: int, budget:
         drafter.accept(7, token_ids[start : start + cuts])
     expected: list[int] = []
     for length in (3, 2, 1):
-        places = [p for p in range(length, len(token_ids)) if token_ids[p - length : p] == token_ids[-length:]]
-        if length <= len(token_ids) and places:
-            expected = token_ids[places[0] : places[0] + budget]
+        positions = [p for p in range(length, len(token_ids)) if token_ids[p - length : p] == token_ids[-length:]]
+        if length <= len(token_ids) and positions:
+            expected = token_ids[positions[0] : positions[0] + budget]
             break
     (draft,) = drafter.draft([SimpleNamespace(session_id=7, node_budget=budget)])  # type: ignore[list-item]
     assert list(draft.token_ids) == expected
@@ -253,7 +253,7 @@ def test_pictures_that_can_not_be_written(tmp_path: Path) -> None:
     check_plot(tmp_path / "a.PNG")
     assert list(tmp_path.iterdir()) == [], "trying leaves nothing"
     (tmp_path / "folder.png").mkdir()
-    for path, complaint in (
+    for path, message in (
         (tmp_path, r"is a folder; name a file in it, such as .*picture\.png$"),
         (tmp_path / "folder.png", "is a folder; name a file"),
         (tmp_path / "a.gif", r"ends in none of \.png, \.svg; choose one"),
@@ -263,5 +263,5 @@ def test_pictures_that_can_not_be_written(tmp_path: Path) -> None:
         ),
         (Path("/proc/a.png"), "can't write to the folder /proc"),
     ):
-        with pytest.raises(ConfigError, match=complaint):
+        with pytest.raises(ConfigError, match=message):
             check_plot(path)

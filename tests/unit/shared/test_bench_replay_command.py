@@ -57,7 +57,7 @@ def test_reading_traces(tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (b'\n{"prompt": "a", "output": ""}\n', r"bad\.jsonl: holds no trace with an output; give"),
         (b'\n{"prompt": "a"\n', r"bad\.jsonl:2: invalid JSON: .*; give"),
@@ -69,10 +69,10 @@ def test_reading_traces(tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
         (b'{"prompt": "a", "output": "b", "workload": "\\u001b[1m"}', r"bad\.jsonl: .*control characters; rename"),
     ],
 )
-def test_files_that_are_no_traces(content: bytes, complaint: str, tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
+def test_files_that_are_no_traces(content: bytes, message: str, tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
-    with pytest.raises(CorpusError, match=complaint) as raised:
+    with pytest.raises(CorpusError, match=message) as raised:
         read_workloads([path], tokenizer)
     assert "\n" not in str(raised.value)
     with pytest.raises(CorpusError, match="can't be read"):
@@ -154,8 +154,8 @@ def test_replaying_from_a_corpus(
         "corpus: counting",
         "traces, greedy",
     )
-    places = [told.index(phase) for phase in phases]
-    assert places == sorted(places)
+    positions = [told.index(phase) for phase in phases]
+    assert positions == sorted(positions)
     assert "traces, greedy, 4 nodes: " in told
 
 
@@ -213,8 +213,8 @@ def test_replaying_without_a_graph_and_from_a_file(
 
 
 def test_refusals(corpus: Path, traces: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
-    def refused(kind: type[Exception], complaint: str, *arguments: object) -> None:
-        with pytest.raises(kind, match=complaint):
+    def refused(kind: type[Exception], message: str, *arguments: object) -> None:
+        with pytest.raises(kind, match=message):
             run(["replay", "--traces", str(traces), *map(str, arguments), "--tokenizer", str(tokenizer_folder)])
 
     other = tmp_path / "other.pkl"
