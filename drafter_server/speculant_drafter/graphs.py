@@ -74,7 +74,7 @@ class GraphRegistry:
         """
         self._config = config
         self._draft = draft
-        self._folder = (config.graph_folder or config.graph.parent).absolute()
+        self._folder = config.graph.parent.absolute()
         self._configured = {_name_of(config.graph): config.graph, **config.graphs}
         self._served: dict[str, ServedGraph] = {}
         self._learned: dict[str, tuple[LearnedStore, Fingerprint]] = {}

@@ -32,6 +32,8 @@ from speculant_graph.serving.process import serve_until_stopped
 
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
+_SAVE_S = 2.0
+"""How often what was learned is brought to disk."""
 _MAX_CONNECTIONS = 64
 """Most of HTTP."""
 
@@ -122,7 +124,7 @@ class DrafterServer:
         await self._tell_health()
         self._chores = [
             asyncio.create_task(self._every(_SWEEP_S, self._sweep)),
-            asyncio.create_task(self._every(self._config.save_interval_s, self._graphs.save_changes)),
+            asyncio.create_task(self._every(_SAVE_S, self._graphs.save_changes)),
         ]
         others = [("admin", address) for address in self.admin_addresses]
         others += [("metrics", self.metrics_address)] if self.metrics_address else []

@@ -6,6 +6,7 @@ Runs on the event loop: a draft takes less time than handing it to a thread woul
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
@@ -22,6 +23,20 @@ from speculant_graph.serving.calls import log_failure
 _ANY_CONFIG = DraftConfig()
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What one message may ask for; a step beyond is refused."""
+
+    max_sequences: int = 256
+    """Most sequences."""
+    max_tokens: int = 262_144
+    """Most context tokens."""
+    max_nodes: int = 2_048
+    """Most nodes drafted for one sequence."""
+    max_step_nodes: int = 8_192
+    """Most nodes drafted for all of them; other clients wait for it meanwhile."""
+
+
 class StepAnswerer:
     """Answers steps from sessions and graphs."""
 
@@ -32,15 +47,17 @@ class StepAnswerer:
         graphs: GraphRegistry,
         sessions: SessionStore,
         counts: ServerCounts,
+        limits: StepLimits = StepLimits(),
     ) -> None:
         """Make one.
 
         Args:
-            config: limits.
+            config: the largest message.
             draft: what a request leaves to the server.
             graphs: what is served.
             sessions: what is open.
             counts: where steps are counted.
+            limits: of a message.
         """
         self._graphs = graphs
         self._sessions = sessions
@@ -48,12 +65,12 @@ class StepAnswerer:
         self._draft_ids = itertools.count(1)
         self._core = _core.StepAnswerer(
             sessions.table,
-            max_sequences=config.max_sequences,
-            max_tokens=config.max_tokens,
-            max_nodes=config.max_nodes,
-            max_step_nodes=config.max_step_nodes,
+            max_sequences=limits.max_sequences,
+            max_tokens=limits.max_tokens,
+            max_nodes=limits.max_nodes,
+            max_step_nodes=limits.max_step_nodes,
             max_message_bytes=config.max_message_bytes,
-            budget=min(draft.k, config.max_nodes),
+            budget=min(draft.k, limits.max_nodes),
         )
 
     def answer_enveloped(self, payload: bytes, principal: Principal) -> bytes:

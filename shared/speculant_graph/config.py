@@ -198,8 +198,6 @@ class EndpointConfig(Config):
     """Its private key (PEM)."""
     tls_client_ca: Path | None = None
     """Certificates (PEM) of the authorities that clients' certificates must be of; without it clients need none."""
-    reflection: bool = True
-    """Let tools ask what services and messages there are."""
     max_message_bytes: Annotated[int, Field(ge=1_024, le=1 << 28)] = 1 << 20
     """Largest message taken or sent."""
     max_concurrent_rpcs: Annotated[int, Field(ge=1, le=1 << 20)] = 1_024
@@ -229,23 +227,11 @@ class ServerConfig(EndpointConfig):
     """Graph file to serve by default. Its name is the file's, without the suffix."""
     graphs: dict[str, Path] = Field(default={})
     """More graph files to serve, each under a name: docs=docs.pkl"""
-    graph_folder: Path | None = None
-    """Folder from which the admin service may load graphs; by default the one that 'graph' is in."""
     learned: Path | None = None
     """Folder in which accepted text is kept for later sequences, also over restarts; without it, in memory."""
-    save_interval_s: Annotated[float, Field(gt=0)] = 2.0
-    """How often what was learned is brought to disk: a crash of the machine loses at most so much."""
     tracing: bool = False
     """Send a span per session and per administrative call to OpenTelemetry, which its own variables (OTEL_...) set
     up."""
-    max_sequences: Annotated[int, Field(ge=1, le=1 << 20)] = 256
-    """Most sequences in one message."""
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 28)] = 262_144
-    """Most context tokens in one message."""
-    max_nodes: Annotated[int, Field(ge=1, le=2_048)] = 2_048
-    """Most nodes drafted for one sequence in one step."""
-    max_step_nodes: Annotated[int, Field(ge=1, le=1 << 20)] = 8_192
-    """Most nodes drafted in one step, for all its sequences; others wait for it meanwhile."""
     max_sessions: Annotated[int, Field(ge=1, le=1 << 28)] = 10_000
     """Most open sessions; beyond it the longest idle one is dropped, if it is idle at all."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)

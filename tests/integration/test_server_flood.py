@@ -77,7 +77,6 @@ def process(tmp_path: Path) -> Iterator[Process]:
         tmp_path / "drafter.sock",
         {"strategy": "tree"},
         admin_listen=f"unix://{tmp_path}/admin.sock",
-        graph_folder=tmp_path,
         max_sessions=300,
         max_session_memory=20_000_000,
         busy_s=0.0,

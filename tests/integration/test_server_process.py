@@ -160,7 +160,7 @@ def test_a_learning_server_that_is_killed_loses_open_sessions_alone(tmp_path: Pa
     generator = random.Random(11)
     numbers = itertools.count(3)
     learned = tmp_path / "learned"
-    settings = {"learned": learned, "draft": {"strategy": "tree"}, "save_interval_s": 0.05}
+    settings = {"learned": learned, "draft": {"strategy": "tree"}}
     texts: list[list[int]] = []
     for turn in range(5):
         sidecar = launch(graph, tmp_path / "drafter.sock", **settings)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from speculant_drafter.steps import StepLimits
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.options import DraftOptions, changed
 from speculant_graph.draft.session_drafter import SessionDrafter
@@ -35,8 +36,8 @@ class Reference:
 class ReferenceAnswerer:
     """Answers steps of one graph without a clock, tenants or a limit to memory."""
 
-    def __init__(self, config: ServerConfig, draft: DraftConfig, drafter: SessionDrafter) -> None:
-        self.config, self.draft, self.drafter = config, draft, drafter
+    def __init__(self, config: ServerConfig, limits: StepLimits, draft: DraftConfig, drafter: SessionDrafter) -> None:
+        self.config, self.limits, self.draft, self.drafter = config, limits, draft, drafter
         self.sessions: dict[int, Reference] = {}
         self.last_draft_id = 0
 
@@ -84,12 +85,12 @@ class ReferenceAnswerer:
         return list(values) or [0] * count
 
     def checked(self, request: pb.DraftRequest) -> tuple[DraftOptions, list[int]]:
-        config, count = self.config, len(request.context_lengths)
-        if count > config.max_sequences:
+        limits, count = self.limits, len(request.context_lengths)
+        if count > limits.max_sequences:
             raise DraftLimitError("sequences in one message")
-        if len(request.context_tokens) > config.max_tokens:
+        if len(request.context_tokens) > limits.max_tokens:
             raise DraftLimitError("context tokens in one message")
-        if max(request.node_budgets, default=0) > config.max_nodes:
+        if max(request.node_budgets, default=0) > limits.max_nodes:
             raise DraftLimitError("nodes asked for; ask for at most")
         options = convert.decode_options(request.options.SerializeToString())
         changed(DraftConfig(), options)
@@ -104,8 +105,8 @@ class ReferenceAnswerer:
         ):
             if len(getattr(request, name)) != expected:
                 raise DraftRequestError(f"{name} has")
-        budgets = list(request.node_budgets) or [min(self.draft.k, config.max_nodes)] * count
-        if sum(budgets) > config.max_step_nodes:
+        budgets = list(request.node_budgets) or [min(self.draft.k, limits.max_nodes)] * count
+        if sum(budgets) > limits.max_step_nodes:
             raise DraftLimitError("nodes asked for in one step")
         named = [session_id for session_id in request.session_ids if session_id]
         if len(set(named)) < len(named):

@@ -52,9 +52,8 @@ class GrpcEndpoint:
         )
         self._server.add_generic_rpc_handlers(tuple(handlers))
         health_pb2_grpc.add_HealthServicer_to_server(health_service, self._server)
-        if config.reflection:
-            names = [service_name, health.SERVICE_NAME, reflection.SERVICE_NAME]
-            reflection.enable_server_reflection(names, self._server)
+        names = [service_name, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
         self._listener = Listener(self._server, credentials)
 
     async def listen(self, addresses: str, option: str) -> list[str]:

@@ -98,11 +98,11 @@ def test_origins_and_secrets(
 
 
 def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
-    (elsewhere / "speculant.toml").write_text("[server]\nmax_nodes = 9\n", encoding="utf-8")
-    (elsewhere / "other.toml").write_text("[server]\nmax_nodes = 2\n", encoding="utf-8")
+    (elsewhere / "speculant.toml").write_text("[server]\nmax_sessions = 9\n", encoding="utf-8")
+    (elsewhere / "other.toml").write_text("[server]\nmax_sessions = 2\n", encoding="utf-8")
     toml = show(capsys, "--config", "other.toml", "--section", "server")
     assert tomllib.loads(toml).keys() == {"server"}
-    assert "max_nodes = 2  # other.toml\n" in toml
+    assert "max_sessions = 2  # other.toml\n" in toml
     assert json.loads(show(capsys, "--json", "--section=draft")).keys() == {"draft"}
 
 
@@ -126,7 +126,7 @@ def test_true_is_no_number_in_any_setting(kind: type[Config]) -> None:
         ("[client]\ndeadline_ms = false\n", {}, "deadline_ms of [client] in 'speculant.toml': must not be"),
         ("[graph]\nmemory = true\n", {}, "memory of [graph] in 'speculant.toml': must not be true"),
         ('[draft]\nsources = ["corpus", "moon"]\n', {}, "sources of [draft] in 'speculant.toml': must be 'c"),
-        ("", {"SPECULANT_SERVER__MAX_NODES": "many"}, "config: SPECULANT_SERVER__MAX_NODES: must be"),
+        ("", {"SPECULANT_SERVER__MAX_SESSIONS": "many"}, "config: SPECULANT_SERVER__MAX_SESSIONS: must be"),
         ("", {"SPECULANT_DRAFT": "4"}, "SPECULANT_DRAFT: must be an object (got 4)"),
         ("", {"SPECULANT_DRAFT": '{"k": -1}'}, "config: SPECULANT_DRAFT: must be greater"),
         ("", {"SPECULANT_DRAFT__K__X": "3"}, "config: SPECULANT_DRAFT__K__X: must be a whole number\n"),
