@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from speculant_graph.draft.cost import CostCurve
     from speculant_graph.draft.generator import DraftGenerator
     from speculant_graph.draft.learned import LearnedStore
-    from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+    from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
     from speculant_graph.errors import SpeculantError
     from speculant_graph.graph.build.builder import GraphBuilder
     from speculant_graph.graph.ngrams import NgramGraph
@@ -56,7 +56,7 @@ _MODULES = {
     "speculant_graph.draft.cost": ("CostCurve",),
     "speculant_graph.draft.generator": ("DraftGenerator",),
     "speculant_graph.draft.learned": ("LearnedStore",),
-    "speculant_graph.draft.session_drafter": ("DraftOrder", "SessionDrafter"),
+    "speculant_graph.draft.session_drafter": ("DraftRequest", "SessionDrafter"),
     "speculant_graph.errors": ("SpeculantError",),
     "speculant_graph.graph.build.builder": ("GraphBuilder",),
     "speculant_graph.graph.ngrams": ("NgramGraph",),
@@ -78,7 +78,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AsyncDrafterClient", "ClientConfig", "CostCurve", "CostTable", "Draft", "DraftConfig", "DraftGenerator",
-    "DraftModelConfig", "DraftOrder", "Drafter", "DrafterClient", "Feedback", "GenerationConfig", "GenerationResult",
+    "DraftModelConfig", "DraftRequest", "Drafter", "DrafterClient", "Feedback", "GenerationConfig", "GenerationResult",
     "GraphBuilder", "GraphConfig", "GreedyProcessor", "INgramStorage", "LearnedStore", "LocalDrafter",
     "MultinomialProcessor", "NGramStorage", "NgramGraph", "NullDrafter", "OneLevelNGramStorage", "PhaseTimes",
     "Proposal", "RecentAcceptance", "RecordConfig", "RequestRecord", "SequenceStep", "ServerConfig", "ServiceConfig",

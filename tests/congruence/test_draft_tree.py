@@ -19,7 +19,7 @@ from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.papers.drafts import propose_from
 from speculant_graph.draft.papers.trees import draft_tree
-from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.types import Draft, StrategyName
 from support.drafter_reference import SlowDrafter
 from support.graphs import graph_of
@@ -130,7 +130,7 @@ class Pair:
         )
 
     def draft(self, number: int, strategy: StrategyName, budget: int) -> Draft:
-        (draft,) = self.fast.draft([DraftOrder(number, budget, options=DraftOptions(strategy))])
+        (draft,) = self.fast.draft([DraftRequest(number, budget, options=DraftOptions(strategy))])
         expected = self.slow.draft(number, strategy, budget)
         assert list(draft.token_ids) == [node.path[-1] for node in expected]
         assert list(draft.parents) == [node.parent for node in expected]
@@ -315,9 +315,9 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
         each.accept(1, text[60:])
     orders = [(budget, "tree"), (min(budget, smaller), "tree"), (budget, "adaptive")]
     tree, small, chain = drafter.draft(
-        [DraftOrder(1, size, options=DraftOptions(strategy)) for size, strategy in orders]
+        [DraftRequest(1, size, options=DraftOptions(strategy)) for size, strategy in orders]
     )
-    (single,) = narrow.draft([DraftOrder(1, budget, options=DraftOptions("tree"))])
+    (single,) = narrow.draft([DraftRequest(1, budget, options=DraftOptions("tree"))])
     assert chain.is_chain
     assert facts(single) == facts(chain)
     assert facts(small) == tuple(fact[: len(small)] for fact in facts(tree))

@@ -15,7 +15,7 @@ from speculant_graph import _core
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
-from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, MixingName, SiblingsName
 from support import chain_reference as reference
@@ -267,10 +267,10 @@ def test_without_q_nothing_but_chains_is_drawn() -> None:
         options = DraftOptions(omit_proposals=True, siblings=siblings)
         plain = DraftOptions(omit_proposals=True)
         for budget in (1, 9):
-            [draft] = drafter.draft([DraftOrder(1, budget, 3)], options)
+            [draft] = drafter.draft([DraftRequest(1, budget, 3)], options)
             assert draft.is_chain
             assert not draft.proposals
-            assert draft == drafter.draft([DraftOrder(1, budget, 3)], plain)[0]
+            assert draft == drafter.draft([DraftRequest(1, budget, 3)], plain)[0]
             assert drafter.draft_batch([1], [budget], [3], options)[0].token_ids == draft.token_ids
 
 

@@ -12,7 +12,7 @@ import pytest
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.draft.strategies import STRATEGIES
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
@@ -96,7 +96,7 @@ class Twins:
             budget, seed = self.random.randrange(0, 14), self.random.randrange(1 << 64)
             self.local.accept(session_id, text[start:])
             sequences.append(SequenceRequest(tuple(text[start:]), session_id, start, budget, seed, feedback))
-            orders.append(DraftOrder(session_id, budget, seed))
+            orders.append(DraftRequest(session_id, budget, seed))
         answer = exchanged(self.server, StepRequest(tuple(sequences), self.options))
         for sequence, order, expected in zip(
             answer.sequences, orders, self.local.draft(orders, self.options), strict=True
@@ -164,7 +164,7 @@ def test_stateless_sequences_draft_what_a_session_does(
             session_id = number * 10 + place
             local.open(session_id)
             local.accept(session_id, text)
-            (expected,) = local.draft([DraftOrder(session_id, 7, seeds[place])], options)
+            (expected,) = local.draft([DraftRequest(session_id, 7, seeds[place])], options)
             local.close(session_id)
             assert wire_values(answer.sequences[place].draft) == wire_values(expected)
             assert answer.sequences[place].next_position == 0
@@ -209,7 +209,7 @@ def test_options_are_those_of_the_drafter(server: LiveServer, small_graph: Ngram
         for drafter_open in (local.open, server.open):
             drafter_open(number)
         local.accept(number, tokens)
-        (expected,) = local.draft([DraftOrder(number, 12, 3)], options)
+        (expected,) = local.draft([DraftRequest(number, 12, 3)], options)
         answer = exchanged(server, StepRequest((SequenceRequest(tuple(tokens), number, 0, 12, 3),), options))
         assert wire_values(answer.sequences[0].draft) == wire_values(expected)
         seen.add(str(wire_values(expected)))

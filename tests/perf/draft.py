@@ -23,7 +23,7 @@ from speculant_graph.bench.drawn_texts import words_of_standard_library
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.learned import LearnedStore
-from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import describe_machine
@@ -79,7 +79,7 @@ class Sessions:
             self.drafter.accept(session_id, portion)
             self.accept_ns.append(time.perf_counter_ns() - start_ns)
             self.accepted += len(portion)
-        orders = [DraftOrder(session_id, self.budget) for session_id in session_ids]
+        orders = [DraftRequest(session_id, self.budget) for session_id in session_ids]
         work()
         start_ns = time.perf_counter_ns()
         drafts = self.drafter.draft(orders)

@@ -10,7 +10,7 @@ import numpy as np
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, StrategyName
 
@@ -25,7 +25,7 @@ def drafter_of(
 def draft_of(
     drafter: SessionDrafter, number: int, budget: int = 8, strategy: StrategyName | None = None, seed: int = 0
 ) -> Draft:
-    (draft,) = drafter.draft([DraftOrder(number, budget, seed, DraftOptions(strategy))])
+    (draft,) = drafter.draft([DraftRequest(number, budget, seed, DraftOptions(strategy))])
     return draft
 
 

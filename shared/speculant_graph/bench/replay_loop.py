@@ -12,7 +12,7 @@ from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 
 if TYPE_CHECKING:
     from speculant_graph.draft.cost import CostCurve
-    from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+    from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 
 PROMPT_LOOKUP = "prompt-lookup"
 """Name of the baseline in results."""
@@ -82,7 +82,7 @@ class PromptLookupDrafter:
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
         """Take the target's top tokens, which this strategy has no use for."""
 
-    def draft(self, orders: Sequence[DraftOrder]) -> list[Draft]:
+    def draft(self, orders: Sequence[DraftRequest]) -> list[Draft]:
         """Draft a chain for each order."""
         return [self._draft(self._lookups[order.session_id], order.node_budget) for order in orders]
 
@@ -127,9 +127,9 @@ def replay(
 def _replay_trace(
     drafter: SessionDrafter | PromptLookupDrafter, session_id: int, output: Sequence[TokenId], options: ReplayOptions
 ) -> list[ReplayStep]:
-    from speculant_graph.draft.session_drafter import DraftOrder
+    from speculant_graph.draft.session_drafter import DraftRequest
 
-    order = DraftOrder(session_id, options.node_budget, options.seed)
+    order = DraftRequest(session_id, options.node_budget, options.seed)
     steps: list[ReplayStep] = []
     position = 0
     while position < len(output):

@@ -15,7 +15,7 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learned import LearnedStore
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import (
@@ -91,7 +91,7 @@ class LocalDrafter:
         try:
             drafts = [
                 replace(draft, draft_id=next(self._draft_ids))
-                for draft in self._drafter.draft([self._order(step) for step in steps])
+                for draft in self._drafter.draft([self._request(step) for step in steps])
             ]
         except Exception as error:
             # Decoding goes on whatever is wrong with the graph.
@@ -107,7 +107,7 @@ class LocalDrafter:
         self._counts.round_trip_s.append(time.perf_counter() - started_s)
         return drafts
 
-    def _order(self, step: SequenceStep) -> DraftOrder:
+    def _request(self, step: SequenceStep) -> DraftRequest:
         """Tell the drafter what it has not seen of a sequence, and return what is wanted."""
         session = self._sessions.get(step.session_id)
         if session is None or session.holds_another_text(step):
@@ -119,7 +119,7 @@ class LocalDrafter:
             self._drafter.accept(step.session_id, step.token_ids[session.num_sent :])
             session.note_sent(step)
         options = DraftOptions(siblings=step.siblings, max_depth=step.max_depth, temperature=step.temperature)
-        return DraftOrder(step.session_id, step.node_budget, step.seed, options)
+        return DraftRequest(step.session_id, step.node_budget, step.seed, options)
 
     def _recycle(self, step: SequenceStep, session: Session) -> None:
         """Pass on what the target made of the latest draft; of another draft it would teach nonsense."""

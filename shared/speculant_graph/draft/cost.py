@@ -7,14 +7,14 @@ first; on a mixture of experts every token wakes further experts, and a draft mu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
 
 from speculant_graph.errors import ConfigError
 
@@ -25,7 +25,8 @@ _EXAMPLE = '{"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}'
 _MOST_SHOWN = 60
 """Characters of a wrong value in a message."""
 
-_Number = TypeVar("_Number", int, float)
+_TOKENS = TypeAdapter(tuple[Annotated[int, Field(strict=True, le=MAX_POINT)], ...])
+_COSTS = TypeAdapter(tuple[Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)], ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class CostCurve:
         Raises:
             ConfigError: they make no curve.
         """
-        tokens = _numbers(self.tokens, Integral, int, "numbers of tokens must be whole numbers, such as 1, 2, 4")
-        relative = _numbers(self.relative, Real, float, "relative costs must be numbers, such as 1.0, 1.2, 1.5")
-        object.__setattr__(self, "tokens", tokens)
-        object.__setattr__(self, "relative", relative)
+        whole = f"numbers of tokens must be whole numbers up to {MAX_POINT}, such as 1, 2, 4"
+        object.__setattr__(self, "tokens", _checked(_TOKENS, self.tokens, whole))
+        positive = "relative costs must be positive and finite, such as 1.0, 1.2, 1.5"
+        object.__setattr__(self, "relative", _checked(_COSTS, self.relative, positive))
         if len(self.tokens) != len(self.relative) or not self.tokens:
             raise ConfigError(
                 f"a cost curve has as many relative costs ({len(self.relative)}) as numbers of tokens "
@@ -54,11 +55,6 @@ class CostCurve:
             )
         if self.tokens[0] != 1 or any(b <= a for a, b in zip(self.tokens, self.tokens[1:], strict=False)):
             raise ConfigError(f"numbers of tokens must ascend from 1, such as 1, 2, 4, 8; change {_shown(self.tokens)}")
-        if self.tokens[-1] > MAX_POINT:
-            raise ConfigError(f"a cost curve may speak of at most {MAX_POINT} tokens; leave {self.tokens[-1]} out")
-        for cost in self.relative:
-            if not 0.0 < cost < float("inf"):
-                raise ConfigError(f"relative costs must be positive and finite; change {cost}")
 
     def at(self, num_tokens: int) -> float:
         """Return the relative cost of a pass over so many tokens (at least 1)."""
@@ -108,17 +104,13 @@ class CostCurve:
             raise ConfigError(f"{path}: {error}") from error
 
 
-def _numbers(given: object, kind: type, convert: Callable[[Any], _Number], rule: str) -> tuple[_Number, ...]:
+def _checked(points: TypeAdapter[Any], given: object, rule: str) -> Any:
     values = given.tolist() if isinstance(given, np.ndarray) else given
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise ConfigError(f"{rule}, in a list; change {_shown(given)}")
-    for value in values:
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ConfigError(f"{rule}; change {_shown(value)}")
     try:
-        return tuple(convert(value) for value in values)
-    except OverflowError as error:
-        raise ConfigError(f"{rule}; change those with hundreds of digits") from error
+        return points.validate_python(values)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]["input"]
+        raise ConfigError(f"{rule}, in a list; change {_shown(wrong)}") from error
 
 
 def _shown(value: object) -> str:

@@ -19,7 +19,7 @@ from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.calibration import save_calibration
-from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.build.builder import describe_tokens
 from speculant_graph.graph.build.count import count_tokens, map_tokens
 from speculant_graph.graph.container import writing
@@ -132,7 +132,7 @@ def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
         drafter.open(0)
         drafter.accept(0, tokens[:position])
         while position < len(tokens):
-            (draft,) = drafter.draft([DraftOrder(0, _NODES)])
+            (draft,) = drafter.draft([DraftRequest(0, _NODES)])
             stop = position + len(_accepted_path(draft, tokens[position : position + _NODES])) + 1
             drafter.accept(0, tokens[position:stop])
             position = stop

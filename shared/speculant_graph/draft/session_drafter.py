@@ -36,7 +36,7 @@ _MOST_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class DraftOrder:
+class DraftRequest:
     """What is wanted for one sequence."""
 
     session_id: int
@@ -182,23 +182,23 @@ class SessionDrafter:
                 raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
             self.core.add_rows(sequence, np.array(nodes, np.int64), _as_rows(rows))
 
-    def draft(self, orders: Sequence[DraftOrder], options: DraftOptions = DEFAULT_OPTIONS) -> list[Draft]:
-        """Draft for a batch, in order.
+    def draft(self, requests: Sequence[DraftRequest], options: DraftOptions = DEFAULT_OPTIONS) -> list[Draft]:
+        """Draft for a batch, in request.
 
         Raises:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
             ConfigError: the strategy needs a graph, or to know the vocabulary.
         """
         by_options: dict[DraftOptions, list[int]] = {}
-        for index, order in enumerate(orders):
-            by_options.setdefault(order.options or options, []).append(index)
-        drafts = [EMPTY_DRAFT] * len(orders)
+        for index, request in enumerate(requests):
+            by_options.setdefault(request.options or options, []).append(index)
+        drafts = [EMPTY_DRAFT] * len(requests)
         for each, indices in by_options.items():
-            batch = [orders[index] for index in indices]
+            batch = [requests[index] for index in indices]
             made = self.draft_batch(
-                [order.session_id for order in batch],
-                [order.node_budget for order in batch],
-                [order.seed for order in batch],
+                [request.session_id for request in batch],
+                [request.node_budget for request in batch],
+                [request.seed for request in batch],
                 each,
             )
             for index, draft in zip(indices, made, strict=True):

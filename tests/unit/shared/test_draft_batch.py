@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft
 from support.graphs import graph_of
@@ -61,7 +61,7 @@ def test_batches_are_drafts_one_by_one(
         drafter.open(session_id)
         drafter.accept(session_id, tokens)
     batch = drafter.draft_batch(session_ids, budgets, seeds, options)
-    orders = [DraftOrder(*order) for order in zip(session_ids, budgets, seeds, strict=True)]
+    orders = [DraftRequest(*order) for order in zip(session_ids, budgets, seeds, strict=True)]
     expected = [values_of(draft) for draft in drafter.draft(orders, options)]
     for session_id in session_ids:
         drafter.close(session_id)
@@ -177,10 +177,10 @@ def test_rows_of_a_draft_out_of_a_batch_are_learned(graph: NgramGraph) -> None:
         if batched:
             drafter.draft_batch([1], [4], [0], DraftOptions("greedy"))
         else:
-            drafter.draft([DraftOrder(1, 4, options=DraftOptions("greedy"))])
+            drafter.draft([DraftRequest(1, 4, options=DraftOptions("greedy"))])
         drafter.recycle(1, [0, 2], np.array([[3, 4], [5, 6]]))
         drafter.accept(1, CORPUS[20:22])
-    assert values_of(first.draft([DraftOrder(1, 6)])[0]) == values_of(second.draft([DraftOrder(1, 6)])[0])
+    assert values_of(first.draft([DraftRequest(1, 6)])[0]) == values_of(second.draft([DraftRequest(1, 6)])[0])
 
 
 @given(

@@ -14,7 +14,7 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.papers.ngram_counts import NGramCounts, draft_nasd
-from speculant_graph.draft.session_drafter import DraftOrder, SessionDrafter
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.draft.strategies import CALIBRATED, STRATEGIES
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
@@ -57,7 +57,7 @@ def test_sessions_that_are_not_there() -> None:
     calls = [
         lambda: drafter.accept(2, [1]),
         lambda: drafter.recycle(2, [], []),
-        lambda: drafter.draft([DraftOrder(1, 3), DraftOrder(2, 3)]),
+        lambda: drafter.draft([DraftRequest(1, 3), DraftRequest(2, 3)]),
     ]
     for call in calls:
         with pytest.raises(DraftRequestError, match="session 2 is not open; open it first"):
