@@ -1,4 +1,4 @@
-"""The program ``speculant``, apart from the library, so that nothing slow is imported before Ctrl-C is heeded."""
+"""The program ``speculant``, apart from the library, so that nothing slow is imported before Ctrl-C is handled."""
 
 from __future__ import annotations
 

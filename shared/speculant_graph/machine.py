@@ -47,7 +47,7 @@ def peak_resident_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that programs may take, limits of control groups heeded; None where that can't be found out."""
+    """Return the memory that programs may take, within limits of control groups; None where that can't be found out."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -26,7 +26,7 @@ _SECRET_WORDS = frozenset({"token", "key", "password"})
 _POSITIONAL = get_args(CliPositionalArg[str])[1]
 
 _VALUES = reprlib.Repr()
-"""Shows values that were typed, the ends of those that nobody typed by hand."""
+"""Shows values that were typed, and the ends of long ones."""
 _VALUES.maxstring = _VALUES.maxlong = 120
 
 

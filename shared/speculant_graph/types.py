@@ -272,7 +272,7 @@ class SessionOptions:
     """What a sequence wants of a drafter that serves many; None leaves it to the drafter's own settings."""
 
     tenant: str | None = None
-    """Whose text it is: it drafts from what this tenant's earlier sequences accepted, and teaches nobody else."""
+    """Whose text it is: it drafts from what this tenant's earlier sequences accepted, and teaches no other's."""
     graph: str | None = None
     """Name of the graph to draft from."""
     learn: bool | None = None
@@ -298,7 +298,7 @@ class Drafter(Protocol):
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence. Raises only if asked to be strict or if the tokenizers differ.
 
-        Returns why the session gets no drafts if its options are the reason, one line for whoever chose them.
+        Returns why the session gets no drafts if its options are the reason, one line for the caller.
 
         The engine passes ``options`` only for requests that have some, so a drafter of one's own may do without.
         """

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: it was ended by SIGTERM or SIGHUP; 128 and the signal's number.
     """
-    if sys.stdout is None:  # it was closed before we began, and nobody will read it
+    if sys.stdout is None:  # it was closed before we began
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
     try:
         status = _run(list(sys.argv[1:] if arguments is None else arguments))

@@ -30,17 +30,17 @@ def signals_unwind() -> Iterator[None]:
         # Python's own handler under another name: asyncio would replace it by one that only cancels what awaits.
         signal.default_int_handler(number, frame)
 
-    # What is ignored, as nohup does it, or handled by whoever calls this, stays so.
+    # What is ignored, as nohup does it, or handled by the caller, stays so.
     ends = [end for end in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(end) is signal.SIG_DFL]
-    heeds_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    handles_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     for end in ends:
         signal.signal(end, leave)
-    if heeds_interrupts:
+    if handles_interrupts:
         signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
         for end in ends:
             signal.signal(end, signal.SIG_DFL)
-        if heeds_interrupts:
+        if handles_interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)

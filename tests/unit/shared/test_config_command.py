@@ -123,12 +123,9 @@ def test_true_is_no_number_in_any_setting(kind: type[Config]) -> None:
         ("[graph\n", {}, "is no TOML: "),
         ("[draft]\nk = 1\nk = 2\n", {}, "(at line 3, column 6); correct it there"),
         ("[draft]\nk = true\n", {}, "k of [draft] in 'speculant.toml': must not be true or false (got true)"),
-        ("[client]\ndeadline_ms = false\n", {}, "deadline_ms of [client] in 'speculant.toml': must not be"),
-        ("[graph]\nmemory = true\n", {}, "memory of [graph] in 'speculant.toml': must not be true"),
         ('[draft]\nsources = ["corpus", "moon"]\n', {}, "sources of [draft] in 'speculant.toml': must be 'c"),
         ("", {"SPECULANT_SERVER__MAX_SESSIONS": "many"}, "config: SPECULANT_SERVER__MAX_SESSIONS: must be"),
         ("", {"SPECULANT_DRAFT": "4"}, "SPECULANT_DRAFT: must be an object (got 4)"),
-        ("", {"SPECULANT_DRAFT": '{"k": -1}'}, "config: SPECULANT_DRAFT: must be greater"),
         ("", {"SPECULANT_DRAFT__K__X": "3"}, "config: SPECULANT_DRAFT__K__X: must be a whole number\n"),
         ("[draft.k]\na = 1\n", {}, "k of [draft] in 'speculant.toml': must be a whole number\n"),
         ("[draft]\nk = 1\n", {"speculant_draft__k": "x"}, "config: speculant_draft__k: must be a whole number"),
@@ -196,7 +193,4 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 @given(VALUES)
 def test_values_come_back(value: Any) -> None:
     assert tomllib.loads(f"x = {_toml_value(value)}") == {"x": value}
-
-
-def test_bytes_of_a_path_that_are_no_text_do_not_break_the_file() -> None:
-    assert tomllib.loads(f"x = {_toml_value(os.fsdecode(bytes([255])))}") == {"x": "\\udcff"}
+    assert tomllib.loads(f"x = {_toml_value(os.fsdecode(bytes([255])))}") == {"x": "\\udcff"}, "no text"

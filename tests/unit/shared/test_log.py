@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -47,7 +46,10 @@ def test_json_of_an_exception_has_its_type_and_traceback_but_no_values(capsys: p
         fail("hu" + "sh")  # the source is shown, values are not
     except ValueError as error:
         logger.opt(exception=error).error("it failed")
-    (line,) = capsys.readouterr().err.splitlines()
+    log_to_stderr()
+    logger.error("in text")
+    line, text = capsys.readouterr().err.splitlines()
+    assert "ERROR   in text" in text
     found = json.loads(line)
     assert (found["message"], found["exception"]) == ("it failed", "ValueError")
     assert found["traceback"].startswith("Traceback")
@@ -82,17 +84,6 @@ def test_a_bound_request_id_is_shown(capsys: pytest.CaptureFixture[str], log_for
     assert "req-1" not in second
 
 
-def test_text_shows_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
-    log_to_stderr()
-    try:
-        fail("hush")
-    except ValueError:
-        logger.exception("it failed")
-    shown = capsys.readouterr().err
-    assert "ERROR   it failed\n" in shown
-    assert "ValueError: of 4 characters" in shown
-
-
 def test_silence_and_levels(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_stderr("WARNING", "json")
     logger.info("no")
@@ -101,23 +92,3 @@ def test_silence_and_levels(capsys: pytest.CaptureFixture[str]) -> None:
     silence()
     assert [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == ["yes"]
     logger.enable(__name__)
-
-
-def test_tasks_do_not_share_what_is_bound() -> None:
-    seen: list[tuple[str, str]] = []
-    logger.remove()
-    logger.add(
-        lambda message: seen.append((message.record["extra"]["request_id"], message.record["message"])), format=""
-    )
-
-    async def work(name: str) -> None:
-        with logger.contextualize(request_id=name):
-            await asyncio.sleep(0)
-            logger.info(name)
-
-    async def run() -> None:
-        await asyncio.gather(*(work(f"r{number}") for number in range(5)))
-
-    asyncio.run(run())
-    assert len(seen) == 5
-    assert all(bound == said for bound, said in seen)
