@@ -95,7 +95,8 @@ def require_same(expected: Fingerprint, found: Fingerprint) -> None:
     if expected.sha256 != found.sha256:
         raise TokenizerMismatchError(
             f"the graph was built with tokenizer {expected.name} ({expected.sha256[:12]}), "
-            f"not with {found.name} ({found.sha256[:12]}); use that tokenizer or build the graph again"
+            f"not with {found.name} ({found.sha256[:12]})",
+            fix="use that tokenizer or build the graph again",
         )
 
 
@@ -187,7 +188,7 @@ class CorpusTokenizer:
             name = str(Path(name).resolve())  # a graph remembers it, and is read from other folders
             file, config_file = Path(name) / _TOKENIZER_FILE, Path(name) / _CONFIG_FILE
             if not file.is_file():
-                raise ConfigError(f"folder {name} has no {_TOKENIZER_FILE}; set {_SETTING} to one that has")
+                raise ConfigError(f"folder {name} has no {_TOKENIZER_FILE}", fix=f"set {_SETTING} to one that has")
         else:
             is_local = only_local(str(name_or_folder), _SETTING, hf_token)
             file, config_file = _download(name, hf_token, is_local=is_local)
@@ -196,7 +197,9 @@ class CorpusTokenizer:
             tokenizer = Tokenizer.from_file(str(file))
             config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
         except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"tokenizer {name} can't be read ({first_line(error)}); download it again") from error
+            raise ConfigError(
+                f"tokenizer {name} can't be read ({first_line(error)})", fix="download it again"
+            ) from error
         bos_id, eos_id = (_special_id(tokenizer, config, role) for role in ("bos", "eos"))
         return cls(name, tokenizer, bos_id, eos_id, revision, special_tokens)
 
@@ -297,7 +300,7 @@ def local_tokenizer(expected: Fingerprint) -> CorpusTokenizer:
     """
     folder = local_folder(expected.name)
     if folder is None:
-        raise ConfigError("the tokenizer is not on this machine; fetch it, or name its folder (--tokenizer)")
+        raise ConfigError("the tokenizer is not on this machine", fix="fetch it, or name its folder (--tokenizer)")
     tokenizer = CorpusTokenizer.load(folder)
     tokenizer.require(expected)
     return tokenizer
@@ -344,10 +347,10 @@ def _download(name: str, hf_token: str | None, *, is_local: bool) -> tuple[Path,
             config_file = file.with_name(_CONFIG_FILE)
     except LocalEntryNotFoundError as error:
         raise ConfigError(
-            f"tokenizer {name} is not whole in the hub's cache and the hub can't be reached; name a folder"
+            f"tokenizer {name} is not whole in the hub's cache and the hub can't be reached", fix="name a folder"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"no tokenizer {name} ({first_line(error)}); set {_SETTING} to a folder or a hub name"
+            f"no tokenizer {name} ({first_line(error)})", fix=f"set {_SETTING} to a folder or a hub name"
         ) from error
     return file, config_file

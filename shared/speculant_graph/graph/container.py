@@ -76,7 +76,7 @@ class NewFile:
             GraphFileError: there is no such folder, or something else than a file is there.
         """
         if path.exists() and not path.is_file():
-            raise GraphFileError(f"{path} is there and is not an ordinary file; choose another path")
+            raise GraphFileError(f"{path} is there and is not an ordinary file", fix="choose another path")
         self.path = path
         self._temporary = folder / "graph.new"
         with writing(path):
@@ -123,7 +123,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise GraphFileError(
-            f"{path} can't be written ({error.strerror}); check folder, permissions and space"
+            f"{path} can't be written ({error.strerror})", fix="check folder, permissions and space"
         ) from error
 
 
@@ -151,11 +151,11 @@ def read_container(path: Path) -> Container:
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise GraphFileError(f"{path} can't be opened ({reason}); check the path of the graph file") from error
+        raise GraphFileError(f"{path} can't be opened ({reason})", fix="check the path of the graph file") from error
     if view[: len(_OLD_MAGIC)] == _OLD_MAGIC:
         raise GraphFileError(
-            f"{path} is of an older release, whose graph files this one does not read; "
-            "build the graph again with 'speculant build'"
+            f"{path} is of an older release, whose graph files this one does not read",
+            fix="build the graph again with 'speculant build'",
         )
     if not is_graph_head(bytes(view[:HEAD_BYTES])):
         raise _foreign(path)
@@ -191,7 +191,7 @@ def is_graph_head(head: bytes) -> bool:
 
 def damaged(path: Path | str, reason: str) -> GraphFileError:
     """Return the error for a file that is ours but broken."""
-    return GraphFileError(f"{path} is damaged ({reason}); copy it or build the graph again")
+    return GraphFileError(f"{path} is damaged ({reason})", fix="copy it or build the graph again")
 
 
 def _head(protocol: int, checksum: bytes, text_bytes: int) -> bytes:
