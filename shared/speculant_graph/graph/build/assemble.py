@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from speculant_graph.errors import GraphError
-from speculant_graph.graph.container import write_all, writing
 from speculant_graph.graph.build.finish import finish_trie
-from speculant_graph.graph.layout import CHILD, CUMULATIVE, INNER_WORDS, LINK, MAX_NODES, TOKEN, UInt32Array
-from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.build.partition import PartitionRecords
 from speculant_graph.graph.build.report import Stopwatch
+from speculant_graph.graph.container import write_all, writing
+from speculant_graph.graph.layout import CHILD, CUMULATIVE, INNER_WORDS, LINK, MAX_NODES, TOKEN, UInt32Array
+from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.store import NewGraphFile, new_graph_file
 
 _RECORDS_AT_A_TIME = 1 << 17

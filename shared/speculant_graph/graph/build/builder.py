@@ -19,12 +19,12 @@ from speculant_graph.corpus.files import SkippedFile, list_corpus_files
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
-from speculant_graph.graph.container import writing
 from speculant_graph.graph.build.count import count_tokens, map_tokens
+from speculant_graph.graph.build.report import BuildReport, Phase, Stopwatch, built_at
+from speculant_graph.graph.container import writing
 from speculant_graph.graph.layout import UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.build.report import BuildReport, Phase, Stopwatch, built_at
 from speculant_graph.graph.store import check_description, load_graph, save_graph
 from speculant_graph.graph.workspace import checked_output, workspace
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId

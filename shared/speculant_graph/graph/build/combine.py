@@ -21,17 +21,17 @@ from speculant_graph.graph.build.builder import (
     ProgressCallback,
     library_version,
 )
-from speculant_graph.graph.check import check_graph
-from speculant_graph.graph.container import write_all, writing
 from speculant_graph.graph.build.emit import Emitter
 from speculant_graph.graph.build.keys import KeyLayout
+from speculant_graph.graph.build.partition import Partition, PartitionRecords
+from speculant_graph.graph.build.report import Stopwatch, built_at
+from speculant_graph.graph.build.streams import KeyStream, keys_of, keys_of_ngrams, merged
+from speculant_graph.graph.check import check_graph
+from speculant_graph.graph.container import write_all, writing
 from speculant_graph.graph.layout import MAX_NODES
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
-from speculant_graph.graph.build.partition import Partition, PartitionRecords
-from speculant_graph.graph.build.report import Stopwatch, built_at
 from speculant_graph.graph.store import check_description, load_graph
-from speculant_graph.graph.build.streams import KeyStream, keys_of, keys_of_ngrams, merged
 from speculant_graph.graph.workspace import checked_output, only_writer, workspace
 
 

@@ -11,11 +11,8 @@ import numpy as np
 
 from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.graph.build.assemble import assemble_graph
-from speculant_graph.graph.container import writing
 from speculant_graph.graph.build.emit import emitter_bytes
 from speculant_graph.graph.build.keys import KeyLayout
-from speculant_graph.graph.layout import MAX_NODES, UInt32Array, require_vocabulary
-from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.build.partition import (
     KeyBuffers,
     Partition,
@@ -24,6 +21,9 @@ from speculant_graph.graph.build.partition import (
     plan_partitions,
 )
 from speculant_graph.graph.build.report import Stopwatch
+from speculant_graph.graph.container import writing
+from speculant_graph.graph.layout import MAX_NODES, UInt32Array, require_vocabulary
+from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.machine import anonymous_bytes
 
 CountProgress = Callable[[int, int], None]

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from speculant_graph import _core
-from speculant_graph.graph.container import write_all
 from speculant_graph.graph.build.emit import Emitter
 from speculant_graph.graph.build.keys import KeyLayout
+from speculant_graph.graph.container import write_all
 from speculant_graph.graph.layout import UInt32Array, UInt64Array
 
 
