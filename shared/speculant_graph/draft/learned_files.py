@@ -1,6 +1,6 @@
 """The folder of what was learned: one SQLite database for each tenant, and one for what no tenant owns.
 
-One thread does all of it, in order, so that nobody waits for the disk who does not ask for an answer. A damaged
+One thread does all of it, in order, so that a caller waits for the disk only where it asks for an answer. A damaged
 database is moved aside, and its tenant begins anew.
 """
 
@@ -110,7 +110,7 @@ class LearnedFiles:
         """Replace a state by another, soon.
 
         Args:
-            tenant: whose it is; None: nobody's, and it must hold no text.
+            tenant: the tenant it belongs to; None: it belongs to all, and must hold no text.
             state: its name.
             content: what :meth:`load_state` is to return.
         """
@@ -186,7 +186,7 @@ class LearnedFiles:
     def _use(self, action: str, name: str, work: Callable[[Database], _Result]) -> _Result | None:
         """Work with a database, where it is damaged with a new one; None if it fails."""
         try:
-            result = self._mended(name, work)
+            result = self._renewed(name, work)
         except (OSError, sqlite3.Error) as error:
             if action not in self._failing:
                 logger.warning(
@@ -198,7 +198,7 @@ class LearnedFiles:
         self._failing.discard(action)
         return result
 
-    def _mended(self, name: str, work: Callable[[Database], _Result]) -> _Result:
+    def _renewed(self, name: str, work: Callable[[Database], _Result]) -> _Result:
         try:
             return work(self._database(name))
         except sqlite3.DatabaseError as error:
@@ -247,10 +247,10 @@ class LearnedFiles:
 
     def _require_ours(self) -> None:
         """Take the folder, or refuse it if it is of another format or another tokenizer."""
-        known = self._mended(_SHARED, lambda database: database.get("tokenizer"))
+        known = self._renewed(_SHARED, lambda database: database.get("tokenizer"))
         if known is None:
             ours = f"{self.tokenizer.sha256} {self.tokenizer.name}".encode(errors="replace")
-            self._mended(_SHARED, lambda database: database.put("tokenizer", ours))
+            self._renewed(_SHARED, lambda database: database.put("tokenizer", ours))
             return
         sha256, _, name = known.decode(errors="replace").partition(" ")
         if sha256 != self.tokenizer.sha256:

@@ -42,4 +42,4 @@ def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name, problem = first["loc"][0], humanise(first)
-        raise DraftRequestError(f"the option {name} {problem}; mend it, or leave it out") from None
+        raise DraftRequestError(f"the option {name} {problem}; correct it, or leave it out") from None

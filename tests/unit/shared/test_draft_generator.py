@@ -22,61 +22,30 @@ def generator_of(token_ids: list[int], max_order: int = 3, config: DraftConfig |
     return DraftGenerator(graph, config)
 
 
-def test_greedy_follows_the_most_frequent_successor() -> None:
-    draft = generator_of([1, 2, 3, 1, 2, 4, 1, 2, 4, 5]).generate([1, 2], k=2)
-    assert draft == Draft(token_ids=(4, 1), parents=(0, 1))
-    assert draft.is_chain
-
-
-def test_ties_go_to_the_lowest_id() -> None:
-    assert generator_of([1, 9, 1, 3, 1, 7]).generate([1], k=1).token_ids == (3,)
-
-
-def test_the_longest_known_context_decides() -> None:
-    generator = generator_of([5, 1, 2, 6, 1, 3, 7, 1, 3, 8])
-    assert generator.generate([1], k=1).token_ids == (3,)
-    assert generator.generate([5, 1], k=1).token_ids == (2,)
-    assert generator.generate([99, 5, 1], k=1).token_ids == (2,)
-
-
-def test_no_known_context_gives_an_empty_draft() -> None:
-    for prompt in ([], [50], [1, 50], [1, -1], [1, 2**40]):
-        assert generator_of([1, 2, 3]).generate(prompt, k=4) == Draft(terminated_early=True)
-
-
-def test_a_dead_end_gives_a_partial_draft() -> None:
-    draft = generator_of([1, 2, 3]).generate([1], k=8)
-    assert draft.token_ids == (2, 3)
-    assert draft.parents == (0, 1)
-    assert draft.terminated_early
-
-
-def test_a_window_without_successors_drops_to_a_lower_order() -> None:
-    # The stream ends in 2 3: that pair has no successor, but 3 alone has one.
-    generator = generator_of([3, 8, 1, 2, 3], max_order=2)
-    assert generator.graph.match_order([2, 3], 2) is None
-    assert generator.generate([1, 2], k=3).token_ids == (3, 8, 1)
-
-
-@pytest.mark.parametrize("prompt", [[1], [1, 2], [1, 2, 3]])
-def test_prompts_shorter_than_the_order_start_at_their_length(prompt: list[int]) -> None:
-    generator = generator_of([1, 2, 3, 4, 5, 6], max_order=5)
-    assert generator.generate(prompt, k=2).token_ids == (prompt[-1] + 1, prompt[-1] + 2)
-
-
-def test_the_matched_order_is_kept() -> None:
-    # After 1, order 1 goes on to 2, and from there to the most frequent successor of 2 alone, which is 9; an
-    # order-2 context (1, 2) would have gone to 3.
-    generator = generator_of([1, 2, 3, 5, 2, 9, 6, 2, 9, 7], max_order=2)
-    assert generator.generate([1], k=2).token_ids == (2, 9)
-    assert generator.generate([1, 2], k=1).token_ids == (3,)
-
-
-@pytest.mark.parametrize("k", [0, -3])
-@pytest.mark.parametrize("strategy", ["greedy", "sampling"])
-def test_no_tokens_asked_none_drafted(k: int, strategy: str) -> None:
-    draft = generator_of([1, 2, 3]).generate([1], k=k, strategy=strategy)  # type: ignore[arg-type]
-    assert draft == Draft(strategy=strategy)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("stream", "max_order", "prompt", "k", "drafted"),
+    [
+        pytest.param([1, 2, 3, 1, 2, 4, 1, 2, 4, 5], 3, [1, 2], 2, (4, 1), id="the most frequent successor"),
+        pytest.param([1, 9, 1, 3, 1, 7], 3, [1], 1, (3,), id="ties go to the lowest id"),
+        pytest.param([5, 1, 2, 6, 1, 3, 7, 1, 3, 8], 3, [1], 1, (3,), id="a short context"),
+        pytest.param([5, 1, 2, 6, 1, 3, 7, 1, 3, 8], 3, [99, 5, 1], 1, (2,), id="the longest known context decides"),
+        pytest.param([1, 2, 3], 3, [1], 8, (2, 3), id="a dead end gives a partial draft"),
+        pytest.param([3, 8, 1, 2, 3], 2, [1, 2], 3, (3, 8, 1), id="2 3 has no successor, but 3 alone has one"),
+        pytest.param([1, 2, 3, 4, 5, 6], 5, [1, 2], 2, (3, 4), id="a prompt shorter than the order"),
+        # After 1, order 1 goes on to 2, and from there to the most frequent successor of 2 alone.
+        pytest.param([1, 2, 3, 5, 2, 9, 6, 2, 9, 7], 2, [1], 2, (2, 9), id="the matched order is kept"),
+        pytest.param([1, 2, 3], 3, [1], 0, (), id="nothing asked"),
+        pytest.param([1, 2, 3], 3, [1], -3, (), id="less than nothing asked"),
+        *(
+            pytest.param([1, 2, 3], 3, prompt, 4, (), id=f"{prompt} is unknown")
+            for prompt in ([], [50], [1, 50], [1, -1], [1, 2**40])
+        ),
+    ],
+)
+def test_greedy_chains(stream: list[int], max_order: int, prompt: list[int], k: int, drafted: tuple[int, ...]) -> None:
+    draft = generator_of(stream, max_order).generate(prompt, k=k)
+    assert draft == Draft(drafted, tuple(range(len(drafted))), terminated_early=len(drafted) < k)
+    assert draft.is_chain or not drafted
 
 
 def test_sampling_returns_what_it_drew_from() -> None:

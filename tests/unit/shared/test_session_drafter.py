@@ -93,7 +93,7 @@ def test_strategies_that_there_are_not(graph: NgramGraph) -> None:
     for strategy in ("greedy", "sampling"):
         with pytest.raises(ConfigError, match=f"strategy {strategy} drafts from a graph; give one"):
             draft_of(drafter, 1, strategy=strategy)
-    with pytest.raises(DraftRequestError, match=r"the option strategy must be 'greedy', 'sampling', .*; mend it"):
+    with pytest.raises(DraftRequestError, match=r"the option strategy must be 'greedy', 'sampling', .*; correct it"):
         draft_of(drafter, 1, strategy="best")  # type: ignore[arg-type]
 
 
