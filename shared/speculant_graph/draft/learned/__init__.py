@@ -1,0 +1,1 @@
+"""What accepted text teaches, and how it outlives the process."""
