@@ -17,7 +17,7 @@ from pathlib import Path
 from loguru import logger
 
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.draft.learned.store import LearnedStore
+from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import (
     ConfigError,

@@ -15,7 +15,7 @@ from speculant_drafter.tracing import Tracer
 from speculant_graph._core import SessionTable
 from speculant_graph.config import ServerConfig
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.learned.store import Memory
+from speculant_graph.draft.learning.store import Memory
 from speculant_graph.draft.session_drafter import costs_of
 from speculant_graph.errors import DraftRequestError
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from speculant_graph.config_learning import DraftModelConfig, RecordConfig
     from speculant_graph.draft.cost import CostCurve
     from speculant_graph.draft.generator import DraftGenerator
-    from speculant_graph.draft.learned.store import LearnedStore
+    from speculant_graph.draft.learning.store import LearnedStore
     from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
     from speculant_graph.errors import SpeculantError
     from speculant_graph.graph.build.builder import GraphBuilder
@@ -55,7 +55,7 @@ _MODULES = {
     "speculant_graph.config_learning": ("DraftModelConfig", "RecordConfig"),
     "speculant_graph.draft.cost": ("CostCurve",),
     "speculant_graph.draft.generator": ("DraftGenerator",),
-    "speculant_graph.draft.learned.store": ("LearnedStore",),
+    "speculant_graph.draft.learning.store": ("LearnedStore",),
     "speculant_graph.draft.session_drafter": ("DraftRequest", "SessionDrafter"),
     "speculant_graph.errors": ("SpeculantError",),
     "speculant_graph.graph.build.builder": ("GraphBuilder",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from speculant_graph.draft.learned.files import LearnedFiles
+from speculant_graph.draft.learning.files import LearnedFiles
 from speculant_graph.types import Fingerprint
 
 TOKENIZER = Fingerprint("some/tokenizer", "ab" * 32, 1_000_000)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.learned.store import LearnedStore
+from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph

@@ -13,7 +13,7 @@ from speculant_graph.client.counts import Counts
 from speculant_graph.client.sessions import Session
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.learned.store import LearnedStore
+from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError

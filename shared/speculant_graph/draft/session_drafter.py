@@ -19,8 +19,8 @@ from speculant_graph import _core
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.generator import MAX_SUPPORT, NUM_SEEDS
-from speculant_graph.draft.learned.calibration import load_calibration
-from speculant_graph.draft.learned.store import LearnedStore, Memory
+from speculant_graph.draft.learning.calibration import load_calibration
+from speculant_graph.draft.learning.store import LearnedStore, Memory
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
 from speculant_graph.draft.papers.drafts import make_draft, require_vocabulary
 from speculant_graph.draft.strategies import CALIBRATED, require_source, settings_of

@@ -75,7 +75,7 @@ def _sidecar(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConf
 
 def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> Drafter:
     from speculant_graph.client.local import LocalDrafter
-    from speculant_graph.draft.learned.store import LearnedStore
+    from speculant_graph.draft.learning.store import LearnedStore
     from speculant_graph.graph.ngrams import NgramGraph
 
     class LearningDrafter(LocalDrafter):

@@ -23,8 +23,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from speculant_graph.draft.learned.files import MAX_OPEN_DATABASES
-from speculant_graph.draft.learned.store import LearnedStore
+from speculant_graph.draft.learning.files import MAX_OPEN_DATABASES
+from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.errors import ConfigError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Fingerprint
 from support.learned import TOKENIZER, loaded, newest, opened, path_of
@@ -160,7 +160,7 @@ LEARN = """
 import sys
 from pathlib import Path
 import numpy as np
-from speculant_graph.draft.learned.files import LearnedFiles
+from speculant_graph.draft.learning.files import LearnedFiles
 from speculant_graph.types import Fingerprint
 files = LearnedFiles(Path(sys.argv[1]), Fingerprint("t", "ab" * 32, 1_000_000), 500)
 """

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from speculant_graph._core import Calibration
-from speculant_graph.draft.learned.calibration import load_calibration, save_calibration
-from speculant_graph.draft.learned.store import LearnedStore
+from speculant_graph.draft.learning.calibration import load_calibration, save_calibration
+from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.types import StrategyName

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, TargetRows
-from speculant_graph.draft.learned.store import LearnedStore
-from speculant_graph.draft.learned.target_rows import load_rows, save_rows
+from speculant_graph.draft.learning.store import LearnedStore
+from speculant_graph.draft.learning.target_rows import load_rows, save_rows
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
 from support.graphs import graph_of

@@ -21,7 +21,7 @@ import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
 
-from speculant_graph.draft.learned.database import ID_BYTES, Database, is_damage
+from speculant_graph.draft.learning.database import ID_BYTES, Database, is_damage
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.graph.layout import Int64Array
 from speculant_graph.types import Fingerprint
