@@ -7,14 +7,15 @@ first; on a mixture of experts every token wakes further experts, and a draft mu
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
 
 from speculant_graph.errors import ConfigError
 
@@ -24,9 +25,6 @@ MAX_POINT = 4_096
 _EXAMPLE = '{"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}'
 _MOST_SHOWN = 60
 """Characters of a wrong value in a message."""
-
-_TOKENS = TypeAdapter(tuple[Annotated[int, Field(strict=True, le=MAX_POINT)], ...])
-_COSTS = TypeAdapter(tuple[Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)], ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,10 @@ class CostCurve:
             ConfigError: they make no curve.
         """
         whole = f"numbers of tokens must be whole numbers up to {MAX_POINT}, such as 1, 2, 4"
-        object.__setattr__(self, "tokens", _checked(_TOKENS, self.tokens, whole))
+        object.__setattr__(self, "tokens", tuple(map(int, _checked(self.tokens, Integral, MAX_POINT, whole))))
         positive = "relative costs must be positive and finite, such as 1.0, 1.2, 1.5"
-        object.__setattr__(self, "relative", _checked(_COSTS, self.relative, positive))
+        costs = _checked(self.relative, Real, sys.float_info.max, positive)
+        object.__setattr__(self, "relative", tuple(map(float, costs)))
         if len(self.tokens) != len(self.relative) or not self.tokens:
             raise ConfigError(
                 f"a cost curve has as many relative costs ({len(self.relative)}) as numbers of tokens "
@@ -104,13 +103,14 @@ class CostCurve:
             raise ConfigError(f"{path}: {error}") from error
 
 
-def _checked(points: TypeAdapter[Any], given: object, rule: str) -> Any:
+def _checked(given: object, kind: type, most: float, rule: str) -> Sequence[Any]:
     values = given.tolist() if isinstance(given, np.ndarray) else given
-    try:
-        return points.validate_python(values)
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]["input"]
-        raise ConfigError(f"{rule}, in a list; change {_shown(wrong)}") from error
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise ConfigError(f"{rule}, in a list; change {_shown(given)}")
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool) or not 0 < cast(Any, value) <= most:
+            raise ConfigError(f"{rule}, in a list; change {_shown(value)}")
+    return values
 
 
 def _shown(value: object) -> str:
