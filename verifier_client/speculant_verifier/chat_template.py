@@ -50,13 +50,13 @@ def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
 def _check(messages: object) -> None:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise GenerationRequestError('messages must be a list such as [{"role": "user", "content": "Hello"}]; give one')
-    for number, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise GenerationRequestError(
-                f'message {number} has no role; give it as {{"role": "user", "content": "Hello"}}'
+                f'message {index} has no role; give it as {{"role": "user", "content": "Hello"}}'
             )
         content = message.get("content")
         if not isinstance(content, str | list | tuple) and not (content is None and set(message) - {"role", "content"}):
             raise GenerationRequestError(
-                f"the content of message {number} is neither text nor a list of parts; give text"
+                f"the content of message {index} is neither text nor a list of parts; give text"
             )

@@ -139,7 +139,7 @@ class SpeculativeDecoder:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are being decoded or wait for a place, for all callers together."""
+        """Sequences that are being decoded or wait for a row, for all callers together."""
         return self._runner.num_sequences
 
     def _measured_costs(self) -> CostTable | None:
@@ -256,7 +256,7 @@ class SpeculativeDecoder:
     def draft_session(self, prompt: Prompt, generation_config: GenerationConfig | None = None) -> DraftSession:
         """Begin a sequence whose drafts the caller brings, for a task of an event loop.
 
-        Every call of its ``verify`` is one step; while none is made, the sequence waits and keeps its place in the
+        Every call of its ``verify`` is one step; while none is made, the sequence waits and keeps its row in the
         batch. Close it when it has not ended by itself.
 
         Args:

@@ -44,7 +44,7 @@ class HarmonyTokens:
     def of(cls, decoder: SpeculativeDecoder) -> HarmonyTokens | None:
         """Return those of a decoder's tokenizer, or None if its chat template is not harmony's."""
         tokenizer = decoder.target.tokenizer
-        added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
         if not added.keys() >= set(_NAMES):
             return None
         try:

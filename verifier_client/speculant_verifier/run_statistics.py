@@ -101,7 +101,7 @@ def total(parts: Sequence[RunStatistics]) -> RunStatistics:
 
 
 class RunMeter:
-    """Measures a run of a decoder that nobody else uses, also one that is interrupted."""
+    """Measures a run of a decoder without other callers, also one that is interrupted."""
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         """Begin to measure."""

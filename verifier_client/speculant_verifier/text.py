@@ -57,7 +57,7 @@ class Batch:
         self._texts: list[Detokenizer] = []
         self.requests: list[Request] = []
         """What the engine decodes."""
-        for number, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
+        for index, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
             refusal = ""
             grammar = None
             try:
@@ -67,7 +67,7 @@ class Batch:
                 token_ids, refusal = (), str(error)
             hint = hint_of(token_ids, self._token_ids(config.prediction)) if config.prediction else ()
             for sample in range(config.n):
-                self._sources.append((number, sample))
+                self._sources.append((index, sample))
                 self._texts.append(Detokenizer(target.decode, config.stop))
                 settings = config.model_copy(update={"seed": (config.seed + sample) % (1 << 63), "n": 1})
                 self.requests.append(

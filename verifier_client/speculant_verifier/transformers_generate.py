@@ -185,9 +185,9 @@ class _StopCheck:
         self._token_ids = list(prompt)
 
     def __call__(self, token_ids: Sequence[TokenId]) -> int | None:
-        for place, token in enumerate(token_ids, start=1):
+        for count, token in enumerate(token_ids, start=1):
             self._token_ids.append(token)
             row = torch.tensor([self._token_ids], device=self._device)
             if bool(self._criteria(row, None).all()):
-                return place
+                return count
         return None

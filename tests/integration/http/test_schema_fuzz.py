@@ -59,7 +59,7 @@ def test_requests_from_the_document(decoder: SpeculativeDecoder, tmp_path: Path)
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1_000)
         api.wait_until_idle()
         assert api.get("/healthz").status_code == 200
-    assert decoder.engine.totals.num_passes > num_passes + 100  # many of them were answered
+    assert decoder.engine.totals.num_passes > num_passes + 50  # many of them were answered
     summary = done.stdout[-6_000:]
     assert done.returncode == 0, summary + done.stderr[-2_000:]
     counts = re.search(r"(\d+) generated", done.stdout)

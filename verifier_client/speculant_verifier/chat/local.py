@@ -20,7 +20,7 @@ class LocalBackend:
     """Answers by a decoder, which is closed with it."""
 
     def __init__(self, decoder: SpeculativeDecoder, config: GenerationConfig) -> None:
-        """Take a decoder that nobody else uses.
+        """Take a decoder for this conversation alone.
 
         Raises:
             GenerationError: the model has no chat template that takes messages of a user.

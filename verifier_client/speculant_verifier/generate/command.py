@@ -116,8 +116,8 @@ def _generate(
                 continue
             reasons.append(event.result.finish_reason)
             if event.result.error:
-                place = lines[event.prompt_index].place
-                message = f"{place}: {event.result.error}" if place else event.result.error
+                location = lines[event.prompt_index].location
+                message = f"{location}: {event.result.error}" if location else event.result.error
                 sys.stderr.write(f"speculant: generate: {printable(message)}\n")
 
     def conclude(missing: str = "") -> None:
@@ -135,7 +135,7 @@ def _generate(
                 needs_legend = False
             show(order.push(event))
     except BrokenPipeError:
-        raise  # nobody reads what is left
+        raise  # no reader is left
     except BaseException as end:
         show(order.rest())  # what was decoded before an interruption is not lost
         printer.stop()

@@ -35,7 +35,7 @@ class PromptLine:
     """Those of the conversation."""
     config: GenerationConfig
     """How it is to be continued."""
-    place: str
+    location: str
     """Where it was given, for messages to people; empty if there is only one."""
 
 
@@ -54,8 +54,8 @@ def read_prompts(texts: Sequence[str], path: Path | None, config: GenerationConf
         texts = [_standard_input().removesuffix("\n")]
         if not texts[0]:
             raise ConfigError("there is no prompt; give one as an argument, by --prompts or on standard input")
-    places = [f"prompt {number}" if len(texts) > 1 or path else "" for number in range(1, len(texts) + 1)]
-    given = [PromptLine(text, [], config, place) for text, place in zip(texts, places, strict=True)]
+    locations = [f"prompt {i}" if len(texts) > 1 or path else "" for i in range(1, len(texts) + 1)]
+    given = [PromptLine(text, [], config, location) for text, location in zip(texts, locations, strict=True)]
     if path is not None:
         given += _from_file(path, config)
     if not given:
@@ -80,39 +80,43 @@ def _from_file(path: Path, config: GenerationConfig) -> Iterator[PromptLine]:
     # Only line feeds end lines: prompts may hold other characters that str.splitlines takes for line ends.
     for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
-            place = f"line {number} of '{path}'"
-            yield _from_json(line, config, place) if is_json else PromptLine(line.removesuffix("\r"), [], config, place)
+            location = f"line {number} of '{path}'"
+            yield (
+                _from_json(line, config, location)
+                if is_json
+                else PromptLine(line.removesuffix("\r"), [], config, location)
+            )
 
 
-def _from_json(line: str, config: GenerationConfig, place: str) -> PromptLine:
+def _from_json(line: str, config: GenerationConfig, location: str) -> PromptLine:
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f'{place} is no JSON; write {{"prompt": "..."}}, or name the file .txt') from error
+        raise ConfigError(f'{location} is no JSON; write {{"prompt": "..."}}, or name the file .txt') from error
     record: dict[str, Any] = value if isinstance(value, dict) else {"prompt": value}
     if ("prompt" in record) == ("messages" in record):
-        raise ConfigError(f"{place} needs a 'prompt' (text or token ids) or 'messages'; give one of them")
-    settings = _with(config, record.get("generation", {}), place)
+        raise ConfigError(f"{location} needs a 'prompt' (text or token ids) or 'messages'; give one of them")
+    settings = _with(config, record.get("generation", {}), location)
     if "messages" in record:
-        return PromptLine(None, record["messages"], settings, place)
+        return PromptLine(None, record["messages"], settings, location)
     if not isinstance(record["prompt"], str) and not _are_token_ids(record["prompt"]):
-        raise ConfigError(f"{place}: the prompt is neither text nor a list of token ids; give one of them")
-    return PromptLine(record["prompt"], [], settings, place)
+        raise ConfigError(f"{location}: the prompt is neither text nor a list of token ids; give one of them")
+    return PromptLine(record["prompt"], [], settings, location)
 
 
 def _are_token_ids(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
 
 
-def _with(config: GenerationConfig, changes: object, place: str) -> GenerationConfig:
+def _with(config: GenerationConfig, changes: object, location: str) -> GenerationConfig:
     if not isinstance(changes, dict):
-        raise ConfigError(f'{place}: generation must be a table of settings such as {{"max_tokens": 20}}')
+        raise ConfigError(f'{location}: generation must be a table of settings such as {{"max_tokens": 20}}')
     try:
         return GenerationConfig.model_validate(config.model_dump() | changes)
     except ValidationError as error:
         first: Any = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{place}: generation.{setting}: {humanise(first)}") from error
+        raise ConfigError(f"{location}: generation.{setting}: {humanise(first)}") from error
 
 
 def prompts_for(
@@ -141,5 +145,5 @@ def prompts_for(
         try:
             prompts.append(decoder.chat_prompt(messages))
         except GenerationError as error:
-            raise GenerationError(f"{line.place}: {error}" if line.place else str(error)) from error
+            raise GenerationError(f"{line.location}: {error}" if line.location else str(error)) from error
     return prompts

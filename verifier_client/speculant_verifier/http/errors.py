@@ -122,26 +122,26 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     Args:
         problems: their locations begin with a word for the whole, such as "body".
     """
-    places = [[_printable(str(part)) for part in problem["loc"][1:]] for problem in problems]
+    paths = [[_printable(str(part)) for part in problem["loc"][1:]] for problem in problems]
     unknown = [
-        ".".join(place)
-        for place, problem in zip(places, problems, strict=True)
-        if problem["type"] == "extra_forbidden" and not _EXPECTED.keys() & set(place[:-1])
+        ".".join(path)
+        for path, problem in zip(paths, problems, strict=True)
+        if problem["type"] == "extra_forbidden" and not _EXPECTED.keys() & set(path[:-1])
     ]
     if unknown:
         names = ", ".join(f"'{name}'" for name in unknown[:8])
         message = f"not supported here: {names}; leave it out"
         return ApiError(400, message, param=unknown[0], code="unsupported_parameter")
-    place, problem = places[0], problems[0]
+    path, problem = paths[0], problems[0]
     if problem["type"] == "json_invalid":
-        return ApiError(400, f"the body is no JSON: it breaks at character {int(place[0]) + 1}; correct it there")
-    if not place:
+        return ApiError(400, f"the body is no JSON: it breaks at character {int(path[0]) + 1}; correct it there")
+    if not path:
         return ApiError(400, "the body is no JSON object; send one, as application/json")
-    for index, part in enumerate(place):
-        if part in _EXPECTED and not (problem["type"] == "missing" and index == len(place) - 1):
-            param = ".".join(place[: index + 1])
+    for index, part in enumerate(path):
+        if part in _EXPECTED and not (problem["type"] == "missing" and index == len(path) - 1):
+            param = ".".join(path[: index + 1])
             return ApiError(400, f"{param}: {_EXPECTED[part]}", param=param)
-    param = ".".join(place)
+    param = ".".join(path)
     reason = humanise(problem)
     if problem["type"] == "missing":
         reason = "is missing, or null; give it"

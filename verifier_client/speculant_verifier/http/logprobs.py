@@ -27,7 +27,7 @@ class TokenTexts:
         """Look at the model's tokenizer."""
         backend = target.tokenizer.backend_tokenizer
         self._piece_of = backend.id_to_token
-        self._whole = {number: added.content for number, added in backend.get_added_tokens_decoder().items()}
+        self._whole = {token_id: added.content for token_id, added in backend.get_added_tokens_decoder().items()}
         self._alphabet = byte_alphabet() if isinstance(backend.decoder, decoders.ByteLevel) else None
         self._known: dict[TokenId, tuple[str, list[int]]] = {}
 

@@ -23,7 +23,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     Raises:
         ApiError: which one, and which of its fields.
     """
-    for number, message in enumerate(messages):
+    for index, message in enumerate(messages):
         problem = None
         if message.content is None and not message.tool_calls:
             problem = "content", "is missing"
@@ -34,7 +34,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         elif message.role != "tool" and message.tool_call_id is not None:
             problem = "tool_call_id", "belongs to messages of tools; leave it out"
         if problem is not None:
-            param = f"messages.{number}.{problem[0]}"
+            param = f"messages.{index}.{problem[0]}"
             raise ApiError(400, f"{param} {problem[1]}", param=param)
 
 
@@ -58,14 +58,14 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[dict[str
         raise ApiError(
             400, f"tool_choice names '{choice.function.name}', which is not among the tools", param="tool_choice"
         )
-    for number, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if (tool.function.parameters or {}).get("type", "object") != "object":
-            param = f"tools.{number}.function.parameters"
+            param = f"tools.{index}.function.parameters"
             raise ApiError(400, f"{param} is the schema of an object, which has the arguments; mend it", param=param)
     if tools and style is None and choice != "none":
         raise ApiError(
             400,
-            "not supported here: 'tools', the model's chat template knows none, or calls of a kind that nobody knows; "
+            "not supported here: 'tools', the model's chat template knows none, or calls of an unknown kind; "
             "leave them out",
             param="tools",
             code="unsupported_parameter",

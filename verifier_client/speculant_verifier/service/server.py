@@ -54,7 +54,7 @@ class VerifierServer:
             defaults: settings of requests that leave them open.
             make_decoder: loads the model; called in a thread.
             max_batch_size: sequences that it decodes together.
-            make_learning: has the draft model trained meanwhile; None: nobody does.
+            make_learning: has the draft model trained meanwhile; None: it is not trained.
 
         Raises:
             ConfigError: a setting is wrong.

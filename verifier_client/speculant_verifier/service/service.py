@@ -49,7 +49,7 @@ class VerifierService:
             read_decoder: returns what decodes; raises while there is none.
             defaults: settings of requests that leave them open.
             load: how much is taken.
-            idle_timeout_s: a client that brings drafts and sends none for so long loses its place.
+            idle_timeout_s: a client that brings drafts and sends none for so long loses its row.
         """
         self._read_decoder, self._defaults, self._load = read_decoder, defaults, load
         self._idle_timeout_s = idle_timeout_s

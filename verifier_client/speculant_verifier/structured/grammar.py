@@ -152,7 +152,7 @@ class Grammars:
 
 def _opening(tokenizer: PreTrainedTokenizerFast) -> list[TokenId]:
     """Return the tokens that prompts of harmony end with; none for other tokenizers."""
-    added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     if not added.keys() >= set(_HARMONY_NAMES):
         return []
     return [added["<|start|>"], *tokenizer.encode("assistant", add_special_tokens=False)]

@@ -70,14 +70,14 @@ class HarmonyStyle(CallStyle):
         """Return the form of an answer that thinks, and then calls one of some tools."""
         del parallel
         lines = [
-            "start: thought{0,4} (" + " | ".join(f"call_{number}" for number in range(len(tools))) + ")",
+            "start: thought{0,4} (" + " | ".join(f"call_{index}" for index in range(len(tools))) + ")",
             HARMONY_THOUGHT,
         ]
         grammars = []
-        for number, (name, schema) in enumerate(tools):
+        for index, (name, schema) in enumerate(tools):
             header = _text(f"commentary to=functions.{name} ")
-            lines.append(f'call_{number}: <|channel|> {header} <|constrain|> "json" <|message|> @arguments_{number}')
-            grammars.append(_grammar(number, schema))
+            lines.append(f'call_{index}: <|channel|> {header} <|constrain|> "json" <|message|> @arguments_{index}')
+            grammars.append(_grammar(index, schema))
         return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *grammars]})
 
 
@@ -100,15 +100,15 @@ STYLES: tuple[CallStyle, ...] = (
 
 
 def style_of(template: str) -> CallStyle | None:
-    """Return how a model with a chat template writes calls; None if nobody knows."""
+    """Return how a model with a chat template writes calls; None if that is not known."""
     if "tools" not in template:
         return None
     return next((style for style in STYLES if style.sign in template), None)
 
 
-def _grammar(number: int, schema: Schema) -> dict[str, Any]:
+def _grammar(index: int, schema: Schema) -> dict[str, Any]:
     schema = {**schema, "x-guidance": STRICT} if isinstance(schema, Mapping) else schema
-    return {"name": f"arguments_{number}", "json_schema": schema}
+    return {"name": f"arguments_{index}", "json_schema": schema}
 
 
 def _text(text: str) -> str:
