@@ -163,8 +163,6 @@ class ClientConfig(Config):
     """Let later sequences of the tenant profit from what these accept."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
     """A step whose draft is later than this goes on without one."""
-    open_deadline_ms: Annotated[float, Field(gt=0)] = 500.0
-    """Patience when a session is opened."""
     failures_before_pause: Annotated[int, Field(ge=1)] = 3
     """After so many failed steps in a row a sidecar is not asked until it answers a probe."""
     probe_interval_ms: Annotated[float, Field(gt=0)] = 50.0

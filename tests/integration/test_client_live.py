@@ -38,7 +38,7 @@ from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.types import SequenceStep
 
 client = DrafterClient(
-    ClientConfig(address=sys.argv[1], deadline_ms=5_000, open_deadline_ms=5_000), tokenizer=None, draft=DraftConfig()
+    ClientConfig(address=sys.argv[1], deadline_ms=5_000), tokenizer=None, draft=DraftConfig()
 )
 client.open(1)
 [draft] = client.draft([SequenceStep(1, [int(sys.argv[2])], 4)])

@@ -57,7 +57,7 @@ def server(graph_path: Path, tmp_path: Path) -> Iterator[LiveServer]:
 
 
 def client_of(server: LiveServer, config: DraftConfig) -> DrafterClient:
-    settings = ClientConfig(address=server.address, deadline_ms=5_000, open_deadline_ms=5_000)
+    settings = ClientConfig(address=server.address, deadline_ms=5_000)
     return DrafterClient(settings, tokenizer=None, draft=config, strict=True, cost=CURVE)
 
 

@@ -154,9 +154,7 @@ def test_a_graph_of_another_tokenizer_is_refused(target: TargetModel, tmp_path: 
     with pytest.raises(TokenizerMismatchError, match=r"bytes.*model"):
         SpeculativeDecoder(tmp_path / "bytes.pkl", target=target)
     sidecar = start_sidecar(tmp_path / "bytes.pkl", tmp_path / "drafter.sock")
-    decoder = SpeculativeDecoder(
-        target=target, client_config=ClientConfig(address=sidecar.address, open_deadline_ms=5_000)
-    )
+    decoder = SpeculativeDecoder(target=target, client_config=ClientConfig(address=sidecar.address, deadline_ms=5_000))
     with pytest.raises(TokenizerMismatchError, match=r"model.*bytes"):
         decoder.generate(PROMPTS[0], SETTINGS)
     decoder.close()

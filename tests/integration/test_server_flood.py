@@ -98,7 +98,7 @@ def drafting_meanwhile(address: str) -> Iterator[list[tuple[int, ...]]]:
     is_over = threading.Event()
 
     def run() -> None:
-        config = ClientConfig(address=address, deadline_ms=10_000.0, open_deadline_ms=10_000.0)
+        config = ClientConfig(address=address, deadline_ms=10_000.0)
         with DrafterClient(config, tokenizer=None, draft=DraftConfig(strategy="greedy"), strict=True) as client:
             while not is_over.wait(0.005):
                 drafted.append(client.draft([SequenceStep(1 << 40, TEXT[:100], 8)])[0].token_ids)

@@ -154,7 +154,7 @@ def test_a_wrong_step_ends_its_stream_and_frees_its_place(target, tmp_path, mess
 
 def test_a_graph_that_the_drafter_does_not_serve_costs_no_text_and_is_told(target, library, shared_sidecar, tmp_path):
     expected = library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
-    client = ClientConfig(address=shared_sidecar.address, deadline_ms=5_000, open_deadline_ms=5_000)
+    client = ClientConfig(address=shared_sidecar.address, deadline_ms=5_000)
     draft = DraftConfig(k=4)
 
     async def scenario(stub, server):

@@ -13,7 +13,7 @@ from speculant_graph.types import Draft, Fingerprint, SequenceStep
 
 GREEDY = DraftConfig(strategy="greedy")
 """Whose drafts do not depend on what the sidecar has learned."""
-PATIENT = {"deadline_ms": 5_000.0, "open_deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
+PATIENT = {"deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
 SESSION_IDS = itertools.count(1)
 GIVE_UP_S = 30.0
 

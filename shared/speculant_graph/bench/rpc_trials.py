@@ -77,7 +77,7 @@ def measure_steps(workload: RpcWorkload, servers: Mapping[str, Server], num_step
     Raises:
         SpeculantError: a step failed.
     """
-    config = ClientConfig(address=servers["drafter"].address, deadline_ms=30_000.0, open_deadline_ms=30_000.0)
+    config = ClientConfig(address=servers["drafter"].address, deadline_ms=30_000.0)
     request, reply = _typical_bytes(workload, config)
     with ExitStack() as stack:
         trials: dict[str, Trial] = {

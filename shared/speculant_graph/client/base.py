@@ -46,6 +46,8 @@ OPEN_GRACE_S = 0.05
 _STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
 """Called without serializers: its bytes are made and read by our own codec."""
 _PROBE_TIMEOUT_S = 0.1
+_OPEN_S = 0.5
+"""Least time that a session has to be opened in."""
 _JOIN_TIMEOUT_S = 1.0
 _T = TypeVar("_T")
 _FORKED = "this client was made before the process forked; make one in every process"
@@ -79,7 +81,8 @@ class SidecarClient:
             ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
         """
         self._strict = strict
-        self._deadline_s, self._open_deadline_s = config.deadline_ms / 1e3, config.open_deadline_ms / 1e3
+        self._deadline_s = config.deadline_ms / 1e3
+        self._open_deadline_s = max(_OPEN_S, self._deadline_s)
         self._probe_interval_s = config.probe_interval_ms / 1e3
         self._core = make_core(config, tokenizer=tokenizer, draft=draft, wants_proposals=wants_proposals, cost=cost)
         endpoints = endpoints_of(config)

@@ -89,7 +89,7 @@ def _measure(config: ClientConfig, draft: DraftConfig, vocabulary_size: int) -> 
 
     numbers = random.Random(7)
     patience_ms = 1e3 * _PATIENCE_S
-    patient = config.model_copy(update={"deadline_ms": patience_ms, "open_deadline_ms": patience_ms, "learn": False})
+    patient = config.model_copy(update={"deadline_ms": patience_ms, "learn": False})
     token_ids = [numbers.randrange(vocabulary_size) for _ in range(_PROMPT_TOKENS)]
     with DrafterClient(patient, tokenizer=None, draft=draft, strict=True, wants_proposals=False) as client:
         client.open(1)
