@@ -65,7 +65,11 @@ def measure_loop(settings: BenchAdapterSettings, folder: Path, progress: BenchPr
         "train", "--records", str(records), "--draft-model", draft_model.name, "--output", str(adapter),
         "--rank", str(_TRAIN.rank), "--alpha", str(_TRAIN.alpha), "--json",
     )  # fmt: skip
-    collected = {"failures": len(read_records(records)), "replay": len(replay_of(records, None, len(chosen)))}
+    collected = {
+        "requests": len(chosen),
+        "failures": len(read_records(records)),
+        "replay": len(replay_of(records, None, len(chosen))),
+    }
     figures: dict[str, Any] = {"collected": collected, "training": trained, "identical": True}
     if trained["adapter"] is not None:
         config, draft = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=1), DraftConfig(strategy="model")
