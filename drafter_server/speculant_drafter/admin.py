@@ -125,8 +125,8 @@ def _info(served: ServedGraph) -> pb.GraphInfo:
     return pb.GraphInfo(
         name=served.name,
         generation=served.generation,
-        corpus_tokens=served.corpus_tokens,
-        max_order=served.max_order,
+        corpus_tokens=served.graph.metadata.num_tokens,
+        max_order=served.graph.max_order,
         vocabulary_size=served.tokenizer.vocabulary_size,
         tokenizer_sha256=bytes.fromhex(served.tokenizer.sha256),
         tokenizer_name=served.tokenizer.name,

@@ -55,10 +55,6 @@ class ServedGraph:
     """What drafts from it."""
     tokenizer: Fingerprint
     """The tokenizer that its ids are of."""
-    max_order: int
-    """Longest context."""
-    corpus_tokens: int
-    """Tokens of its corpus."""
     num_sessions: int = 0
     """Sessions that draft from it."""
 
@@ -250,10 +246,8 @@ class GraphRegistry:
                 "first, or build it with the same tokenizer"
             )
         store = await asyncio.to_thread(self._store_of, name, tokenizer)
-        self._learned[name] = (
-            store,
-            tokenizer,
-        )  # at once: whatever fails after this, its folder is given back at the end
+        # At once: whatever fails after this, its folder is given back at the end.
+        self._learned[name] = (store, tokenizer)
         drafter = await in_uninterruptible_thread(
             lambda: _make_drafter(graph, self._draft, store, None if old is None else old.drafter)
         )
@@ -265,8 +259,6 @@ class GraphRegistry:
             graph=graph,
             drafter=drafter,
             tokenizer=replace(tokenizer, name=public_name(tokenizer.name)),
-            max_order=graph.max_order,
-            corpus_tokens=graph.metadata.num_tokens,
         )
         self._served[name] = served
         logger.info("graph {} is served from {}, generation {}", name, path, served.generation)

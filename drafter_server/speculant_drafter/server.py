@@ -150,9 +150,9 @@ class DrafterServer:
             endpoint.close()
         await asyncio.to_thread(self._tracer.close)
 
-    async def hurry(self) -> None:
+    async def force_stop(self) -> None:
         """Let no running call finish any more."""
-        await asyncio.gather(*(endpoint.hurry() for endpoint in self._endpoints))
+        await asyncio.gather(*(endpoint.force_stop() for endpoint in self._endpoints))
 
     async def reload(self) -> None:
         """Read the access file and all graphs again; what is wrong is logged and stays as it was."""

@@ -141,7 +141,7 @@ class DrafterService:
             self._tracer.begin_session(asked.session_id, metadata, session.graph.name)
         graph = session.graph
         answer = OpenAnswer(
-            graph.generation, graph.tokenizer, graph.max_order, self._sessions.position(asked.session_id)
+            graph.generation, graph.tokenizer, graph.graph.max_order, self._sessions.position(asked.session_id)
         )
         return convert.encode_open_answer(answer).SerializeToString()
 

@@ -142,14 +142,3 @@ def test_several_addresses_are_one_server(serve: Serve, tmp_path: Path) -> None:
         with connected(address) as wire:
             answer = wire.drafter.Draft(step_of(session_id, [1], position))
             assert list(answer.next_positions) == [position + 1]
-
-
-def test_a_taken_port_is_refused(serve: Serve, graph_path: Path) -> None:
-    server = serve(listen="127.0.0.1:0")
-
-    async def start_second() -> None:
-        async with DrafterServer(ServerConfig(listen=server.address, graph=graph_path), DraftConfig()):
-            pass
-
-    with pytest.raises(ConfigError, match="choose another"):
-        run_in_loop(start_second())

@@ -111,14 +111,14 @@ def test_draining_finishes_texts_and_takes_no_more(target, library, tmp_path):
     play(target, tmp_path, scenario, grace_s=30)
 
 
-def test_hurrying_cuts_off_what_draining_waits_for(target, tmp_path):
+def test_a_forced_stop_cuts_off_what_draining_waits_for(target, tmp_path):
     async def scenario(stub, server):
         call = stub.Generate(request(max_tokens=4000, ignore_end_tokens=True, num_samples=4))
         await call.read()
         stopping = asyncio.create_task(server.stop())
         while not server._load.is_draining:
             await asyncio.sleep(0.01)
-        await server.hurry()
+        await server.force_stop()
         await stopping
         with pytest.raises(grpc.aio.AioRpcError):
             await collected(call)

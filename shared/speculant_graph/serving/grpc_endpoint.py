@@ -75,7 +75,7 @@ class GrpcEndpoint:
         """Take no more calls; end those that run after a while."""
         await self._server.stop(grace_s)
 
-    async def hurry(self) -> None:
+    async def force_stop(self) -> None:
         """End the calls that :meth:`stop` waits for."""
         await self._server.stop(None)
 

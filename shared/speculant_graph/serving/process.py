@@ -29,7 +29,7 @@ class Server(Protocol):
     async def stop(self) -> None:
         """Let running calls finish, and let go. Called once, also if the start failed or was cancelled."""
 
-    async def hurry(self) -> None:
+    async def force_stop(self) -> None:
         """Let no running call finish any more. Called while :meth:`stop` runs, which then returns soon."""
 
     async def reload(self) -> None:
@@ -85,10 +85,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(make_server: Callable[[], Server], name: str) -> None:
     loop = asyncio.get_running_loop()
-    stopping, hurrying, reloading = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stopping, forcing, reloading = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def end() -> None:
-        (hurrying if stopping.is_set() else stopping).set()
+        (forcing if stopping.is_set() else stopping).set()
 
     loop.add_signal_handler(signal.SIGTERM, end)
     loop.add_signal_handler(signal.SIGINT, end)
@@ -109,14 +109,14 @@ async def _serve(make_server: Callable[[], Server], name: str) -> None:
         waiting.cancel()
         with suppress(asyncio.CancelledError, SpeculantError):
             await starting
-        hurry = asyncio.create_task(_hurry_when_asked(server, hurrying))
+        force_stop = asyncio.create_task(_force_stop_when_asked(server, forcing))
         await server.stop()
-        hurry.cancel()
+        force_stop.cancel()
 
 
-async def _hurry_when_asked(server: Server, asked: asyncio.Event) -> None:
+async def _force_stop_when_asked(server: Server, asked: asyncio.Event) -> None:
     await asked.wait()
-    await server.hurry()
+    await server.force_stop()
 
 
 async def _reload_when_asked(server: Server, asked: asyncio.Event) -> None:

@@ -96,25 +96,6 @@ def test_whoever_is_not_let_in_is_in_the_log(tmp_path: Path) -> None:
     assert [line.split(": ")[:2] for line in lines] == [["mine OpenSession", "UNAUTHENTICATED"]]
 
 
-def test_calls_beyond_the_limit_are_refused_with_a_delay(tmp_path: Path) -> None:
-    async def scenario(stub: DrafterServiceStub, _: DrafterAdminServiceStub) -> None:
-        stream = stub.StreamDraft()
-        await stream.write(pb.StreamDraftRequest(step_id=1))
-        assert (await stream.read()).step_id == 1
-        # A connection has no more calls than the limit anyway: this is another one.
-        async with grpc.aio.insecure_channel(
-            f"unix://{tmp_path}/d.sock", [("grpc.use_local_subchannel_pool", 1)]
-        ) as two:
-            with pytest.raises(grpc.aio.AioRpcError, match="calls are running") as caught:
-                await DrafterServiceStub(two).Draft(pb.DraftRequest())
-        error = error_of(caught.value)
-        assert isinstance(error, DraftLimitError)
-        assert error.retry_delay_s == pytest.approx(0.1)
-        stream.cancel()
-
-    play(tmp_path, scenario, max_concurrent_rpcs=1)
-
-
 def test_details_that_are_none_are_no_delay() -> None:
     metadata = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff"))
     error = error_of(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), metadata, "full"))

@@ -84,7 +84,7 @@ class VerifierServer:
         self._app: ASGIApp | None = None
         self._http = HttpServer(self._serve_http, config.http, tls=tls_context(config)) if config.http else None
         self._draining: asyncio.Task[bool] | None = None
-        self._is_hurried = False
+        self._is_stop_forced = False
         self.addresses: list[str] = []
         """Where the gRPC service is reached."""
         self.admin_addresses: list[str] = []
@@ -153,12 +153,12 @@ class VerifierServer:
         await self._health.enter_graceful_shutdown()
         self._service.drain()
         stopping = asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))
-        if self._http is not None and not self._is_hurried:
+        if self._http is not None and not self._is_stop_forced:
             self._draining = asyncio.create_task(self._http.drain(self._config.grace_s))
             await asyncio.wait([self._draining])
         await stopping
         if self._load.num_sequences:
-            advice = "" if self._is_hurried else "; raise service.grace_s for longer answers"
+            advice = "" if self._is_stop_forced else "; raise service.grace_s for longer answers"
             number = self._load.num_sequences
             logger.warning("{} {} cut off{}", number, "sequence is" if number == 1 else "sequences are", advice)
         if self._decoder is not None:
@@ -169,12 +169,12 @@ class VerifierServer:
         for endpoint in self._endpoints:
             endpoint.close()
 
-    async def hurry(self) -> None:
+    async def force_stop(self) -> None:
         """Let no text be finished any more."""
-        self._is_hurried = True
+        self._is_stop_forced = True
         if self._draining is not None:
             self._draining.cancel()
-        await asyncio.gather(*(endpoint.hurry() for endpoint in self._endpoints))
+        await asyncio.gather(*(endpoint.force_stop() for endpoint in self._endpoints))
 
     async def reload(self) -> None:
         """Read the access file again; what is wrong is logged and stays as it was."""
