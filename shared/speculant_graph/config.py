@@ -127,8 +127,6 @@ class VerifierConfig(Config):
     Requests wait until there is room. 0 is as many as the largest batch of the model's longest contexts takes."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
     """Most tokens of prompts that are read between two steps of the sequences that are running."""
-    ring_cache: bool = True
-    """Keep no more than the window of sliding-window layers, which saves memory; the text is the same."""
     target_cache: ByteSize = ByteSize(0)
     """Memory for the target's logits after prefixes, which need no pass again (SpecExec's speculative cache)."""
     prefix_cache: ByteSize = ByteSize(1_000_000_000)
@@ -137,8 +135,6 @@ class VerifierConfig(Config):
     measure_costs: bool = True
     """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
     the result is kept in the cache folder. Without it typical costs are assumed."""
-    offload: bool = True
-    """Stream weights that memory lacks room for, in every pass; otherwise such a model is refused."""
     ram_budget: ByteSize = ByteSize(0)
     """Most memory of the process, such as 6GB; weights beyond are streamed from the disk. 0 is what is free."""
     device_budget: ByteSize = ByteSize(0)

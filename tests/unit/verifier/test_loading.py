@@ -14,6 +14,7 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_verifier.generate import command as generate
 from speculant_verifier.model import TargetModel, loading
+from speculant_verifier.model.loading import load_model
 from speculant_verifier.offload import plan
 from support.caching import TOLERANCE, Rows
 from support.tiny_models import tiny_gpt_oss, tiny_model
@@ -116,7 +117,7 @@ def test_a_model_that_memory_can_not_hold_is_refused_before_it_is_read(tmp_path,
     folder = save(tiny_model("llama"), tmp_path / "model")
     monkeypatch.setattr(plan, "available_bytes", lambda: 100_000)
     with pytest.raises(ConfigError, match=r"needs 0\.00 GB as float32, more than the .*--verifier.dtype bfloat16"):
-        load(folder, offload=False)
+        load_model(VerifierConfig(model_name=str(folder)), may_stream=False)
     monkeypatch.setattr(plan, "available_bytes", lambda: None)
     assert load(folder, dtype="bfloat16").model.dtype == torch.bfloat16
 

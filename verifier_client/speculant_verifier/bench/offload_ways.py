@@ -167,7 +167,7 @@ def accelerate(plan: OffloadPlan) -> dict[str, Any]:
 
 def resident(plan: OffloadPlan) -> dict[str, Any]:
     """Compute the same with all weights in memory."""
-    target = _loaded(plan, offload=False)
+    target = _loaded(plan)
     figures: dict[str, Any] = {"identical": torch.equal(torch.load(plan.folder / "streamed.pt"), _logits(target, plan))}
     for name, width in (("", 1), ("wide_", max(plan.nodes))):
         times = [_pass_of(target, width)[0] for _ in range(_NUM_PASSES)]

@@ -67,13 +67,12 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
         "tokenizer_name": None,
         "dtype": config.dtype,
         "device": config.device,
-        "offload": False,  # it is to be fast, and comes on top of the target's budget
-        "ram_budget": 0,
+        "ram_budget": 0,  # it comes on top of the target's budget
         "resident_layers": None,
     }
     loading = (verifier or VerifierConfig()).model_copy(update=own)
     try:
-        return load_model(loading), load_tokenizer(loading)[1]
+        return load_model(loading, may_stream=False), load_tokenizer(loading)[1]
     except ConfigError as error:
         text = str(error).replace("--verifier.model-name", "--draft-model")
         raise ConfigError(text.replace("--verifier.", "--draft-model.")) from error
@@ -93,9 +92,7 @@ def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target:
             f"draft model '{config.name}' has another tokenizer than '{target.name}'; choose one of the same family, "
             "or leave --draft-model out"
         )
-    return TargetModel(
-        model, None, config.name, fingerprint, attention=verifier.attention, ring_cache=verifier.ring_cache
-    )
+    return TargetModel(model, None, config.name, fingerprint, attention=verifier.attention)
 
 
 def open_model_drafter(

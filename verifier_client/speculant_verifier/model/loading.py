@@ -50,7 +50,7 @@ def prepare_cpu(config: VerifierConfig) -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def load_model(config: VerifierConfig) -> PreTrainedModel:
+def load_model(config: VerifierConfig, *, may_stream: bool = True) -> PreTrainedModel:
     """Load the weights, complete and in the wanted number type, to where they stay.
 
     Weights in MXFP4 stay so on a GPU that transformers has kernels for; elsewhere they are decoded.
@@ -70,7 +70,7 @@ def load_model(config: VerifierConfig) -> PreTrainedModel:
         model_config = AutoConfig.from_pretrained(config.model_name, token=token, local_files_only=is_local)
         if device.type == "cpu" and _is_mxfp4(model_config):
             options["quantization_config"] = Mxfp4Config(dequantize=True)
-        plan = _plan(model_config, dtype, config, device)
+        plan = _plan(model_config, dtype, config, device, may_stream)
         if plan is not None:
             # oneDNN keeps what it compiled for up to 1,024 shapes: of experts, which get any number of tokens, 200 MB.
             os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
@@ -166,7 +166,9 @@ def _is_mxfp4(config: PreTrainedConfig) -> bool:
     return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
 
 
-def _plan(model_config: PreTrainedConfig, dtype: str, config: VerifierConfig, device: torch.device) -> Plan | None:
+def _plan(
+    model_config: PreTrainedConfig, dtype: str, config: VerifierConfig, device: torch.device, may_stream: bool
+) -> Plan | None:
     """Return what is streamed; None if all weights stay in memory.
 
     Raises:
@@ -175,7 +177,8 @@ def _plan(model_config: PreTrainedConfig, dtype: str, config: VerifierConfig, de
     if device.type != "cpu" and getattr(model_config, "quantization_config", None) is not None:
         return None  # its size is known when it is loaded
     declared = getattr(model_config.get_text_config(), "dtype", None) or torch.float32
-    plan = plan_for(model_config, declared if dtype == "auto" else getattr(torch, dtype), config, device)
+    number_type = declared if dtype == "auto" else getattr(torch, dtype)
+    plan = plan_for(model_config, number_type, config, device, may_stream=may_stream)
     if plan is None:
         return None
     folder = Path(config.model_name)

@@ -102,7 +102,6 @@ class TargetModel:
             config.model_name,
             fingerprint,
             attention=config.attention,
-            ring_cache=config.ring_cache,
         )
 
     def with_weights(self, model: PreTrainedModel) -> TargetModel:

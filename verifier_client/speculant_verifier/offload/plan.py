@@ -110,7 +110,12 @@ class Plan:
 
 
 def plan_for(
-    config: PreTrainedConfig, dtype: torch.dtype, verifier: VerifierConfig, device: torch.device = _CPU
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    verifier: VerifierConfig,
+    device: torch.device = _CPU,
+    *,
+    may_stream: bool = True,
 ) -> Plan | None:
     """Decide what stays in memory; None if everything does.
 
@@ -119,6 +124,7 @@ def plan_for(
         dtype: of the weights in memory.
         verifier: bounds of memory.
         device: where the model is computed.
+        may_stream: whether passes may read weights from the disk.
 
     Raises:
         ConfigError: not even the least that must stay fits; or not everything, and nothing may be streamed.
@@ -141,7 +147,8 @@ def plan_for(
     experts = {f"{name}.{inner}": found for name, layer in layers.items() for inner, found in _experts_of(model, layer)}
     share = _RESERVED_WITH_EXPERTS if experts else _RESERVED
     reserved = int(share * budget)
-    _require_streamable(model, layers, verifier, f"{_gb(total)} as {str(dtype).removeprefix('torch.')}", budget)
+    size = f"{_gb(total)} as {str(dtype).removeprefix('torch.')}"
+    _require_streamable(model, layers, verifier, size, budget, may_stream=may_stream)
     kv_bytes = _kv_bytes(model, dtype)
     kv_room = int(_KV_SHARE * reserved)
     kv_tokens = verifier.max_kv_tokens or max(1, kv_room // kv_bytes)
@@ -207,7 +214,13 @@ def decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def _require_streamable(
-    model: PreTrainedModel, layers: Mapping[str, nn.Module], verifier: VerifierConfig, size: str, budget: int
+    model: PreTrainedModel,
+    layers: Mapping[str, nn.Module],
+    verifier: VerifierConfig,
+    size: str,
+    budget: int,
+    *,
+    may_stream: bool,
 ) -> None:
     """Refuse what does not fit and must not, or can't, be streamed.
 
@@ -215,8 +228,8 @@ def _require_streamable(
         ConfigError: it is so.
     """
     quantization = getattr(model.config, "quantization_config", None)
-    if not verifier.offload:
-        why = f"streaming is switched off: set --verifier.offload, or {SMALLER}"
+    if not may_stream:
+        why = f"its weights are not streamed; {SMALLER}"
     elif quantization is not None:
         why = "quantised weights can't be streamed: give a checkpoint in bfloat16 (--verifier.model-name)"
     elif any(len(layer.state_dict()) > len(list(layer.parameters())) for layer in layers.values()):
