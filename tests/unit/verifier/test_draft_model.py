@@ -17,12 +17,12 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.drawing import shape_of
 from speculant_verifier.draft_model.opening import load_draft_model
 from speculant_verifier.draft_model.price import LEAST_GAIN, Allowance, DraftPrice
-from speculant_verifier.draft_model.reliability import Place, Reliability
+from speculant_verifier.draft_model.reliability import Reliability, Situation
 from speculant_verifier.draft_model.tree import DraftTree
 from support.draft_models import flat
 from support.tiny_models import tiny_gpt_oss
 
-ROOT = Place(is_root=True, sureness=0.6)
+ROOT = Situation(is_root=True, sureness=0.6)
 
 
 def learned(num_tokens, right_of_ngrams, right_of_model, seed=0):

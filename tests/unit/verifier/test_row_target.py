@@ -144,7 +144,7 @@ def test_logits_that_are_no_numbers_are_an_error_of_that_row_alone(config, bad, 
 def test_no_token_left_is_an_error(temperature, top_p):
     config = GenerationConfig(temperature=temperature, top_p=top_p, logit_bias=dict.fromkeys(range(60), -math.inf))
     target = RowTarget(sampler_of(config), logits_of(1, 60), [1, 2], EMPTY_DRAFT)
-    with pytest.raises(GenerationError, match="no token is left for place 2"):
+    with pytest.raises(GenerationError, match="no token is left for position 2"):
         target.choice_after(0)
     assert all(math.isnan(evidence) or not math.isfinite(evidence) for _, evidence in (
         choices_at_once(logits_of(1, 1, 60), [RowContext(sampler_of(config), [1, 2], EMPTY_DRAFT)])[0]

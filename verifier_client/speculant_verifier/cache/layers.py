@@ -41,19 +41,19 @@ class SlotLayer(CacheLayerMixin):
         """Store ``[n, kv_heads, T, head_dim]`` and return what the pass may attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        place = self.placement
-        assert place is not None, "a pass is planned before it runs"
-        if place.run is not None:  # a slice is cheaper than index tensors
-            row, start = place.run
+        placement = self.placement
+        assert placement is not None, "a pass is planned before it runs"
+        if placement.run is not None:  # a slice is cheaper than index tensors
+            row, start = placement.run
             stop = start + key_states.shape[2]
             self.keys[row, :, start:stop] = key_states[0]
             self.values[row, :, start:stop] = value_states[0]
         else:
-            rows = place.rows[:, None]
-            self.keys[rows, :, place.slots] = key_states.transpose(1, 2)
-            self.values[rows, :, place.slots] = value_states.transpose(1, 2)
-        rows_read = place.rows if place.block is None else place.block
-        return self.keys[rows_read, :, : place.columns], self.values[rows_read, :, : place.columns]
+            rows = placement.rows[:, None]
+            self.keys[rows, :, placement.slots] = key_states.transpose(1, 2)
+            self.values[rows, :, placement.slots] = value_states.transpose(1, 2)
+        rows_read = placement.rows if placement.block is None else placement.block
+        return self.keys[rows_read, :, : placement.columns], self.values[rows_read, :, : placement.columns]
 
     @property
     def num_bytes(self) -> int:
@@ -89,9 +89,9 @@ class SlotLayer(CacheLayerMixin):
         """Copy slots ``source`` of ``rows`` to slots ``target``, in the order of paths: none moves behind itself."""
         keys, values = self._memories
         if keys is not None and values is not None:
-            places = rows.numpy(), source.numpy(), target.numpy()
-            move_slots(keys, *places)
-            move_slots(values, *places)
+            moves = rows.numpy(), source.numpy(), target.numpy()
+            move_slots(keys, *moves)
+            move_slots(values, *moves)
             return
         self.keys[rows, :, target] = self.keys[rows, :, source]
         self.values[rows, :, target] = self.values[rows, :, source]

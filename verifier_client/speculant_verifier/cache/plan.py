@@ -59,9 +59,9 @@ def shape_of_pass(
         seen = [(2 << node) - 1 for node in range(chain)]
         depth = list(range(chain))
         for node, parent in enumerate(draft.parents, start=chain):
-            place = chain - 1 + parent
-            seen.append(seen[place] | 1 << node)
-            depth.append(depth[place] + 1)
+            above = chain - 1 + parent
+            seen.append(seen[above] | 1 << node)
+            depth.append(depth[above] + 1)
         padding = range(sizes[row], width)
         depths[row] = depth + [max(depth)] * len(padding)
         relations += seen

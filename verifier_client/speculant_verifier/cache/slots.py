@@ -116,7 +116,7 @@ class SlotCache(Cache):
         self._written = self._written[:num_rows] + more
 
     def reserve(self, num_slots: int) -> None:
-        """Make room for so many slots per row, with some to spare if the bound allows.
+        """Make space for so many slots per row, with some to spare if the bound allows.
 
         Raises:
             ValueError: rows times slots would pass the bound (ask :meth:`slots_needed` first).
@@ -152,7 +152,7 @@ class SlotCache(Cache):
         self.lengths[target], self._written[target] = self.lengths[source], self._written[source]
 
     def move_row(self, source: int, target: int) -> None:
-        """Move a row to another's place, whatever that held; the source is empty then.
+        """Move a row to another's index, whatever that held; the source is empty then.
 
         Rows in use that are neighbours are read in place. Others are gathered, which copies them on every pass.
         """
@@ -179,7 +179,7 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def write(self, row: int, start: int, contents: KeysAndValues, *, sliding: bool, length: int) -> None:
-        """Put back the first ``length`` positions of what :meth:`read` returned; there must be room for them.
+        """Put back the first ``length`` positions of what :meth:`read` returned; they must fit.
 
         Args:
             row: any.
@@ -218,7 +218,7 @@ class SlotCache(Cache):
         Args:
             rows: the n rows that take part.
             pending: tokens of each row's chain, at least 1.
-            drafts: the tree below each chain; None for none (a stretch of a prompt).
+            drafts: the tree below each chain; None for none (a chunk of a prompt).
             num_written: nodes of every row, from its first pending token, that earlier passes since the last commit
                 have written: the pass is over those behind them. So trees can grow pass by pass.
 
@@ -233,21 +233,21 @@ class SlotCache(Cache):
         for row in rows:
             self._written[row] = max(self._written[row], self.lengths[row] + width)
         full = sliding = None
-        full_place = sliding_place = None
+        full_placement = sliding_placement = None
         if not all(self.layout.is_sliding):
-            full_place = self._place(rows, shape, self.capacity, end, num_written)
-            full = self._full_masks.make(full_visibility(shape, full_place.columns)[:, num_written:])
+            full_placement = self._placement(rows, shape, self.capacity, end, num_written)
+            full = self._full_masks.make(full_visibility(shape, full_placement.columns)[:, num_written:])
         if self.layout.window is not None:
             ring = self._ring or self.capacity
-            sliding_place = self._place(rows, shape, ring, end, num_written)
-            visible = window_visibility(shape, sliding_place.columns, self.layout.window, ring)
+            sliding_placement = self._placement(rows, shape, ring, end, num_written)
+            visible = window_visibility(shape, sliding_placement.columns, self.layout.window, ring)
             sliding = self._sliding_masks.make(visible[:, num_written:])
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
-            layer.placement = sliding_place if is_sliding else full_place
+            layer.placement = sliding_placement if is_sliding else full_placement
         positions = torch.from_numpy(shape.positions[:, num_written:]).to(self.layout.device, non_blocking=True)
         return ForwardPlan(position_ids=positions, full=full, sliding=sliding)
 
-    def _place(self, rows: Sequence[int], shape: PassShape, ring: int, end: int, num_written: int) -> Placement:
+    def _placement(self, rows: Sequence[int], shape: PassShape, ring: int, end: int, num_written: int) -> Placement:
         count = len(shape.depths)
         indices = (shape.lengths[:, None] + np.arange(num_written, shape.depths.shape[1])) % ring
         start, width = int(indices[0, 0]), indices.shape[1]
@@ -272,11 +272,11 @@ class SlotCache(Cache):
                 nothing.
         """
         moved = [
-            (row, self.lengths[row] + node, self.lengths[row] + place)
+            (row, self.lengths[row] + node, self.lengths[row] + index)
             for row, path in zip(rows, paths, strict=True)
             if not isinstance(path, range) or path.step != 1 or path.start != 0
-            for place, node in enumerate(path)
-            if node != place
+            for index, node in enumerate(path)
+            if node != index
         ]
         if moved:
             self._move(np.array(moved).T)

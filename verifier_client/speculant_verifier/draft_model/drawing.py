@@ -1,8 +1,8 @@
 """Drafts that the model draws, with the exact q of every token, for rules that weigh p against q.
 
 q is the model's distribution, tempered, cut to its most probable tokens, and normalised: all of that before a token is
-drawn, so that what is returned is what was drawn from. The shape of a draft is settled before anything is drawn. Trees
-have the shape that ``sampling`` gives them (``native/drawn_trees.cpp``, which also says why it is exact): a first child
+drawn, so that what is returned is what was drawn from. The shape of a draft is decided before anything is drawn. Trees
+have the shape that ``sampling`` gives them (``native/drawn_trees.cpp``, with the proof that it is exact): a first child
 costs 1 more than its parent and a further one 2 more than the one before it, and the cheapest slots are filled.
 """
 
@@ -45,7 +45,7 @@ class _Drawn:
     tokens: dict[int, TokenId] = field(default_factory=dict)
     proposals: dict[int, Proposal] = field(default_factory=dict)
     of_node: dict[int, Proposal] = field(default_factory=dict)
-    """What children of a node are drawn from, by the node's number from 1; 0 for the root."""
+    """What children of a node are drawn from, by the node's index from 1; 0 for the root."""
     written: dict[int, int] = field(default_factory=dict)
     """Nodes in the cache, as parents of others."""
 
@@ -90,12 +90,12 @@ def draw_drafts(passes: DraftPasses, orders: Sequence[DrawOrder]) -> list[Draft]
 
 def _take(order: DrawOrder, drawn: _Drawn, asked: Sequence[int], top: TopRows) -> list[int]:
     """Draw the children of nodes; return those of them that have children."""
-    for number, node in enumerate(asked):
+    for row, node in enumerate(asked):
         drawn.of_node[node] = proposal_of(
-            top.token_ids[number], top.logprobs[number], order.temperature, order.most_candidates
+            top.token_ids[row], top.logprobs[row], order.temperature, order.most_candidates
         )
         taken: list[int] = []
-        for child in (place + 1 for place, parent in enumerate(order.parents) if parent == node):
+        for child in (index + 1 for index, parent in enumerate(order.parents) if parent == node):
             entry = _entry(order, drawn.of_node[node], child, taken)
             if entry is None:
                 break
@@ -137,10 +137,10 @@ def proposal_of(token_ids: np.ndarray, logprobs: np.ndarray, temperature: float,
 
 def _draft_of(order: DrawOrder, drawn: _Drawn) -> Draft:
     nodes = sorted(drawn.tokens)
-    numbers = {0: 0} | {node: number for number, node in enumerate(nodes, start=1)}
+    indices = {0: 0} | {node: index for index, node in enumerate(nodes, start=1)}
     return Draft(
         token_ids=tuple(drawn.tokens[node] for node in nodes),
-        parents=tuple(numbers[order.parents[node - 1]] for node in nodes),
+        parents=tuple(indices[order.parents[node - 1]] for node in nodes),
         proposals=tuple(drawn.proposals[node] for node in nodes),
         strategy="model",
     )

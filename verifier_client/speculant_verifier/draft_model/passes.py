@@ -85,7 +85,7 @@ class DraftPasses:
         return self._sequences[-1]
 
     def drop(self, sequence: CachedSequence) -> None:
-        """End a sequence; the last row moves to its place, as neighbours are read without a copy."""
+        """End a sequence; the last row moves to its index, as neighbours are read without a copy."""
         last = self._sequences.pop()
         if last is not sequence:
             self._cache.move_row(last.row, sequence.row)
@@ -119,11 +119,11 @@ class DraftPasses:
         self._cache.commit_all(rows, paths)
 
     def read(self, sequence: CachedSequence) -> None:
-        """Read a stretch of what is pending, all but the last token."""
-        stretch = sequence.pending[:-1][: self._chunk]
-        self.model.prefill([stretch], self._cache, [sequence.row])
-        sequence.num_cached += len(stretch)
-        sequence.pending = sequence.pending[len(stretch) :]
+        """Read a chunk of what is pending, all but the last token."""
+        chunk = sequence.pending[:-1][: self._chunk]
+        self.model.prefill([chunk], self._cache, [sequence.row])
+        sequence.num_cached += len(chunk)
+        sequence.pending = sequence.pending[len(chunk) :]
 
     def run(
         self, sequences: Sequence[CachedSequence], nodes: Sequence[Sequence[tuple[int, TokenId]]], width: int

@@ -165,7 +165,7 @@ class DraftPrice:
 def _cumulated(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     """Return 0 and then the sums of all rows' first, first two, ... numbers."""
     table = np.zeros((len(rows), max((len(row) for row in rows), default=0)))
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = row
+    for index, row in enumerate(rows):
+        table[index, : len(row)] = row
     sums: NDArray[np.float64] = np.concatenate(([0.0], table.sum(0).cumsum()))
     return sums

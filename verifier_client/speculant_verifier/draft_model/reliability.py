@@ -2,7 +2,7 @@
 
 N-grams come as candidates with calibrated probabilities, the model as a row of its most probable tokens. Both are mixed
 as contexts of the calibrated drafter are: P(x) = s P_model(x) + (1 - s) P_ngrams(x). There is one share s for each
-kind of place (how sure the n-grams are, and how sure the model is), learned by expectation and maximisation online
+kind of situation (how sure the n-grams are, and how sure the model is), learned by expectation and maximisation online
 (Jelinek and Mercer 1980): once the true token is known, either is credited with the probability that it came from it.
 A table of bins then moves P(x) to the rate at which such candidates were right.
 """
@@ -30,8 +30,8 @@ _SMALLEST = 2.0**-10
 Candidate = tuple[TokenId, float]
 
 
-class Place(NamedTuple):
-    """Where the model may be asked, as far as that says how good it will be."""
+class Situation(NamedTuple):
+    """Where the model may be asked, as far as that predicts how good it will be."""
 
     is_root: bool
     sureness: float
@@ -47,7 +47,7 @@ class Mixed(NamedTuple):
 
 
 class Reliability:
-    """How often one model was right so far, by kinds of places."""
+    """How often one model was right so far, by kinds of situations."""
 
     def __init__(self) -> None:
         """Begin with equal shares where both know something."""
@@ -55,8 +55,8 @@ class Reliability:
         for sureness in range(_CLASSES):
             self._shares[sureness] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # n-grams know nothing
         self._bins = [[0.0, 0.0, 0.0] for _ in range(_HALF_OCTAVES * 4)]
-        # By place and its sureness: visits, and at how many of them the model was right. It is believed good until it
-        # was tried.
+        # By situation: visits, and at how many of them the model was right. The prior
+        # assumes a good model.
         self._model = [
             [_RIGHT_PRIOR, (0.4 + 0.6 * sureness) * _RIGHT_PRIOR] for _ in range(2) for sureness in (0.0, *_SURENESS)
         ]
@@ -81,24 +81,24 @@ class Reliability:
         ngrams: Sequence[Candidate],
         row: Sequence[Candidate],
         token_id: TokenId,
-        place: Place,
+        situation: Situation,
         *,
         is_drafted: bool,
     ) -> bool:
-        """Learn from the token that followed a place of which both were known.
+        """Learn from the token that followed a node of which both were known.
 
         Args:
             ngrams: candidates of the n-grams.
             row: the model's.
             token_id: what followed.
-            place: where.
+            situation: where.
             is_drafted: whether that was drafted there.
 
         Returns:
             Whether it was the model's most probable one.
         """
         is_right = bool(row) and row[0][0] == token_id
-        kind = _kind_of(place)
+        kind = _kind_of(situation)
         for counts, was_right in (
             (self._model[kind], is_right),
             (self._mixed[kind * _CLASSES + _class_of(ngrams)], is_drafted),
@@ -119,9 +119,9 @@ class Reliability:
         share[1] = share[1] * _SHARE_MEMORY + of_model / (of_model + of_ngrams)
         return is_right
 
-    def gain(self, ngrams: Sequence[Candidate], place: Place) -> float:
+    def gain(self, ngrams: Sequence[Candidate], situation: Situation) -> float:
         """Return what asking the model is expected to bring: how much likelier the next token is drafted then."""
-        kind = _kind_of(place)
+        kind = _kind_of(situation)
         before = min(1.0, sum(probability for _, probability in ngrams))
         visits, hits = self._model[kind]
         expected = max(before, hits / visits)
@@ -161,8 +161,8 @@ def _class_of(candidates: Sequence[Candidate]) -> int:
     return bisect_right(_SURENESS, candidates[0][1]) if candidates else 0
 
 
-def _kind_of(place: Place) -> int:
-    return place.is_root * _CLASSES + bisect_right(_SURENESS, place.sureness)
+def _kind_of(situation: Situation) -> int:
+    return situation.is_root * _CLASSES + bisect_right(_SURENESS, situation.sureness)
 
 
 def _bin_of(probability: float, kind: int) -> int:

@@ -60,12 +60,12 @@ class DraftSession:
         self.hit_rate, self.num_unasked = _FIRST_HIT_RATE, 0
 
     def note_hits(self, hits: Sequence[bool]) -> None:
-        """Note whether the model was right, place by place."""
+        """Note whether the model was right, node by node."""
         for is_right in hits:
             self.hit_rate += _HIT_SHARE * (is_right - self.hit_rate)
 
     def translated(self, feedback: Feedback | None) -> Feedback | None:
-        """Return what the target thought of our draft, as far as its nodes are of the n-grams' draft."""
+        """Return the target's feedback on our draft, as far as its nodes are of the n-grams' draft."""
         if feedback is None or self.numbers is None:
             return feedback
         if not self.inner_id:

@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from speculant_graph.types import Draft, DraftSourceName, StrategyName, TokenId
-from speculant_verifier.draft_model.reliability import Candidate, Place, Reliability
+from speculant_verifier.draft_model.reliability import Candidate, Reliability, Situation
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +78,7 @@ class DraftTree:
             (node, expected further accepted tokens).
         """
         return [
-            (index, node.path * reliability.gain(node.ngrams, self._place(index)))
+            (index, node.path * reliability.gain(node.ngrams, self._situation(index)))
             for index in (0, *chosen)
             if (node := self.nodes[index]).written < 0 and node.depth < max_depth
         ]
@@ -120,7 +120,7 @@ class DraftTree:
         """Return nodes as a pass of the model takes them, (parent, token), and note that it was asked about them.
 
         Args:
-            chosen: nodes, parents before their children; the root needs no place in a pass.
+            chosen: nodes, parents before their children; the root is in no pass.
             first: nodes that passes of this step have written.
         """
         new: list[tuple[int, TokenId]] = []
@@ -134,11 +134,11 @@ class DraftTree:
     def draft(self, chosen: Sequence[int], strategy: StrategyName, draft_id: int) -> Draft:
         """Write nodes as a draft."""
         self.drafted = frozenset(chosen)
-        numbers = {0: 0} | {index: number for number, index in enumerate(chosen, start=1)}
+        positions = {0: 0} | {index: position for position, index in enumerate(chosen, start=1)}
         nodes = [self.nodes[index] for index in chosen]
         return Draft(
             token_ids=tuple(node.token_id for node in nodes),
-            parents=tuple(numbers[node.parent] for node in nodes),
+            parents=tuple(positions[node.parent] for node in nodes),
             path_probabilities=tuple(node.path for node in nodes),
             sources=tuple(node.source for node in nodes),
             strategy=strategy,
@@ -149,7 +149,7 @@ class DraftTree:
         """Learn from the tokens that followed the sequence, as far as the model was asked.
 
         Returns:
-            For every place where it was asked, whether its most probable token was the next one.
+            For every node where it was asked, whether its most probable token was the next one.
         """
         index, found = 0, []
         for token_id in emitted:
@@ -157,7 +157,7 @@ class DraftTree:
             if node.row:
                 is_drafted = child in self.drafted
                 found.append(
-                    reliability.learn(node.ngrams, node.row, token_id, self._place(index), is_drafted=is_drafted)
+                    reliability.learn(node.ngrams, node.row, token_id, self._situation(index), is_drafted=is_drafted)
                 )
             if child < 0:
                 break
@@ -173,8 +173,8 @@ class DraftTree:
                 return count
         return len(emitted)
 
-    def _place(self, index: int) -> Place:
-        return Place(index == 0, self.nodes[index].conditional)
+    def _situation(self, index: int) -> Situation:
+        return Situation(index == 0, self.nodes[index].conditional)
 
     def outcomes(self, emitted: Sequence[TokenId]) -> list[bool]:
         """Return what became of the path that followed.

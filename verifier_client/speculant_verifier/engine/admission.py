@@ -118,7 +118,7 @@ class Admission:
         return True
 
     def release(self, sequence: ActiveSequence, running: Sequence[ActiveSequence]) -> None:
-        """Take a row back; the last one moves to its place, as rows that are neighbours are read without a copy."""
+        """Take a row back; the last one moves to its index, as rows that are neighbours are read without a copy."""
         if not sequence.error:
             self.prefixes.keep(sequence)
         last = max((each for each in running if each.row > sequence.row), key=lambda each: each.row, default=None)

@@ -152,7 +152,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a place."""
+        """Requests that wait for a row."""
         return len(self._waiting)
 
     def add(self, request: Request) -> ActiveSequence:
@@ -199,7 +199,7 @@ class Engine:
         sequence.external_draft = ExternalDraft(draft, feedback_width)
 
     def cancel(self, sequence: ActiveSequence) -> None:
-        """Stop decoding a sequence and free its place; nothing more is emitted for it."""
+        """Stop decoding a sequence and free its row; nothing more is emitted for it."""
         self._failed = [output for output in self._failed if output.sequence is not sequence]
         self.totals.num_cancelled += sequence in self._running or sequence in self._waiting
         if sequence in self._running:

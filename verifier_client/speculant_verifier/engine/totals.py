@@ -93,7 +93,7 @@ class EngineTotals:
     )
     """Seconds of passes over drafts, by :data:`NODE_BOUNDS`."""
     queue_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
-    """Seconds that sequences waited for a place."""
+    """Seconds that sequences waited for a row."""
     first_token_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
     """Seconds from a request's arrival to its first token."""
     token_times: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS_S))

@@ -239,7 +239,7 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
         What is emitted, and why the sequence ends, if it does.
     """
     kept = token_ids[: sequence.num_remaining]
-    end = next((place for place, token in enumerate(kept) if token in sequence.end_token_ids), None)
+    end = next((index for index, token in enumerate(kept) if token in sequence.end_token_ids), None)
     if sequence.request.stop_check is not None:
         num_tokens = sequence.request.stop_check(kept[:end])
         if num_tokens is not None:
@@ -251,7 +251,7 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
 
 def kept_nodes(num_pending: int, path: Sequence[int]) -> Sequence[int]:
     """Return the nodes of a pass that stay in the cache: pending tokens and the accepted path below them."""
-    if all(node == place for place, node in enumerate(path)):
+    if all(node == index for index, node in enumerate(path)):
         return range(num_pending + len(path))
     return [*range(num_pending), *(num_pending + node for node in path)]
 

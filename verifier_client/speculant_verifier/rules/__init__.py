@@ -8,12 +8,12 @@ from speculant_graph.types import Draft, RuleName
 from speculant_verifier.rules.block import block
 from speculant_verifier.rules.follow import follow
 from speculant_verifier.rules.nasd import nasd
-from speculant_verifier.rules.target import DraftTarget, Numbers, TargetDistribution, Verdict
+from speculant_verifier.rules.target import DraftTarget, TargetDistribution, UniformStream, Verdict
 from speculant_verifier.rules.token import token
 from speculant_verifier.rules.tree_independent import tree_independent
 from speculant_verifier.rules.tree_without_replacement import tree_without_replacement
 
-Rule = Callable[[Draft, DraftTarget, Numbers], Verdict]
+Rule = Callable[[Draft, DraftTarget, UniformStream], Verdict]
 
 RULES: dict[RuleName, Rule] = {
     "follow": follow,
@@ -30,4 +30,4 @@ WANTS_PROPOSALS: frozenset[RuleName] = frozenset(("token", "block", "tree-wor", 
 """Rules that make use of q. Without q they are exact, too, and accept what they can. With it a draft must not be cut by
 looking at it; under the others it may."""
 
-__all__ = ["RULES", "WANTS_PROPOSALS", "DraftTarget", "Numbers", "Rule", "TargetDistribution", "Verdict"]
+__all__ = ["RULES", "WANTS_PROPOSALS", "DraftTarget", "Rule", "TargetDistribution", "UniformStream", "Verdict"]

@@ -4,7 +4,7 @@ The draft is judged as a whole: a token less probable than its proposal may be m
 ``a[0] = 1`` and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, what is left of p after i tokens is
 ``max(a[i] p - q, 0)`` of mass ``s[i]``. The longest i is accepted that passes with probability
 ``s[i] / (s[i] + 1 - a[i])``, at the end of the draft ``a[i]``; then a token is drawn from what is left there. All
-lengths are tried: a failed short one says nothing of a longer one. For tokens without q it is as good as *token*.
+lengths are tried: a longer one may pass where a short one failed. For tokens without q it is as good as *token*.
 
 As for *token*, drafts must not be cut by looking at the token that was cut off.
 """
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from speculant_graph.types import Draft
 from speculant_verifier.rules.follow import follow
 from speculant_verifier.rules.proposal import Drawn, all_accepted, certain, draw_from_rest, drawn_from, seen_through
-from speculant_verifier.rules.target import DraftTarget, Numbers, TargetDistribution, Verdict
+from speculant_verifier.rules.target import DraftTarget, TargetDistribution, UniformStream, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,18 @@ class _Remainder:
     next_ratio: float
 
     def passes(self, number: float) -> bool:
-        """Say whether the length is accepted."""
+        """Return whether the length is accepted."""
         total = self.mass + 1.0 - self.ratio
         return not total > 0.0 or number * total < self.mass
 
 
-def block(draft: Draft, target: DraftTarget, numbers: Numbers) -> Verdict:
+def block(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
     """Accept the longest part of a chain that passes.
 
     Args:
         draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
         target: the model.
-        numbers: one number is taken for every length above 0 that can pass, shortest first, then one for the token of
+        uniforms: one number is taken for every length above 0 that can pass, shortest first, then one for the token of
             the model's own.
 
     Returns:
@@ -56,21 +56,21 @@ def block(draft: Draft, target: DraftTarget, numbers: Numbers) -> Verdict:
         GenerationError: the model's probabilities are not finite.
     """
     if not draft.is_chain:
-        return follow(draft, target, numbers)
+        return follow(draft, target, uniforms)
     size = len(draft)
     if size == 0:
-        return all_accepted(draft, target, numbers)
+        return all_accepted(draft, target, uniforms)
     longest = latest = _remainder(draft, target, 0, 1.0)
     for length in range(1, size):
         if latest.next_ratio == 0.0:
             break  # neither this length nor a longer one can pass
         latest = _remainder(draft, target, length, latest.next_ratio)
-        if latest.passes(numbers()):
+        if latest.passes(uniforms()):
             longest = latest
-    if latest.next_ratio > 0.0 and numbers() < latest.next_ratio:
-        return all_accepted(draft, target, numbers)
+    if latest.next_ratio > 0.0 and uniforms() < latest.next_ratio:
+        return all_accepted(draft, target, uniforms)
     corrected = draw_from_rest(
-        longest.distribution, numbers(), longest.drawn, longest.weights, longest.ratio, longest.mass
+        longest.distribution, uniforms(), longest.drawn, longest.weights, longest.ratio, longest.mass
     )
     return Verdict(tuple(range(longest.length)), (*draft.token_ids[: longest.length], corrected))
 
@@ -81,5 +81,5 @@ def _remainder(draft: Draft, target: DraftTarget, length: int, ratio: float) -> 
     p, rest = seen_through(distribution, drawn.token_ids)
     weights = np.maximum(ratio * p - drawn.probabilities, 0.0)
     mass = ratio * rest + float(weights.sum())
-    next_ratio = min(1.0, ratio * float(p[drawn.place]) / float(drawn.probabilities[drawn.place]))
+    next_ratio = min(1.0, ratio * float(p[drawn.index]) / float(drawn.probabilities[drawn.index]))
     return _Remainder(length, distribution, drawn, ratio, weights, mass, next_ratio)

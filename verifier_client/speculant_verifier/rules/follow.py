@@ -7,21 +7,21 @@ many tokens one pass emits. Greedy decoding is the special case without randomne
 from __future__ import annotations
 
 from speculant_graph.types import Draft
-from speculant_verifier.rules.target import DraftTarget, Numbers, Verdict
+from speculant_verifier.rules.target import DraftTarget, UniformStream, Verdict
 
 
-def follow(draft: Draft, target: DraftTarget, numbers: Numbers) -> Verdict:
+def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
     """Walk the draft while it contains what the model chose.
 
     Args:
         draft: the proposed tree.
         target: the model; its choices after the nodes that are visited are made one after another.
-        numbers: not used.
+        uniforms: not used.
 
     Returns:
         The accepted path and the emitted tokens; always one more token than accepted nodes.
     """
-    del numbers
+    del uniforms
     children: dict[tuple[int, int], int] = {}
     for node, key in enumerate(zip(draft.parents, draft.token_ids, strict=True)):
         children.setdefault(key, node)  # siblings drawn independently may repeat a token

@@ -9,21 +9,21 @@ output is the same as by *follow*, which also looks at the other branches.
 from __future__ import annotations
 
 from speculant_graph.types import Draft
-from speculant_verifier.rules.target import DraftTarget, Numbers, Verdict
+from speculant_verifier.rules.target import DraftTarget, UniformStream, Verdict
 
 
-def nasd(draft: Draft, target: DraftTarget, numbers: Numbers) -> Verdict:
+def nasd(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
     """Walk the first children of the draft while they are what the model chose.
 
     Args:
         draft: a chain, or a tree with the most probable child of every node first; other children are not looked at.
         target: the model.
-        numbers: not used.
+        uniforms: not used.
 
     Returns:
         The accepted path and the emitted tokens; always one more token than accepted nodes.
     """
-    del numbers
+    del uniforms
     first_children: dict[int, int] = {}
     for node, parent in enumerate(draft.parents):
         first_children.setdefault(parent, node)

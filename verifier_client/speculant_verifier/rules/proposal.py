@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import Draft, TokenId
-from speculant_verifier.rules.target import DraftTarget, Numbers, TargetDistribution, Verdict
+from speculant_verifier.rules.target import DraftTarget, TargetDistribution, UniformStream, Verdict
 
 NEGLIGIBLE = 1e-9
 """Mass below which a remainder is what rounding left of nothing."""
@@ -31,20 +31,20 @@ class Drawn:
     """Support of q, shape ``[s]``."""
     probabilities: NDArray[np.float64]
     """q, shape ``[s]``."""
-    place: int
+    index: int
     """Where the drafted token lies in the support; its q is above 0."""
 
 
 def drawn_from(draft: Draft, node: int) -> Drawn | None:
-    """Return what a node's token was drawn from; None if the draft does not say, or says what can't be."""
+    """Return what a node's token was drawn from; None if the draft names none, or an impossible one."""
     if node >= len(draft.proposals):
         return None
     proposal = draft.proposals[node]
     token_ids = proposal.token_ids.astype(np.int64)
-    place = int(token_ids.searchsorted(draft.token_ids[node]))
-    if place == len(token_ids) or token_ids[place] != draft.token_ids[node] or not proposal.probabilities[place] > 0:
+    index = int(token_ids.searchsorted(draft.token_ids[node]))
+    if index == len(token_ids) or token_ids[index] != draft.token_ids[node] or not proposal.probabilities[index] > 0:
         return None
-    return Drawn(token_ids, proposal.probabilities.astype(np.float64), place)
+    return Drawn(token_ids, proposal.probabilities.astype(np.float64), index)
 
 
 def certain(token_id: TokenId) -> Drawn:
@@ -93,19 +93,19 @@ def draw_from_rest(
     """
     if mass > NEGLIGIBLE:
         return distribution.draw(number, drawn.token_ids, weights, scale)
-    rejected = drawn.token_ids[drawn.place : drawn.place + 1]
+    rejected = drawn.token_ids[drawn.index : drawn.index + 1]
     _, others = seen_through(distribution, rejected)
     if others > NEGLIGIBLE:
         return distribution.draw(number, rejected, np.zeros(1), 1.0)
     return distribution.draw(number, _NO_TOKENS, _NO_WEIGHTS, 1.0)
 
 
-def own_token(target: DraftTarget, position: int, numbers: Numbers) -> TokenId:
+def own_token(target: DraftTarget, position: int, uniforms: UniformStream) -> TokenId:
     """Draw the model's own token after a node, which no draft is to be compared with."""
-    return target.after(position).draw(numbers(), _NO_TOKENS, _NO_WEIGHTS, 1.0)
+    return target.after(position).draw(uniforms(), _NO_TOKENS, _NO_WEIGHTS, 1.0)
 
 
-def all_accepted(draft: Draft, target: DraftTarget, numbers: Numbers) -> Verdict:
+def all_accepted(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
     """Return the verdict on a chain that is accepted to its end: all of it, and one token of the model's own."""
     size = len(draft)
-    return Verdict(tuple(range(size)), (*draft.token_ids, own_token(target, size, numbers)))
+    return Verdict(tuple(range(size)), (*draft.token_ids, own_token(target, size, uniforms)))

@@ -1,6 +1,6 @@
 """Rejection sampling over the children of a node, one after another: what the rules for sampled trees share.
 
-After a rejection, what q leaves of p takes the place of p (normalised), and the next child is looked at. The rules
+After a rejection, what q leaves of p replaces p (normalised), and the next child is looked at. The rules
 differ in what the next child was drawn from.
 """
 
@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from speculant_graph.types import Draft, TokenId
 from speculant_verifier.rules.follow import follow
 from speculant_verifier.rules.proposal import NEGLIGIBLE, Drawn, draw_from_rest, drawn_from, own_token, seen_through
-from speculant_verifier.rules.target import DraftTarget, Numbers, Verdict, children_of
+from speculant_verifier.rules.target import DraftTarget, UniformStream, Verdict, children_of
 
 NextProposal = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
-"""From q and the place of a rejected token to the q of the next sibling."""
+"""From q and the index of a rejected token in its support to the q of the next sibling."""
 
 
-def walk(draft: Draft, target: DraftTarget, numbers: Numbers, next_proposal: NextProposal) -> Verdict:
+def walk(draft: Draft, target: DraftTarget, uniforms: UniformStream, next_proposal: NextProposal) -> Verdict:
     """Accept one child of a node after another until all are rejected or there are none.
 
     Args:
         draft: children of a node in the order in which they were drawn, all with the q of the first draw. Without
             proposals the draft is followed, and so are children that do not share one q.
         target: the model.
-        numbers: one number is taken for every child that is looked at, and one for the token of the model's own.
+        uniforms: one number is taken for every child that is looked at, and one for the token of the model's own.
         next_proposal: how q changes by a rejection. Children that it leaves no probability are passed over.
 
     Returns:
@@ -37,7 +37,7 @@ def walk(draft: Draft, target: DraftTarget, numbers: Numbers, next_proposal: Nex
         GenerationError: the model's probabilities are not finite.
     """
     if not draft.proposals:
-        return follow(draft, target, numbers)
+        return follow(draft, target, uniforms)
     children = children_of(draft.parents)
     path: list[int] = []
     token_ids: list[TokenId] = []
@@ -48,13 +48,13 @@ def walk(draft: Draft, target: DraftTarget, numbers: Numbers, next_proposal: Nex
             token_id = target.choice_after(position)
             node = next((node for node in siblings if draft.token_ids[node] == token_id), None)
         else:
-            node, token_id = _choose(siblings, drawn, target, position, numbers, next_proposal)
+            node, token_id = _choose(siblings, drawn, target, position, uniforms, next_proposal)
         token_ids.append(token_id)
         if node is None:
             return Verdict(tuple(path), tuple(token_ids))
         path.append(node)
         position = node + 1
-    token_ids.append(own_token(target, position, numbers))
+    token_ids.append(own_token(target, position, uniforms))
     return Verdict(tuple(path), tuple(token_ids))
 
 
@@ -63,7 +63,7 @@ def _choose(
     drawn: Sequence[Drawn],
     target: DraftTarget,
     position: int,
-    numbers: Numbers,
+    uniforms: UniformStream,
     next_proposal: NextProposal,
 ) -> tuple[int | None, TokenId]:
     """Return the accepted child and its token, or None and a token of the model's own."""
@@ -72,18 +72,18 @@ def _choose(
     weights, rest = seen_through(distribution, support)
     scale = 1.0
     for node, child in zip(siblings, drawn, strict=True):
-        if not q[child.place] > 0.0:
+        if not q[child.index] > 0.0:
             continue
         # Strictly below, so that a token of probability 0 is never accepted.
-        if numbers() * q[child.place] < weights[child.place]:
-            return node, int(support[child.place])
+        if uniforms() * q[child.index] < weights[child.index]:
+            return node, int(support[child.index])
         weights = np.maximum(weights - q, 0.0)
         mass = scale * rest + float(weights.sum())
         if mass <= NEGLIGIBLE:
-            return None, draw_from_rest(distribution, numbers(), child, weights, scale, mass)
+            return None, draw_from_rest(distribution, uniforms(), child, weights, scale, mass)
         weights, scale = weights / mass, scale / mass
-        q = next_proposal(q, child.place)
-    return None, distribution.draw(numbers(), support, weights, scale)
+        q = next_proposal(q, child.index)
+    return None, distribution.draw(uniforms(), support, weights, scale)
 
 
 def _drawn_from_the_same(draft: Draft, siblings: Sequence[int]) -> list[Drawn] | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from speculant_graph.types import TokenId
 
-Numbers = Callable[[], float]
+UniformStream = Callable[[], float]
 """Next number of the request's stream for rules, uniform in [0, 1). No number is ever given twice."""
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from speculant_graph.types import Draft
 from speculant_verifier.rules.siblings import walk
-from speculant_verifier.rules.target import DraftTarget, Numbers, Verdict
+from speculant_verifier.rules.target import DraftTarget, UniformStream, Verdict
 
 
-def tree_independent(draft: Draft, target: DraftTarget, numbers: Numbers) -> Verdict:
+def tree_independent(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
     """Accept independently drawn children, in their order; see :func:`speculant_verifier.rules.siblings.walk`."""
-    return walk(draft, target, numbers, lambda q, _: q)
+    return walk(draft, target, uniforms, lambda q, _: q)

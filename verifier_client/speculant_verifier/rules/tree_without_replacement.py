@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 from speculant_graph.types import Draft
 from speculant_verifier.rules.siblings import walk
-from speculant_verifier.rules.target import DraftTarget, Numbers, Verdict
+from speculant_verifier.rules.target import DraftTarget, UniformStream, Verdict
 
 
-def tree_without_replacement(draft: Draft, target: DraftTarget, numbers: Numbers) -> Verdict:
+def tree_without_replacement(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
     """Accept children drawn without replacement, in their order; see :func:`speculant_verifier.rules.siblings.walk`.
 
     A sibling that repeats a token is passed over. So siblings drawn independently are verified exactly, too: those of
     them that are new are a draw without replacement.
     """
-    return walk(draft, target, numbers, _without)
+    return walk(draft, target, uniforms, _without)
 
 
-def _without(q: NDArray[np.float64], place: int) -> NDArray[np.float64]:
+def _without(q: NDArray[np.float64], rejected: int) -> NDArray[np.float64]:
     left = q.copy()
-    left[place] = 0.0
+    left[rejected] = 0.0
     mass = float(left.sum())
     return left / mass if mass > 0.0 else left

@@ -49,8 +49,8 @@ class Distribution:
         if self.token_ids is None:
             known = np.minimum(token_ids, len(self.probabilities) - 1)
             return np.where(known == token_ids, self.probabilities[known], 0.0)
-        places = self._places(token_ids)
-        return np.where(self.token_ids[places] == token_ids, self.probabilities[places], 0.0)
+        indices = self._indices(token_ids)
+        return np.where(self.token_ids[indices] == token_ids, self.probabilities[indices], 0.0)
 
     def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
         """Draw by the inverse of the cumulative weights; never a token of weight 0.
@@ -69,28 +69,28 @@ class Distribution:
             all_weights[token_ids[is_known]] = weights[is_known]
         else:
             is_left = np.isin(token_ids, ids)
-            all_weights[self._places(token_ids[is_left])] = weights[is_left]
+            all_weights[self._indices(token_ids[is_left])] = weights[is_left]
             if weights[~is_left].any():  # tokens that the processors dropped and the caller still wants
                 ids = np.concatenate((ids, token_ids[~is_left]))
                 order = np.argsort(ids)
                 ids, all_weights = ids[order], np.concatenate((all_weights, weights[~is_left]))[order]
         if not all_weights.any():
             return self.choose(number)
-        place = _inverse_cumulative(all_weights, number)
-        return place if ids is None else int(ids[place])
+        index = _inverse_cumulative(all_weights, number)
+        return index if ids is None else int(ids[index])
 
     def choose(self, number: float) -> TokenId:
         """Draw a token by a number in [0, 1)."""
-        place = _inverse_cumulative(self.probabilities, number)
-        return place if self.token_ids is None else int(self.token_ids[place])
+        index = _inverse_cumulative(self.probabilities, number)
+        return index if self.token_ids is None else int(self.token_ids[index])
 
-    def _places(self, token_ids: NDArray[np.int64]) -> NDArray[np.intp]:
+    def _indices(self, token_ids: NDArray[np.int64]) -> NDArray[np.intp]:
         assert self.token_ids is not None
         return np.minimum(np.searchsorted(self.token_ids, token_ids), len(self.token_ids) - 1)
 
 
 def _inverse_cumulative(weights: NDArray[np.float64], number: float) -> int:
-    """Return the first place where the cumulative weight exceeds the number's share of all; its weight is never 0.
+    """Return the first index where the cumulative weight exceeds the number's share of all; its weight is never 0.
 
     Sums of blocks first: cumulative sums of a whole vocabulary take longer than everything else that is done with it.
     """
@@ -101,5 +101,5 @@ def _inverse_cumulative(weights: NDArray[np.float64], number: float) -> int:
         return int(np.flatnonzero(weights)[-1])
     inside = weights[block * _BLOCK : (block + 1) * _BLOCK]
     before = blocks[block - 1] if block else 0.0
-    place = int(np.searchsorted(before + inside.cumsum(), target, side="right"))
-    return block * _BLOCK + (place if place < len(inside) else int(np.flatnonzero(inside)[-1]))
+    index = int(np.searchsorted(before + inside.cumsum(), target, side="right"))
+    return block * _BLOCK + (index if index < len(inside) else int(np.flatnonzero(inside)[-1]))

@@ -42,7 +42,7 @@ class RowTarget:
     """One row's :class:`~speculant_verifier.rules.target.DraftTarget`; every node is worked out once at most."""
 
     __slots__ = (
-        "_array", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_settled", "_token_ids",
+        "_array", "_choices", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +67,7 @@ class RowTarget:
         self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft
         self._array = array
         self._chosen = dict(enumerate(chosen))  # whatever the output's form
-        self._settled: dict[int, tuple[TokenId, float]] = {}
+        self._choices: dict[int, tuple[TokenId, float]] = {}
         self._scores: dict[int, Tensor] = {}
         self._distributions: dict[int, Distribution] = {}
 
@@ -77,9 +77,9 @@ class RowTarget:
         Raises:
             GenerationError: the logits are not numbers, or the request's settings leave no token.
         """
-        if node not in self._settled:
-            self._settled[node] = self._choice_after(node)
-        token, evidence = self._settled[node]
+        if node not in self._choices:
+            self._choices[node] = self._choice_after(node)
+        token, evidence = self._choices[node]
         if not np.isfinite(evidence):
             raise self._void(node)
         return token
@@ -183,7 +183,7 @@ class RowTarget:
                 "check its weights, or use --verifier.dtype float32"
             )
         return GenerationRequestError(
-            f"no token is left for place {position} of the sequence; allow more by logit_bias, bad_words, "
+            f"no token is left for position {position} of the sequence; allow more by logit_bias, bad_words, "
             "no_repeat_ngram_size or min_tokens"
         )
 
