@@ -35,6 +35,17 @@ def quiet_again():
     silence()
 
 
+@pytest.fixture
+def warnings():
+    """Return the list that warnings come into, each of one line."""
+    messages = []
+    logger.enable("speculant_graph")
+    sink = logger.add(lambda message: messages.append(message.record["message"]), level="WARNING")
+    yield messages
+    logger.remove(sink)
+    assert all(len(message.splitlines()) == 1 for message in messages)
+
+
 @pytest.fixture(scope="session")
 def gpt_oss():
     """A random gpt-oss with a sliding window of 16, as a target model."""

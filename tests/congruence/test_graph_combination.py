@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,14 +77,6 @@ def test_a_pruned_graph_keeps_what_is_frequent(
         assert_same_arrays(pruned(pruned(whole, 2), 3), graph)
 
 
-def test_large_graphs_are_merged_in_many_portions() -> None:
-    rng = np.random.default_rng(0)
-    first, second = (rng.zipf(1.2, 60_000).clip(max=699).tolist() for _ in range(2))
-    both = merged(graph_of([first], 5, 700), graph_of([second], 5, 700))
-    assert max(both.trie.nodes_per_level) > 1 << 16
-    assert_same_arrays(both, graph_of([first, second], 5, 700))
-
-
 def test_a_graph_may_be_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
     path = tmp_path / "graph.pkl"
     graph_of([[1, 2, 3, 1, 2, 4]], 2, 10).save(path)
@@ -98,30 +91,29 @@ def test_a_graph_may_be_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     graph = graph_of([[1, 2, 3, 1, 2]], 2, 10)
-    other_tokenizer = graph_of([[1, 2]], 2, 10)
-    object.__setattr__(other_tokenizer.metadata, "tokenizer", _with_digest(other_tokenizer, "11" * 32))
-    parsed = NgramGraph(graph.trie, dataclasses.replace(graph.metadata, special_tokens="parse"))
+
+    def with_other(**metadata: Any) -> NgramGraph:
+        return NgramGraph(graph.trie, dataclasses.replace(graph.metadata, **metadata))
+
+    other_tokenizer = with_other(tokenizer=dataclasses.replace(graph.metadata.tokenizer, sha256="11" * 32))
     refusals = [
-        (parsed, GraphError, "only one of the graphs has parsed special tokens; build both with one --special-tokens"),
+        (with_other(special_tokens="parse"), GraphError, "only one of the graphs has parsed special tokens; build"),
         (other_tokenizer, TokenizerMismatchError, "different tokenizers"),
         (graph_of([[1, 2]], 3, 10), GraphError, "orders up to 2 and 3"),
         (graph_of([[1, 2]], 2, 10, boundaries=True), GraphError, "document boundaries"),
         (pruned(graph, 2), GraphError, "combine first, prune afterwards"),
+        (with_other(num_tokens=2**32 - 4), GraphError, "tokens together"),
     ]
     for other, error, message in refusals:
         with pytest.raises(error, match=message):
             merge_graphs(graph, other, tmp_path / "graph.pkl")
     with pytest.raises(GraphError, match="combine first, prune afterwards"):
         merge_graphs(pruned(graph, 2), graph, tmp_path / "graph.pkl")
-    large = dataclasses.replace(graph.metadata, num_tokens=2**32 - 4)
-    with pytest.raises(GraphError, match="tokens together"):
-        merge_graphs(NgramGraph(graph.trie, large), graph, tmp_path / "graph.pkl")
     often = graph_of([[1, 2] * 9], 2, 10)
     with pytest.raises(GraphError, match="take at least 4"):
         prune_graph(pruned(often, 4), 3, tmp_path / "graph.pkl")
-    for min_count in (-1, 0, 1):
-        with pytest.raises(GraphError, match="removes nothing"):
-            prune_graph(graph, min_count, tmp_path / "graph.pkl")
+    with pytest.raises(GraphError, match="removes nothing"):
+        prune_graph(graph, 1, tmp_path / "graph.pkl")
     with pytest.raises(GraphFileError, match="no folder"):
         prune_graph(graph, 2, tmp_path / "none" / "graph.pkl")
     assert not list(tmp_path.iterdir())
@@ -166,9 +158,3 @@ def test_two_updates_at_once_lose_nothing(tmp_path: Path) -> None:
         update_graph(path, tmp_path)
     with only_writer(path):
         graph_of([[1, 2]], 2, 10).save(path)
-    with only_writer(path):
-        pass
-
-
-def _with_digest(graph: NgramGraph, digest: str) -> object:
-    return dataclasses.replace(graph.metadata.tokenizer, sha256=digest)

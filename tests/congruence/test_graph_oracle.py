@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +14,6 @@ from scipy import stats
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.graph.layout import MAX_VOCABULARY
-from speculant_graph.graph.ngrams import Match
 from speculant_graph.types import StrategyName
 from support.graphs import assert_same_arrays, counts_of, graph_in_parts, graph_of
 from support.oracle import OracleGraph
@@ -35,7 +31,7 @@ def slow_graph(documents: Corpus, max_order: int, boundaries: bool) -> OracleGra
     return OracleGraph(documents if boundaries else [list(itertools.chain(*documents))], max_order)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(documents=corpus, max_order=order, boundaries=st.booleans())
 def test_counts_and_distributions(documents: Corpus, max_order: int, boundaries: bool) -> None:
     fast = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
@@ -46,11 +42,9 @@ def test_counts_and_distributions(documents: Corpus, max_order: int, boundaries:
         assert match is not None
         row = fast.successors(match)
         assert dict(zip(row.token_ids.tolist(), row.counts.tolist(), strict=True)) == successors
-        total = successors.total()
-        assert row.total == total
+        assert row.total == successors.total()
         probabilities = [fast.probability(context, successor) for successor in successors]
-        assert probabilities == [count / total for count in successors.values()]
-        assert abs(sum(probabilities) - 1) < 1e-6
+        assert probabilities == [count / row.total for count in successors.values()]
         assert abs(row.probabilities.sum() - 1) < 1e-6
         ranked = sorted(successors.items(), key=lambda item: (-item[1], item[0]))
         assert row.most_common() == ranked
@@ -66,7 +60,7 @@ def test_counts_and_distributions(documents: Corpus, max_order: int, boundaries:
         assert fast.most_common(3, length) == expected[:3]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(documents=corpus, max_order=order, boundaries=st.booleans(), context=prompt)
 def test_matches(documents: Corpus, max_order: int, boundaries: bool, context: list[int]) -> None:
     fast = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
@@ -84,7 +78,7 @@ def test_matches(documents: Corpus, max_order: int, boundaries: bool, context: l
         assert slid == (kept and fast.match_order(kept, len(kept)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     documents=corpus,
     max_order=order,
@@ -119,7 +113,7 @@ def test_drafts(
     assert proposals == (distributions if strategy == "sampling" else [])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     documents=corpus,
     max_order=order,
@@ -138,8 +132,7 @@ def test_any_division_into_parts_gives_the_same_arrays(
     assert counts_of(divided) == OracleGraph(documents, max_order).ngram_counts
 
 
-@pytest.mark.parametrize("max_order", [1, 2, 5, 10])
-@pytest.mark.parametrize("boundaries", [False, True])
+@pytest.mark.parametrize(("max_order", "boundaries"), [(1, False), (2, True), (5, False), (5, True), (10, True)])
 def test_a_corpus_of_thirty_thousand_tokens(max_order: int, boundaries: bool) -> None:
     rng = np.random.default_rng(max_order)
     # Few words, many repetitions: rows of all lengths, ties, and contexts of every order.
@@ -159,35 +152,6 @@ def test_a_corpus_of_thirty_thousand_tokens(max_order: int, boundaries: bool) ->
         context += document[place : place + rng.integers(0, 3)]
         expected, _ = slow.draft(context, 10, "greedy")
         assert list(generator.draft(context, 10, "greedy").token_ids) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("SPECULANT_DATA" not in os.environ, reason="SPECULANT_DATA names no folder of recorded data")
-@pytest.mark.parametrize(("max_order", "boundaries"), [(5, False), (5, True), (10, False)])
-def test_real_text(max_order: int, boundaries: bool) -> None:
-    from speculant_graph.corpus.tokenize import CorpusTokenizer
-
-    data = Path(os.environ["SPECULANT_DATA"])
-    text = (data / "corpora" / "contracts.txt").read_text(encoding="utf-8")[:140_000]
-    tokenizer = CorpusTokenizer.load(data / "gpt-oss-tokenizer")
-    documents = [tokenizer.encode(document) for document in text.split("\n\n\n") if document]
-    fast = graph_of(documents, max_order, tokenizer.fingerprint.vocabulary_size, boundaries=boundaries)
-    slow = slow_graph(documents, max_order, boundaries)
-    assert sum(map(len, documents)) > 25_000
-    assert counts_of(fast) == slow.ngram_counts
-    for context, successors in slow.context_index.items():
-        row = fast.successors(context)
-        assert dict(zip(row.token_ids.tolist(), row.counts.tolist(), strict=True)) == successors
-
-
-def test_the_largest_vocabulary() -> None:
-    highest = MAX_VOCABULARY - 1
-    documents = [[highest, 0, highest, highest, 1, highest, 0, highest, 2]]
-    fast = graph_of(documents, 5, MAX_VOCABULARY)
-    slow = OracleGraph(documents, 5)
-    assert counts_of(fast) == slow.ngram_counts
-    assert fast.match([highest]) == Match(1, 3)
-    assert fast.draft_greedy([highest], 3) == slow.draft([highest], 3, "greedy")[0]
 
 
 def test_rows_too_long_for_the_stored_offset() -> None:

@@ -88,8 +88,7 @@ def test_small_portions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             check(pruned, documents, min_count)
 
 
-@pytest.mark.parametrize("boundaries", [False, True])
-@pytest.mark.parametrize("document", [[0], [1, 2, 3]])
+@pytest.mark.parametrize(("document", "boundaries"), [([0], False), ([1, 2, 3], True)])
 def test_a_corpus_of_one_ngram_again_and_again(document: list[int], boundaries: bool) -> None:
     documents = [document] * 70_000
     graph = graph_of(documents, 5, 4, boundaries=boundaries)

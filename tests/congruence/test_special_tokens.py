@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer
 
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus import stream as stream_module
@@ -20,31 +20,12 @@ from speculant_graph.corpus.stream import write_token_stream
 from speculant_graph.corpus.text import may_be_cut
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.types import SpecialTokensName
+from support import bpe
+from support.bpe import PATTERN, byte_level, split_by
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
 TEXT = "The parties agree to the terms.\n\n\tfinal analysis of the 12 parties; it's a start<|end>\n" * 4
-# Near those of published tokenizers.
-PATTERN = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-def trained(pre_tokenizer: Any, special: Sequence[str | AddedToken] = HARMONY) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizer
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=360, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([TEXT], trainer)
-    tokenizer.add_special_tokens(list(special))
-    return tokenizer
-
-
-def split_by(pattern: str) -> Any:
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def byte_level() -> Any:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+trained = partial(bpe.trained, text=TEXT, vocabulary_size=360, special=HARMONY)
 
 
 def released() -> Tokenizer:
@@ -54,7 +35,7 @@ def released() -> Tokenizer:
 
 
 def with_rules(**rules: bool) -> Tokenizer:
-    return trained(byte_level(), [AddedToken("<|end|>", special=True, **rules), "<|start|>"])
+    return trained(byte_level(), special=[AddedToken("<|end|>", special=True, **rules), "<|start|>"])
 
 
 def with_a_plain_token() -> Tokenizer:
@@ -68,11 +49,11 @@ TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], str, bool]] = {
     "pattern": (lambda: trained(split_by(PATTERN)), "tiktoken", True),
     "gpt-oss": (released, "tiktoken", True),
     "one begins with another": (
-        lambda: trained(byte_level(), ["<|end|>", "<|end|>s", "<|start|>"]),
+        lambda: trained(byte_level(), special=["<|end|>", "<|end|>s", "<|start|>"]),
         "tokenizers",
         True,
     ),
-    "blanks inside": (lambda: trained(byte_level(), ["<|end of\nturn|>", "<|start|>"]), "tiktoken", False),
+    "blanks inside": (lambda: trained(byte_level(), special=["<|end of\nturn|>", "<|start|>"]), "tiktoken", False),
     "takes blanks before it": (lambda: with_rules(lstrip=True), "tokenizers", False),
     "takes blanks behind it": (lambda: with_rules(rstrip=True), "tokenizers", False),
     "whole words": (lambda: with_rules(single_word=True), "tokenizers", False),
@@ -145,23 +126,6 @@ def test_what_encodes_and_what_is_cut(
     assert (tokenizers["text"].encoder, tokenizers["text"].is_cuttable) == (
         ("tokenizers", False) if is_plain else ("tiktoken", True)
     )
-
-
-@pytest.mark.parametrize("is_fast", [False, True])
-def test_control_tokens_are_parsed_or_text(is_fast: bool) -> None:
-    spelt = "<|start|>assistant<|channel|>final<|message|>"
-    for mode in ("text", "parse"):
-        tokenizer = CorpusTokenizer("x", trained(split_by(PATTERN)), special_tokens=mode)
-        if is_fast:
-            tokenizer.speed_up()
-        ids = tokenizer.encode_array(spelt).tolist()
-        control = {tokenizer.fingerprint.vocabulary_size - len(HARMONY) + index for index in range(3)}
-        assert (control <= set(ids)) is (mode == "parse")
-        assert tokenizer.decode(ids) == spelt
-        # Prompts are parsed in any case, and the tokenizer goes on as it was.
-        prompt = tokenizer.encode_prompt(spelt)
-        assert control <= set(prompt)
-        assert tokenizer.encode(spelt) == ids
 
 
 def test_a_cut_can_be_inside_of_few_tokens() -> None:

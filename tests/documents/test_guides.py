@@ -91,10 +91,3 @@ def test_the_tables_of_the_verifiers_settings_are_complete():
         value = getattr(ServiceConfig(), name.strip("`").removeprefix("service."))
         assert TypeAdapter(ByteSize).validate_python(default) == value, name
     assert f"{ServiceConfig().grace_s:g} s" in next(row[1] for row in table if "grace_s" in row[0])
-
-
-@pytest.mark.parametrize("page", ["docs/operating.md", "docs/security.md", "docs/tuning.md", "docs/corpus.md"])
-def test_guides_are_short(page):
-    text = read_page(page)
-    assert len(text.splitlines()) <= 230
-    assert all(block.body.strip() for block in all_blocks(text))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from loguru import logger
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
@@ -67,14 +66,3 @@ def plain_tokenizer_folder(make_tokenizer: Callable[..., Path]) -> Path:
 def sample_text() -> str:
     """Return the text that the tokenizers were trained on."""
     return SAMPLE_TEXT
-
-
-@pytest.fixture
-def warnings() -> Iterator[list[str]]:
-    """Return the list that warnings come into, each of one line."""
-    messages: list[str] = []
-    logger.enable("speculant_graph")
-    sink = logger.add(lambda message: messages.append(message.record["message"]), level="WARNING")
-    yield messages
-    logger.remove(sink)
-    assert all(len(message.splitlines()) == 1 for message in messages)

@@ -13,7 +13,6 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from loguru import logger
 
 from speculant_graph.corpus import source as source_module
 from speculant_graph.corpus.documents import read_documents
@@ -85,9 +84,9 @@ def test_zeros_may_follow_gzip_members(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
 def test_dense_archives_come_in_small_blocks(tmp_path: Path, packing: str) -> None:
-    size = 150_000_000
+    size = 60_000_000
     path = _file(tmp_path / f"a{packing}", PACKERS[packing](b" " * size))
-    assert path.stat().st_size < 200_000
+    assert path.stat().st_size < 100_000
     blocks = [(len(block), block.count(b" ")) for block in Source(path).blocks()]
     assert sum(num_bytes for num_bytes, _ in blocks) == sum(blanks for _, blanks in blocks) == size
     assert max(num_bytes for num_bytes, _ in blocks) <= (4 << 20) + (1 << 18)
@@ -97,7 +96,7 @@ def test_dense_archives_come_in_small_blocks(tmp_path: Path, packing: str) -> No
 def test_damaged_archives_are_errors(tmp_path: Path, packing: str) -> None:
     data = PACKERS[packing](bytes(range(1, 128)) * 100)
     path = tmp_path / f"a.txt{packing}"
-    for damaged in (data[:-3], data[: len(data) // 2], data[:5], data + b"tail", b"no archive"):
+    for damaged in (data[:-3], data[:5], data + b"tail", b"no archive"):
         with pytest.raises(CorpusError, match=r"a\.txt.*: damaged archive \(.*copy or pack"):
             _texts(_file(path, damaged))
     flipped = bytearray(data)
@@ -105,18 +104,6 @@ def test_damaged_archives_are_errors(tmp_path: Path, packing: str) -> None:
     with pytest.raises(CorpusError, match=r"damaged archive|is not UTF-8|looks binary"):
         _texts(_file(path, bytes(flipped)))
     assert _texts(_file(path, b"")) == [""]
-
-
-def test_missing_files_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"gone\.txt: can't be read \(No such file"):
-        _texts(tmp_path / "gone.txt")
-
-
-def test_standard_input_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é {}".encode()), encoding="utf-8"))
-    source = Source(Path("-"))
-    assert ["".join(document.texts) for document in read_documents(source, "text")] == ["é {}"]
-    assert source.describe() == CorpusFile("-", 5, hashlib.sha256("é {}".encode()).hexdigest())
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -135,12 +122,9 @@ def test_json_lines(tmp_path: Path) -> None:
         assert _texts(_file(tmp_path / "a.ndjson.gz", gzip.compress(data + ending.encode()))) == expected
 
 
-def test_text_fields_lead_into_objects(tmp_path: Path) -> None:
+def test_text_fields_lead_into_objects_and_may_have_dots_in_their_names(tmp_path: Path) -> None:
     path = _file(tmp_path / "a.jsonl", b'{"a": {"b": {"c": "x"}}}\n"y"')
     assert _texts(path, text_field="a.b.c") == ["x", "y"]
-
-
-def test_text_fields_may_have_dots_in_their_names(tmp_path: Path) -> None:
     path = _file(tmp_path / "a.jsonl", b'{"a.b": "x"}\n{"a": {"b": "y"}}\n{"a": {"b": "z"}, "a.b": ["v", "w"]}')
     assert _texts(path, text_field="a.b") == ["x", "y", "v\nw"]
     path = _file(tmp_path / "a.jsonl", b'{"a.b": 1, "a": {"b": "y"}}')
@@ -153,11 +137,8 @@ def test_text_fields_may_have_dots_in_their_names(tmp_path: Path) -> None:
     [
         ("{oops", r"a\.jsonl: line 2: is no JSON \(.*correct it"),
         ("[" * 100_000, r"line 2: is no JSON"),
-        ("1" * 5_000, r"line 2: is no JSON|line 2: a number where an object"),
         ("3", r"line 2: a number where an object with field 'a\.b' should be"),
-        ("null", r"line 2: null where"),
         ('{"b": 1, "c": 2}', r"line 2: no field 'a\.b' \(there are: b, c\); set --graph\.text-field"),
-        ('{"a": {"b": null}}', r"line 2: field 'a\.b' is null, not text"),
         ('{"a": {"b": ["x", 1]}}', r"line 2: field 'a\.b' is a list, not text"),
     ],
 )
@@ -189,9 +170,7 @@ def test_token_ids_of_records(tmp_path: Path) -> None:
         ('"text"', "a string where an object with field 'ids' should be; correct the record$"),
         ('{"ids": "1 2"}', "field 'ids' is a string, not a list of token ids; set --graph.token-ids-field"),
         ('{"ids": [1, true]}', "item 1 of field 'ids' is a truth value, not a token id; set"),
-        ('{"ids": [1.0]}', "item 0 of field 'ids' is a fraction, not a token id; set"),
         ('{"ids": [9, 10]}', r"item 1 of field 'ids' is none of the ids 0 to 9; set --graph\.tokenizer-name"),
-        ('{"ids": [-1]}', "item 0 of field 'ids' is none of the ids 0 to 9; set"),
         (f'{{"ids": [{2**70}]}}', "item 0 of field 'ids' is none of the ids 0 to 9; set"),
     ],
 )
@@ -237,9 +216,7 @@ def test_json_files(tmp_path: Path) -> None:
     assert _texts(_file(path, b"[]")) == _texts(_file(path, b" \n")) == []
     for data, message in (
         (b'{"text": "a"}\n{"text": "b"}', r"a\.json: goes on after its JSON value; name it \.jsonl"),
-        (b'["a"] x', "goes on after"),
         (b'["a" "b"]', r"a\.json: record 1: is no JSON \(no comma"),
-        (b'["a", ]', r"a\.json: record 2: is no JSON"),
         (b'["a", 1]', r"a\.json: record 2: a number where an object"),
         (b"nonsense", r"a\.json: is no JSON"),
     ):
@@ -281,13 +258,9 @@ def test_pdf_pages_are_joined(tmp_path: Path) -> None:
     assert _texts(_file(tmp_path / "a.pdf.gz", gzip.compress(data))) == ["First page\nSecond page"]
 
 
-def test_pdf_without_text_is_a_warning(tmp_path: Path) -> None:
-    messages: list[str] = []
-    logger.enable("speculant_graph")
-    sink = logger.add(lambda message: messages.append(str(message)), level="WARNING")
+def test_pdf_without_text_is_a_warning(tmp_path: Path, warnings: list[str]) -> None:
     assert _texts(_file(tmp_path / "scan.pdf", _pdf("", ""))) == [""]
-    logger.remove(sink)
-    assert ["scan.pdf has pages but no text" in message for message in messages] == [True]
+    assert ["scan.pdf has pages but no text" in message for message in warnings] == [True]
     assert _texts(_file(tmp_path / "empty.pdf", b"")) == [""]
 
 

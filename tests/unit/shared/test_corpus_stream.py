@@ -109,9 +109,8 @@ def test_a_stream_is_its_documents_one_after_another(
     assert reports[-1] == (sum(path.stat().st_size for path in paths), stream.num_tokens)
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_long_files_of_all_kinds(tmp_path: Path, tokenizer: CorpusTokenizer, sample_text: str, jobs: int) -> None:
-    long = sample_text * 800 + "a" * 5000 + " " * 5000 + "1 2,3\n" * 60_000 + sample_text * 40
+def test_long_files_of_all_kinds(tmp_path: Path, tokenizer: CorpusTokenizer, sample_text: str) -> None:
+    long = sample_text * 300 + "a" * 5000 + " " * 5000 + "1 2,3\n" * 40_000 + sample_text * 40
     paths = write(
         tmp_path,
         {
@@ -123,7 +122,7 @@ def test_long_files_of_all_kinds(tmp_path: Path, tokenizer: CorpusTokenizer, sam
     )
     documents = [long, long, sample_text, long, sample_text] + [sample_text] * 300
     stream = write_token_stream(
-        tokenizer, paths, tmp_path / "out", GraphConfig(jobs=jobs, chunk_size=5000, document_boundaries=True)
+        tokenizer, paths, tmp_path / "out", GraphConfig(jobs=3, chunk_size=5000, document_boundaries=True)
     )
     assert ids_of(stream) == expected_ids(tokenizer, documents, boundaries=True)
     assert stream.num_documents == 305
@@ -157,8 +156,7 @@ def test_no_more_text_is_in_flight_than_allowed(
     assert 4096 <= most[0] <= 4 * 4096 + len(sample_text)
 
 
-@pytest.mark.parametrize("boundaries", [False, True])
-@pytest.mark.parametrize("chunk_size", [1024, 1_000_000])
+@pytest.mark.parametrize(("boundaries", "chunk_size"), [(False, 1024), (True, 1024), (True, 1_000_000)])
 def test_token_ids_are_taken_as_they_are_beside_texts(
     tmp_path: Path, tokenizer: CorpusTokenizer, boundaries: bool, chunk_size: int
 ) -> None:
@@ -198,8 +196,7 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
-@pytest.mark.parametrize("boundaries", [False, True])
+@pytest.mark.parametrize(("name", "boundaries"), [(name, index % 2 == 1) for index, name in enumerate(BAD_FILES)])
 def test_a_bad_file_stops_the_build_or_is_left_out_whole(
     tmp_path: Path, tokenizer: CorpusTokenizer, name: str, boundaries: bool
 ) -> None:
@@ -213,11 +210,10 @@ def test_a_bad_file_stops_the_build_or_is_left_out_whole(
     assert not output.exists()
     reports: list[tuple[int, int]] = []
     config = GraphConfig(on_error="skip", document_boundaries=boundaries, chunk_size=1024, jobs=2)
+    expected = expected_ids(tokenizer, ["one two\n" * 900, "last"], boundaries=boundaries)
     for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1)):
-        files = [paths[number] for number in order]
+        files = [paths[index] for index in order]
         stream = write_token_stream(tokenizer, files, output, config, lambda *report: reports.append(report))
-        texts = ["one two\n" * 900, "last"]
-        expected = expected_ids(tokenizer, texts, boundaries=boundaries)
         assert ids_of(stream) == expected
         assert (stream.num_tokens, stream.num_documents) == (len(expected) - boundaries, 2)
         assert [file.name for file in stream.files] == [str(paths[0]), str(paths[2])]
@@ -233,10 +229,7 @@ def test_a_bad_file_stops_the_build_or_is_left_out_whole(
 def test_a_corpus_without_text_is_said_in_proper_words(tmp_path: Path, tokenizer: CorpusTokenizer) -> None:
     empty, other, bad, worse = write(tmp_path, {"a.txt": "", "b.txt": "", "c.txt": b"\xff", "d.txt": b"\xff"})
     for files, message in (
-        ([empty], f"{empty} holds no text; name files that do"),
         ([empty, other], "none of 2 files holds text; name files that do"),
-        ([bad], f"{bad} holds no text, it was left out: {bad}: byte 0 is not UTF-8 "),
-        ([empty, bad], f"none of 2 files holds text, 1 was left out: {bad}: byte 0 "),
         ([bad, worse], f"none of 2 files holds text, 2 were left out: {bad}: byte 0 "),
     ):
         with pytest.raises(CorpusError, match=f"^{re.escape(message)}"):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +42,7 @@ def test_fingerprint_is_that_of_the_text_s_meaning(
 ) -> None:
     fingerprint = CorpusTokenizer.load(tokenizer_folder).fingerprint
     assert fingerprint.name == str(tokenizer_folder)
+    assert CorpusTokenizer.load(tokenizer_folder).revision == ""
     assert fingerprint.vocabulary_size == 320
     assert len(bytes.fromhex(fingerprint.sha256)) == 32
     assert CorpusTokenizer.load(plain_tokenizer_folder).fingerprint.sha256 == fingerprint.sha256
@@ -58,12 +56,8 @@ def test_fingerprint_is_that_of_the_text_s_meaning(
 
 def test_transformers_tokenizers_have_the_same_fingerprint(tokenizer_folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    folders = [tokenizer_folder]
-    if "SPECULANT_DATA" in os.environ:
-        folders.append(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer")
-    for folder in folders:
-        backend = transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer
-        assert fingerprint_of(str(folder.resolve()), backend) == CorpusTokenizer.load(folder).fingerprint
+    backend = transformers.PreTrainedTokenizerFast.from_pretrained(tokenizer_folder).backend_tokenizer
+    assert fingerprint_of(str(tokenizer_folder), backend) == CorpusTokenizer.load(tokenizer_folder).fingerprint
 
 
 def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path) -> None:
@@ -74,7 +68,7 @@ def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path) -> Non
         CorpusTokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["/no/folder", "./folder", "../folder", "~/no-folder", "~nobody-at-all", "a/b/c"])
+@pytest.mark.parametrize("name", ["/no/folder", "./folder", "~/no-folder", "~nobody-at-all"])
 def test_paths_that_lead_to_no_folder_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -90,43 +84,3 @@ def test_a_tilde_is_the_home_folder(tokenizer_folder: Path, tmp_path: Path, monk
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("~/mine", Path("~/mine")):
         assert CorpusTokenizer.load(name).fingerprint.name == str(tmp_path / "mine")
-
-
-@pytest.mark.parametrize("name", ["nobody/not-a-tokenizer", "no-folder"])
-def test_unknown_names_are_one_line(name: str) -> None:
-    script = f"""
-from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError
-try:
-    CorpusTokenizer.load({name!r})
-except ConfigError as error:
-    assert len(str(error).splitlines()) == 1, error
-    assert "folder" in str(error) and {name!r} in str(error), error
-else:
-    raise SystemExit("loaded")
-"""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
-
-
-def test_tokenizers_of_the_hub_have_a_revision(tokenizer_folder: Path, tmp_path: Path) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    repository = tmp_path / "models--somebody--something"
-    shutil.copytree(tokenizer_folder, repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit, "utf-8")
-    script = f"""
-from speculant_graph.corpus.tokenize import CorpusTokenizer
-tokenizer = CorpusTokenizer.load("somebody/something")
-assert (tokenizer.revision, tokenizer.bos_id, tokenizer.eos_id) == ({commit!r}, 0, 1)
-assert tokenizer.fingerprint.name == "somebody/something"
-assert CorpusTokenizer.load({str(tokenizer_folder)!r}).revision == ""
-"""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
-
-
-def test_a_missing_extra_is_named(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ImportError, match=r'pip install "speculant-graph\[build\]"'):
-        CorpusTokenizer.load(tokenizer_folder)

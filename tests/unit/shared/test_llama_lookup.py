@@ -109,10 +109,9 @@ def test_counts_fit_into_the_arithmetic_of_llama_cpp(tmp_path: Path) -> None:
 
 def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     graph = graph_of([[1, 2, 1, 2, 3]], 3, VOCABULARY_SIZE)
-    with pytest.raises(ConfigError, match="min_count = 0"):
-        export_llama_lookup(graph, tmp_path / "lookup.bin", min_count=0)
-    with pytest.raises(ConfigError, match="min_share = 2"):
-        export_llama_lookup(graph, tmp_path / "lookup.bin", min_share=2)
+    for wrong in ({"min_count": 0}, {"min_share": 2}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            export_llama_lookup(graph, tmp_path / "lookup.bin", **wrong)
     with pytest.raises(GraphFileError, match="check folder"):
         export_llama_lookup(graph, tmp_path / "none" / "lookup.bin")
     for record, child in ((2, 0), (1, 2**32 - 1)):
