@@ -35,26 +35,24 @@ TRICKY_TEXT = st.text(alphabet="aAbsStT  ''\n\r\t/.1é\u0301\u017f中👍\u200d\
 REPEATED = st.builds("".join, st.lists(st.builds(str.__mul__, TRICKY_TEXT.map(lambda x: x[:2]), st.integers(1, 400))))
 
 
+MAKERS: dict[str, Callable[[], CorpusTokenizer]] = {
+    "byte level": lambda: CorpusTokenizer("x", trained(byte_level())),
+    "pattern": lambda: CorpusTokenizer("x", trained(split_by(PATTERN))),
+    "whole words": lambda: CorpusTokenizer("x", trained(split_by(PATTERN), ignore_merges=True)),
+    "demo": lambda: CorpusTokenizer.load(DEMO),
+    "gpt-oss": lambda: CorpusTokenizer.load(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer"),
+}
+
+
 @pytest.fixture(
     scope="module",
-    params=["byte level", "pattern", "whole words", "demo", pytest.param("gpt-oss", marks=pytest.mark.slow)],
+    params=[pytest.param(name, marks=pytest.mark.slow) if name == "gpt-oss" else name for name in MAKERS],
 )
 def pair(request: pytest.FixtureRequest) -> tuple[CorpusTokenizer, CorpusTokenizer]:
     """A tokenizer that uses tiktoken, and the same one that does not."""
-    match request.param:
-        case "byte level":
-            made = [CorpusTokenizer("x", trained(byte_level())) for _ in range(2)]
-        case "pattern":
-            made = [CorpusTokenizer("x", trained(split_by(PATTERN))) for _ in range(2)]
-        case "whole words":
-            made = [CorpusTokenizer("x", trained(split_by(PATTERN), ignore_merges=True)) for _ in range(2)]
-        case "demo":
-            made = [CorpusTokenizer.load(DEMO) for _ in range(2)]
-        case _:
-            if "SPECULANT_DATA" not in os.environ:
-                pytest.skip("SPECULANT_DATA is not set")
-            made = [CorpusTokenizer.load(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer") for _ in range(2)]
-    fast, slow = made
+    if request.param == "gpt-oss" and "SPECULANT_DATA" not in os.environ:
+        pytest.skip("SPECULANT_DATA is not set")
+    fast, slow = (MAKERS[request.param]() for _ in range(2))
     fast.speed_up()
     assert (fast.encoder, slow.encoder) == ("tiktoken", "tokenizers")
     return fast, slow
@@ -216,28 +214,31 @@ def _blind_to_a_rare_word() -> CorpusTokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("place", ["first file", "end of the last file", "packed", "pipe"])
+WORDS = "plain words\n" * 30_000
+TEXTS = {
+    "first file": [f"{RARE} {WORDS}", WORDS],
+    "end of the last file": [WORDS, WORDS + f"{RARE} words\n" * 3_000],
+    "packed": [f"{RARE} {WORDS}", WORDS],
+    "pipe": [f"{RARE} words"],
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
 def test_a_difference_in_the_corpus_itself_is_found_before_it_is_written(
-    tmp_path: Path, warnings: list[str], place: str
+    tmp_path: Path, warnings: list[str], kind: str
 ) -> None:
     tokenizer, slow = _blind_to_a_rare_word(), _blind_to_a_rare_word()
-    paths = [tmp_path / name for name in ("a.txt", "b.txt")]
-    texts = ["plain words\n" * 30_000, "other words\n" * 30_000]
-    if place == "first file":
-        texts[0] = f"{RARE} {texts[0]}"
-    elif place == "end of the last file":
-        texts[1] += f"{RARE} words\n" * 3_000
-    for path, text in zip(paths, texts, strict=True):
-        path.write_text(text, "utf-8")
-    if place == "packed":
-        paths[0] = tmp_path / "c.txt.gz"
-        texts[0] = f"{RARE} {texts[0]}"
-        paths[0].write_bytes(gzip.compress(texts[0].encode()))
-    elif place == "pipe":
-        paths, texts = [tmp_path / "pipe"], [f"{RARE} words"]
+    paths = [tmp_path / f"{index}.txt" for index in range(len(TEXTS[kind]))]
+    if kind == "pipe":
         os.mkfifo(paths[0])
-        threading.Thread(target=paths[0].write_text, args=(texts[0], "utf-8")).start()
+        threading.Thread(target=paths[0].write_text, args=(*TEXTS[kind], "utf-8")).start()
+    else:
+        for path, text in zip(paths, TEXTS[kind], strict=True):
+            path.write_text(text, "utf-8")
+    if kind == "packed":
+        paths[0] = tmp_path / "packed.txt.gz"
+        paths[0].write_bytes(gzip.compress(TEXTS[kind][0].encode()))
     stream = write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig())
     assert tokenizer.encoder == "tokenizers"
-    assert np.fromfile(stream.path, np.uint32).tolist() == [i for text in texts for i in slow.encode(text)]
+    assert np.fromfile(stream.path, np.uint32).tolist() == [i for text in TEXTS[kind] for i in slow.encode(text)]
     assert len(warnings) == 1

@@ -14,6 +14,7 @@ from scipy import stats
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
+from speculant_graph.graph.coverage import Coverage, OrderCoverage, measure_coverage
 from speculant_graph.types import StrategyName
 from support.graphs import assert_same_arrays, counts_of, graph_in_parts, graph_of
 from support.oracle import OracleGraph
@@ -169,3 +170,37 @@ def test_sampling_has_the_distribution_of_the_corpus() -> None:
     drawn = Counter(generator.draft([0], 1, "sampling", seed).token_ids[0] for seed in range(num_draws))
     expected = np.array([50, 30, 15, 5]) / 100 * num_draws
     assert stats.chisquare([drawn[token] for token in (1, 2, 3, 4)], expected).pvalue > 1e-4
+
+
+perhaps_unknown = st.lists(st.one_of(st.integers(0, 4), st.sampled_from([49, 2**31])), max_size=40)
+
+
+def slow_coverage(graph: OracleGraph, documents: list[list[int]]) -> Coverage:
+    rows = {order: [0] * 5 for order in range(1, graph.max_order + 1)}
+    for token_ids in documents:
+        for place, follows in enumerate(token_ids):
+            longest = graph.longest_context(token_ids[:place])
+            for order in range(1, min(place, graph.max_order) + 1):
+                context = tuple(token_ids[place - order : place])
+                successors = graph.context_index.get(context, {})
+                is_known = bool(successors)
+                is_right = is_known and min(successors, key=lambda token: (-successors[token], token)) == follows
+                is_longest = context == longest
+                values = (True, is_known, is_right, is_longest, is_longest and is_right)
+                rows[order] = [count + value for count, value in zip(rows[order], values, strict=True)]
+    return Coverage(rows[1][0], tuple(OrderCoverage(order, *row) for order, row in rows.items()))
+
+
+@settings(max_examples=150)
+@given(
+    text=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    documents=st.lists(perhaps_unknown, min_size=1, max_size=3),
+    max_order=st.integers(1, 6),
+)
+def test_coverage(text: list[int], documents: list[list[int]], max_order: int) -> None:
+    graph = graph_of([text], max_order, 50)
+    pieces = [piece for document in documents for piece in ([DOCUMENT_SEPARATOR], document)][1:]
+    stream = np.array([token_id for piece in pieces for token_id in piece], np.uint32)
+    expected = slow_coverage(OracleGraph([text], max_order), documents)
+    assert measure_coverage(graph, stream) == expected
+    assert expected.num_right <= expected.num_known <= expected.num_positions

@@ -100,9 +100,8 @@ def command_lines():
             if content["image"].startswith("speculant-"):
                 assert "entrypoint" not in content or content["entrypoint"] is None
                 yield f"{name}: {service}", content["command"]
-                test = content.get("healthcheck", {}).get("test")
-                if test is not None:
-                    yield f"{name}: {service}", test[2:]
+                if "test" in content.get("healthcheck", {}):
+                    yield f"{name}: {service}", content["healthcheck"]["test"][2:]
     for layout in LAYOUTS:
         for name, pod in pods(layout).items():
             for container in containers(pod).values():
@@ -250,15 +249,13 @@ def test_pods_agree(layout):
                 assert "emptyDir" in volumes[mounts[path]["name"]]
             data = [settings.server.graph] if name == "drafter" else [Path(settings.verifier.model_name)]
             assert all(mounts[str(path.parent)]["readOnly"] for path in data)
-            grace_s += endpoint.grace_s + container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get(
-                "seconds", 0
-            )
-            ports = {each["name"]: each["containerPort"] for each in container["ports"]}
-            addresses = [
-                *split_addresses(endpoint.listen),
-                settings.server.metrics_listen if name == "drafter" else endpoint.http,
-            ]
-            assert set(ports.values()) == {int(each.rpartition(":")[2]) for each in addresses if not socket_path(each)}
+            if "lifecycle" in container:
+                grace_s += container["lifecycle"]["preStop"]["sleep"]["seconds"]
+            grace_s += endpoint.grace_s
+            http = settings.server.metrics_listen if name == "drafter" else endpoint.http
+            addresses = [each for each in (*split_addresses(endpoint.listen), http) if not socket_path(each)]
+            ports = {each["containerPort"] for each in container["ports"]}
+            assert ports == {int(each.rpartition(":")[2]) for each in addresses}
         assert used == set(volumes)
         assert spec["terminationGracePeriodSeconds"] > grace_s + 5
 

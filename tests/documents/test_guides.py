@@ -14,9 +14,9 @@ from pydantic import ByteSize, TypeAdapter
 
 from speculant_graph.config import ServiceConfig
 from speculant_verifier.demo.prompts import PROMPTS
+from support.configs import KINDS
 from support.pages import ROOT, all_blocks, blocks, read_page, rows, section
 from support.terminal_pictures import read_picture
-from support.verifier_metrics import verifier_metrics
 
 OPERATING = read_page("docs/operating.md")
 
@@ -68,17 +68,9 @@ def test_the_demos_figures_are_those_of_its_picture():
 
 
 def test_the_settings_for_a_network_are_settings():
-    from documents.test_names import KINDS
-
     [content] = blocks(read_page("docs/security.md"), "toml")
     for name, values in tomllib.loads(content).items():
         KINDS[name].model_validate(values)
-
-
-def test_the_table_of_the_verifiers_metrics_is_complete():
-    rendered = re.findall(r"^# HELP (speculant_verifier_\w+)", verifier_metrics(), re.MULTILINE)
-    first_cells = " ".join(row[0] for row in rows(section(OPERATING, "What to watch")))
-    assert sorted(re.findall(r"`(speculant_verifier_\w+)`", first_cells)) == sorted(rendered)
 
 
 def test_the_tables_of_the_verifiers_settings_are_complete():

@@ -14,19 +14,13 @@ import pytest
 
 from speculant_drafter.counts import ServerCounts, ServerState
 from speculant_drafter.metrics import render_metrics as render_drafter
-from speculant_graph import config, config_learning
 from speculant_graph.cli.bench import BENCHES
 from speculant_graph.cli.main import COMMANDS, main
 from speculant_graph.settings import SECTIONS
+from support.configs import KINDS
 from support.pages import ROOT, code_spans, pages, read_page, without_blocks
 from support.verifier_metrics import verifier_metrics
 
-KINDS = {
-    "client": config.ClientConfig, "draft": config.DraftConfig, "generation": config.GenerationConfig,
-    "draft_model": config_learning.DraftModelConfig, "record": config_learning.RecordConfig,
-    "train": config_learning.TrainConfig, "graph": config.GraphConfig, "server": config.ServerConfig,
-    "service": config.ServiceConfig, "verifier": config.VerifierConfig,
-}  # fmt: skip
 FILES = r"(?:py|pkl|nx|pem|key|md|proto|toml)"
 FOREIGN_FLAGS = {"--help", "--upgrade", "--no-sandbox", "--headless", "--screenshot", "--schema", "--unix-socket",
                  "--protocol", "--group", "--profile", "--tokenizer", "--speculative-num-draft-tokens",

@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from speculant_graph.graph.build.keys import KeyLayout
 from speculant_graph.graph.store import load_graph, verify_graph
 from speculant_verifier.demo.run import MODEL_FOLDER
 
@@ -180,15 +182,6 @@ def test_a_build_that_is_killed(phase: str, with_graph: Path) -> None:
     verify_graph(with_graph / "g.pkl")
 
 
-@pytest.mark.slow
-def test_a_build_does_not_sweep_one_that_runs(with_graph: Path) -> None:
-    with paused_in("count", with_graph) as process:
-        during = set(listing(with_graph))
-        build(with_graph, "new.txt", "-o", "g.pkl")
-        assert process.poll() is None
-        assert set(listing(with_graph)) == during
-
-
 def on_a_terminal(command: list[str], cwd: Path) -> tuple[list[str], str]:
     """Return the lines that a process shows on a terminal, without what steers it, and its standard output."""
     ours, theirs = pty.openpty()
@@ -216,3 +209,19 @@ def test_bars_on_a_terminal(tmp_path: Path) -> None:
     assert max(map(len, shown)) <= 80
     assert output.startswith("graph.pkl: ")
     assert len(output.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_build_stays_within_its_memory(tmp_path: Path) -> None:
+    """It keeps to its memory, however large the corpus is."""
+    random = np.random.default_rng(0)
+    words = [f"{number:x}" for number in random.integers(0, 1 << 20, 5_000)]
+    with (tmp_path / "text.txt").open("w", encoding="utf-8") as text:
+        for _ in range(80):
+            text.write(" ".join(words[number] for number in random.zipf(1.2, 100_000).clip(max=4_999)) + "\n")
+    memory = 512_000_000
+    summary = build(tmp_path, "text.txt", "-o", "graph.pkl", "--memory", memory, "--jobs", "2")
+    layout = KeyLayout.of(4_096, 5)
+    assert 2 * layout.bytes * summary["tokens"] > memory, "all keys at once would not fit"
+    assert summary["peak_anon_bytes"] <= memory

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,29 +84,27 @@ SENTENCES = (
 )
 
 
-def run(block: str, names: dict[str, object]) -> None:
+def run(block: str, names: dict[str, Any]) -> None:
     exec(compile(block.replace("MODEL", str(MODEL_FOLDER)), "section 6", "exec"), names)
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
-    folder = tmp_path_factory.mktemp("requirements")
-    for number, sentence in enumerate(SENTENCES, start=1):
-        (folder / f"corpus{number}.txt").write_text(sentence * 20, encoding="utf-8")
-    names: dict[str, object] = {}
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What the first block leaves, in the folder of its graph."""
+    names: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+        patch.chdir(tmp_path_factory.mktemp("requirements"))
+        for index, sentence in enumerate(SENTENCES, start=1):
+            Path(f"corpus{index}.txt").write_text(sentence * 20, encoding="utf-8")
         run(BUILD, names)
-    return folder, names
+        yield names
 
 
-@pytest.fixture(autouse=True)
-def in_the_folder(built: tuple[Path, dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(built[0])
+pytestmark = pytest.mark.usefixtures("built")
 
 
-def test_6_1_graph_builder(built: tuple[Path, dict[str, object]]) -> None:
-    graph = built[1]["graph"]
+def test_6_1_graph_builder(built: dict[str, Any]) -> None:
+    graph = built["graph"]
     assert isinstance(graph, NgramGraph)
     assert graph.max_order == 5
     assert graph.metadata.num_tokens == NgramGraph.load("knowledge_graph.pkl").metadata.num_tokens > 100
@@ -112,12 +112,12 @@ def test_6_1_graph_builder(built: tuple[Path, dict[str, object]]) -> None:
 
 @pytest.mark.parametrize("strategy", ["greedy", "sampling"])
 def test_6_2_draft_generator(strategy: str) -> None:
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     run(DRAFT.replace('"greedy"  # or "sampling"', f'"{strategy}"'), names)
     draft, generator = names["draft"], names["generator"]
-    assert (draft.strategy, len(draft), draft.is_chain) == (strategy, 10, True)  # type: ignore[attr-defined]
-    assert len(draft.proposals) == (10 if strategy == "sampling" else 0)  # type: ignore[attr-defined]
-    drafted = generator._tokenizer.decode(draft.token_ids)  # type: ignore[attr-defined]
+    assert (draft.strategy, len(draft), draft.is_chain) == (strategy, 10, True)
+    assert len(draft.proposals) == (10 if strategy == "sampling" else 0)
+    drafted = generator._tokenizer.decode(draft.token_ids)
     assert SENTENCES[0].partition("?")[2].startswith(drafted)
 
 
@@ -133,12 +133,12 @@ def test_6_2_without_a_strategy_it_is_greedy_unless_another_one_was_set() -> Non
 
 
 def test_6_3_end_to_end_inference(capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     run(DECODE, names)
     result = names["result"]
-    names["decoder"].close()  # type: ignore[attr-defined]
-    assert result.num_accepted + result.num_rejected == result.num_drafted > 0  # type: ignore[attr-defined]
-    assert len(result.token_ids) == result.num_accepted + result.num_steps  # type: ignore[attr-defined]
+    names["decoder"].close()
+    assert result.num_accepted + result.num_rejected == result.num_drafted > 0
+    assert len(result.token_ids) == result.num_accepted + result.num_steps
     printed = capsys.readouterr().out
-    assert printed.startswith(result.text)  # type: ignore[attr-defined]
-    assert f"Breakdown: {result.num_accepted} accepted" in printed  # type: ignore[attr-defined]
+    assert printed.startswith(result.text)
+    assert f"Breakdown: {result.num_accepted} accepted" in printed

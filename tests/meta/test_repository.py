@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import speculant_graph
-from speculant_graph import config, config_learning
 from speculant_graph.settings import SECTIONS
+from support.configs import KINDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,8 +44,7 @@ def test_library_and_drafter_import_no_torch(package: str) -> None:
 
 
 def test_every_setting_is_explained_and_has_a_default() -> None:
-    found = [*inspect.getmembers(config, inspect.isclass), *inspect.getmembers(config_learning, inspect.isclass)]
-    for kind in [kind for _, kind in found if issubclass(kind, config.Config)]:
+    for kind in KINDS.values():
         kind()
         assert kind.__doc__
         for name, field in kind.model_fields.items():
@@ -77,20 +75,8 @@ def test_no_address_of_a_registry_or_hub() -> None:
 
 def test_the_example_of_all_settings_is_true() -> None:
     content = tomllib.loads((ROOT / "deploy" / "speculant.toml").read_text(encoding="utf-8"))
-    classes = {
-        "graph": config.GraphConfig,
-        "draft": config.DraftConfig,
-        "draft_model": config_learning.DraftModelConfig,
-        "verifier": config.VerifierConfig,
-        "record": config_learning.RecordConfig,
-        "train": config_learning.TrainConfig,
-        "generation": config.GenerationConfig,
-        "client": config.ClientConfig,
-        "server": config.ServerConfig,
-        "service": config.ServiceConfig,
-    }
-    assert content.keys() == classes.keys() == set(SECTIONS)
-    for section, kind in classes.items():
+    assert content.keys() == KINDS.keys() == set(SECTIONS)
+    for section, kind in KINDS.items():
         assert kind.model_validate(content[section]) == kind()
         unset = {name for name, field in kind.model_fields.items() if field.default is None}
         assert content[section].keys() == kind.model_fields.keys() - unset

@@ -83,42 +83,38 @@ def problems(query: Query, samples: Samples, recorded: Collection[str]) -> list[
         samples: what was scraped.
         recorded: names that recording rules define; their series have the label ``instance`` alone.
     """
-    found: list[str] = []
-    asked: set[str] = set()
-    grouped = set(re.findall(r"{{\s*(\w+)\s*}}", query.legend))
-
-    def visit(node: Any) -> bool:
-        if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
-            for selector in _selectors(node.expr):
-                missing = set(node.modifier.labels) - _labels(selector.name, samples, recorded)
-                found.extend(f"{query.place}: {selector.name} has no label {label}" for label in sorted(missing))
-            grouped.difference_update(node.modifier.labels)
-        return True
-
     tree = promql_parser.parse(query.expression)
-    has_groups = "sum" in query.expression
-    promql_parser.walk(tree, visit)
-    for selector in _selectors(tree):
-        asked.add(selector.name)
+    selectors, found = _selectors(tree), []
+    assert selectors, f"{query.place} asks for nothing"
+    grouped = set(re.findall(r"{{\s*(\w+)\s*}}", query.legend))
+    if "sum" not in query.expression:
+        grouped -= set.intersection(*(_labels(each.name, samples, recorded) for each in selectors))
+    for aggregate in _nodes(tree, promql_parser.AggregateExpr):
+        if aggregate.modifier is not None:
+            for selector in _selectors(aggregate.expr):
+                missing = set(aggregate.modifier.labels) - _labels(selector.name, samples, recorded)
+                found += [f"{query.place}: {selector.name} has no label {label}" for label in sorted(missing)]
+            grouped.difference_update(aggregate.modifier.labels)
+    for selector in selectors:
         found += _problems_of(selector, query.place, samples, recorded)
-    assert asked, f"{query.place} asks for nothing"
-    of_all = set.intersection(*(_labels(name, samples, recorded) for name in asked))
-    left = grouped if has_groups else grouped - of_all
-    return found + [f"{query.place}: the legend names {label}, which no series has" for label in sorted(left)]
+    return found + [f"{query.place}: the legend names {label}, which no series has" for label in sorted(grouped)]
 
 
-def _selectors(tree: Any) -> list[Any]:
+def _nodes(tree: Any, kind: type) -> list[Any]:
     found: list[Any] = []
 
     def visit(node: Any) -> bool:
-        if isinstance(node, promql_parser.VectorSelector):
+        if isinstance(node, kind):
             found.append(node)
-        elif isinstance(node, promql_parser.MatrixSelector):
-            found.append(node.vector_selector)
         return True
 
     promql_parser.walk(tree, visit)
-    return list({id(each): each for each in found}.values())
+    return found
+
+
+def _selectors(tree: Any) -> list[Any]:
+    of_ranges = [node.vector_selector for node in _nodes(tree, promql_parser.MatrixSelector)]
+    return list({id(each): each for each in _nodes(tree, promql_parser.VectorSelector) + of_ranges}.values())
 
 
 def _labels(name: str, samples: Samples, recorded: Collection[str]) -> set[str]:

@@ -34,17 +34,6 @@ def test_cuts_are_only_where_words_begin() -> None:
     assert _pieces(text.encode(), 1000) == [text]
 
 
-def test_text_without_such_places_is_cut_at_rarer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_module, "_PATIENCE", 8)
-    assert _pieces(b"1.5,2\n-3,4\n/5,6\n\n7 8  9 0 1 2 3 4", 4) == [
-        "1.5,2\n",
-        "-3,4\n/5,6\n\n7",
-        " 8  9",
-        " 0 1",
-        " 2 3 4",
-    ]
-
-
 @pytest.mark.parametrize("block", [1, 3, 11])
 def test_no_place_is_missed_between_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     words = b"a b c d\ne f g h i jj k l m n ooo p q r"

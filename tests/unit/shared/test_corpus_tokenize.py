@@ -23,13 +23,6 @@ def test_text_round_trips_without_special_tokens(tokenizer_folder: Path, sample_
     assert not {0, 1} & set(ids)
 
 
-def test_special_tokens_in_a_text_are_text(tokenizer_folder: Path) -> None:
-    tokenizer = CorpusTokenizer.load(tokenizer_folder)
-    ids = tokenizer.encode("a<|endoftext|>b")
-    assert tokenizer.eos_id not in ids
-    assert tokenizer.decode(ids) == "a<|endoftext|>b"
-
-
 def test_special_tokens_may_be_missing(plain_tokenizer_folder: Path, tmp_path: Path) -> None:
     tokenizer = CorpusTokenizer.load(plain_tokenizer_folder)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (None, None)

@@ -238,14 +238,6 @@ def test_descriptions_that_could_not_be_read_again_are_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_open_graph_survives_its_replacement(graph: NgramGraph, path: Path) -> None:
-    loaded = load_graph(path)
-    other = build_from_token_ids([1, 2], Fingerprint("test", "00" * 32, 8), max_order=1)
-    save_graph(other, path)
-    assert loaded.counts(1).tolist() == graph.counts(1).tolist()
-    assert load_graph(path).metadata.max_order == 1
-
-
 def test_a_link_stays_one_and_its_target_is_replaced(tmp_path: Path, graph: NgramGraph) -> None:
     (tmp_path / "versions").mkdir()
     link = tmp_path / "graph.pkl"
