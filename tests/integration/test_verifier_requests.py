@@ -36,7 +36,7 @@ BAD = {
     "rule": (
         pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(rule=99)), "INVALID_ARGUMENT", "no rule 99",
     ),
-    "samples": (request(num_samples=17), "INVALID_ARGUMENT", "at most 16"),
+    "samples": (request(num_samples=17), "INVALID_ARGUMENT", "may have 16"),
     "stop": (request(stop_strings=[""]), "INVALID_ARGUMENT", "stop text"),
     "bias": (request(logit_biases=[pb.TokenBias(token_id=10**6, bias=1)]), "INVALID_ARGUMENT", "logit_bias"),
     "chat": (

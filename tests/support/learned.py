@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
+
+import numpy as np
 
 from speculant_graph.draft.learning.files import LearnedFiles
 from speculant_graph.types import Fingerprint
@@ -42,3 +46,25 @@ def newest(texts: list[list[int]], max_tokens: int) -> list[list[int]]:
 def path_of(folder: Path, tenant: str = "") -> Path:
     """Return the database of a tenant."""
     return folder / f"{hashlib.sha256(tenant.encode('utf-8', 'surrogatepass')).hexdigest()}.sqlite"
+
+
+def ids(token_ids: list[int]) -> np.ndarray:
+    return np.array(token_ids, np.int64)
+
+
+LEARN = """
+import sys
+from pathlib import Path
+import numpy as np
+from speculant_graph.draft.learning.files import LearnedFiles
+from speculant_graph.types import Fingerprint
+files = LearnedFiles(Path(sys.argv[1]), Fingerprint("t", "ab" * 32, 1_000_000), 500)
+"""
+
+
+def learning(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a process that has a folder."""
+    return subprocess.Popen(
+        [sys.executable, "-c", LEARN + code, str(folder), *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip

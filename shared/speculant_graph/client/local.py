@@ -16,7 +16,7 @@ from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
-from speculant_graph.errors import ConfigError, DraftRequestError
+from speculant_graph.errors import DraftRequestError, GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import (
     EMPTY_DRAFT,
@@ -73,13 +73,15 @@ class LocalDrafter:
         """Begin a session for a sequence; one that has begun goes on.
 
         Raises:
-            ConfigError: the options name a graph, and here is but one.
+            GenerationRequestError: the options name a graph, and here is but one.
         """
         if session_id in self._sessions:
             return
         wanted = options or SessionOptions()
         if wanted.graph:
-            raise ConfigError(f"there is no graph '{wanted.graph}' in this process; name none, or use a sidecar")
+            raise GenerationRequestError(
+                f"there is no graph '{wanted.graph}' in this process; name none, or use a sidecar"
+            )
         learn = wanted.learn is not False
         self._drafter.open(session_id, tenant=wanted.tenant or "", learn=learn, cost=self._cost)
         self._sessions[session_id] = Session(session_id, options=wanted)

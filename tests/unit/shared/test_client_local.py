@@ -8,7 +8,7 @@ import pytest
 from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.session_drafter import SessionDrafter
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Feedback, MixingName, SequenceStep, SessionOptions
 from support.chain_reference import draft_chain
 from support.graphs import graph_of
@@ -102,5 +102,5 @@ def test_sessions_learn_and_draft_as_their_options_say(*, another_text_first: bo
 
 
 def test_there_is_but_one_graph_here(drafter: LocalDrafter) -> None:
-    with pytest.raises(ConfigError, match="no graph 'code' in this process; name none, or use a sidecar"):
+    with pytest.raises(GenerationRequestError, match="no graph 'code' in this process; name none, or use a sidecar"):
         drafter.open(1, SessionOptions(graph="code"))

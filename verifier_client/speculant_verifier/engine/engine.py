@@ -397,5 +397,4 @@ def _can_go_on(sequence: ActiveSequence) -> bool:
 
 def _failure(sequence: ActiveSequence, error: SpeculantError) -> StepOutput:
     sequence.error, sequence.is_refused = str(error), isinstance(error, GenerationRequestError)
-    reason: FinishReason = "error"
-    return StepOutput(sequence, (), 0, reason)
+    return StepOutput(sequence, (), 0, "error")
