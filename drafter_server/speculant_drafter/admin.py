@@ -18,7 +18,7 @@ from speculant_drafter.tracing import Tracer
 from speculant_graph.errors import DrafterUnavailableError, DraftRequestError, GraphFileError
 from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.serving.calls import Call, CallGate
+from speculant_graph.serving.calls import Call, CallInterceptor
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterAdminService"].full_name
 """Name of the service."""
@@ -54,7 +54,7 @@ class DrafterAdminService:
         self._clock = clock
         self._started_s = clock()
 
-    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return what a server answers the service's methods with."""
         methods: dict[str, tuple[Any, Any]] = {
             "ListGraphs": (pb.ListGraphsRequest, self._list),
@@ -66,7 +66,7 @@ class DrafterAdminService:
         }
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
-            {name: gate.unary(name, self._guarded(name, *method)) for name, method in methods.items()},
+            {name: interceptor.unary(name, self._guarded(name, *method)) for name, method in methods.items()},
         )
 
     def _guarded(self, name: str, message_class: Any, method: Any) -> Any:

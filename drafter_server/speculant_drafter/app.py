@@ -25,7 +25,7 @@ from speculant_graph.errors import (
 )
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.http import METRICS_TYPE
-from speculant_graph.serving.http_gate import Gate, GateRules
+from speculant_graph.serving.http_middleware import AccessMiddleware, AccessRules
 
 _STATUS_OF_ERROR: dict[type[BaseException], int] = {
     DraftRequestError: 400,
@@ -41,7 +41,7 @@ _NO_STORE = {"Cache-Control": "no-store"}
 
 def create_app(
     explorer: Explorer,
-    rules: GateRules,
+    rules: AccessRules,
     read_policy: Callable[[], AccessPolicy],
     render_metrics: Callable[[], bytes],
     read_problem: Callable[[], str],
@@ -75,7 +75,7 @@ def create_app(
         exception_handlers=handlers,
     )
     app.router.redirect_slashes = False
-    return Gate(app, rules, read_policy, refuse)
+    return AccessMiddleware(app, rules, read_policy, refuse)
 
 
 def refuse(error: Exception) -> Response:

@@ -33,7 +33,7 @@ from speculant_graph.errors import (
 from speculant_graph.rpc.addresses import is_loopback
 from speculant_graph.serving.access import Principal
 from speculant_graph.serving.credentials import tls_context
-from speculant_graph.serving.http_gate import PRINCIPAL, GateRules
+from speculant_graph.serving.http_middleware import PRINCIPAL, AccessRules
 from speculant_graph.types import Fingerprint
 from speculant_graph.view.look_up import GraphLookUp, described, find_tokenizer, listed
 from speculant_graph.view.question import Question
@@ -84,13 +84,13 @@ def http_tls(config: ServerConfig) -> ssl.SSLContext | None:
     """Return what encrypts HTTP: the certificate of gRPC, where the explorer is turned on; None for plain HTTP."""
     context = tls_context(config) if config.explorer == "on" else None
     if context is not None and config.tls_client_ca is not None:
-        context.verify_mode = ssl.CERT_OPTIONAL  # probes have none; the gate asks for it before it shows data
+        context.verify_mode = ssl.CERT_OPTIONAL  # probes have none; the middleware asks for it before it shows data
     return context
 
 
-def gate_rules(config: ServerConfig) -> GateRules:
+def access_rules(config: ServerConfig) -> AccessRules:
     """Return what is asked of those who want data."""
-    return GateRules(
+    return AccessRules(
         prefixes=(API,) if is_open(config) else (),
         max_requests=_MAX_WAITING,
         max_body_bytes=_MAX_BODY_BYTES,

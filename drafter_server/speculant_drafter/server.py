@@ -14,7 +14,7 @@ from speculant_drafter import admin, service
 from speculant_drafter.admin import DrafterAdminService
 from speculant_drafter.app import create_app
 from speculant_drafter.counts import ServerCounts, ServerState
-from speculant_drafter.explorer_endpoints import PATH, Explorer, gate_rules, http_tls
+from speculant_drafter.explorer_endpoints import PATH, Explorer, access_rules, http_tls
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.metrics import render_metrics
 from speculant_drafter.service import DrafterService
@@ -24,7 +24,7 @@ from speculant_drafter.tracing import open_tracer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.calls import CallGate
+from speculant_graph.serving.calls import CallInterceptor
 from speculant_graph.serving.credentials import server_credentials, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
 from speculant_graph.serving.http import HttpServer, HttpThread
@@ -56,9 +56,9 @@ class DrafterServer:
         self._counts = ServerCounts()
         self._tracer = open_tracer(config.tracing)
         policy = AccessPolicy.load(config.access_file)
-        self._gate = CallGate(policy, config.max_concurrent_rpcs)
+        self._interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
         # Of its own, so that a server that is full can still be looked after.
-        self._admin_gate = CallGate(policy, config.max_concurrent_rpcs)
+        self._admin_interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
         self._graphs = GraphRegistry(config, draft)
         self._sessions = SessionStore(config, self._counts, clock, self._tracer)
         self._steps = StepAnswerer(config, draft, self._graphs, self._sessions, self._counts)
@@ -104,13 +104,13 @@ class DrafterServer:
         tokenizers = await self._graphs.open_configured()
         await self._tell_health()
         self.addresses = await self._listen(
-            self._config.listen, "--server.listen", self._service.handler(self._gate), service.SERVICE_NAME
+            self._config.listen, "--server.listen", self._service.handler(self._interceptor), service.SERVICE_NAME
         )
         if self._config.admin_listen:
             self.admin_addresses = await self._listen(
                 self._config.admin_listen,
                 "--server.admin-listen",
-                self._admin.handler(self._admin_gate),
+                self._admin.handler(self._admin_interceptor),
                 admin.SERVICE_NAME,
             )
         if self._http is not None:
@@ -157,7 +157,7 @@ class DrafterServer:
     async def reload(self) -> None:
         """Read the access file and all graphs again; what is wrong is logged and stays as it was."""
         try:
-            self._gate.policy = self._admin_gate.policy = AccessPolicy.load(self._config.access_file)
+            self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._config.access_file)
         except ConfigError as error:
             logger.error("the access file is not read again: {}", error)
         await self._graphs.reload_all()
@@ -192,8 +192,8 @@ class DrafterServer:
     def _http_thread(self) -> HttpThread:
         app = create_app(
             self._explorer,
-            gate_rules(self._config),
-            lambda: self._gate.policy,
+            access_rules(self._config),
+            lambda: self._interceptor.policy,
             lambda: render_metrics(self._counts, self._state()),
             self._problem,
         )

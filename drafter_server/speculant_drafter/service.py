@@ -23,7 +23,7 @@ from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import OpenAnswer
 from speculant_graph.rpc.status import to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.serving.calls import Call, CallGate
+from speculant_graph.serving.calls import Call, CallInterceptor
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
 """Name of the service, for health checks."""
@@ -59,15 +59,15 @@ class DrafterService:
         self._reading: set[asyncio.Task[Any]] = set()
         self._is_draining = False
 
-    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return what a server answers the service's methods with."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
             {
-                "Draft": gate.unary("Draft", self.draft),
-                "StreamDraft": gate.stream("StreamDraft", self.stream_draft),
-                "OpenSession": gate.unary("OpenSession", self.open_session),
-                "CloseSession": gate.unary("CloseSession", self.close_session),
+                "Draft": interceptor.unary("Draft", self.draft),
+                "StreamDraft": interceptor.stream("StreamDraft", self.stream_draft),
+                "OpenSession": interceptor.unary("OpenSession", self.open_session),
+                "CloseSession": interceptor.unary("CloseSession", self.close_session),
             },
         )
 

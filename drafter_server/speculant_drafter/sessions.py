@@ -171,5 +171,5 @@ class SessionStore:
 
 
 def _ns(seconds: float) -> int:
-    """Return nanoseconds that 64 bits hold, whatever a client wishes for."""
+    """Return nanoseconds that 64 bits hold, whatever a client requests."""
     return round(min(seconds * 1e9, 2.0**62))

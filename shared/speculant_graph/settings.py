@@ -223,7 +223,7 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
             short[f"{section}.{name}"] = [name, _FAMILIAR[name]]
     aliases = {"output": "o", "json-output": "json"}
     if "graph" not in kind.model_fields:  # else it is a section
-        aliases["graph-path"] = "graph"  # as the sidecar's flag is; a graph's name at a sidecar is the rarer wish
+        aliases["graph-path"] = "graph"  # as the sidecar's flag is; a graph's name at a sidecar is rarer
         if "graph_path" in kind.model_fields:
             short.pop("client.graph", None)
     for name, alias in aliases.items():

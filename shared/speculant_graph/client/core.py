@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from speculant_graph.client.actions import Action, DropStream, Report, Send
 from speculant_graph.client.batches import Entry, InFlightBatch, SentMessage
 from speculant_graph.client.counts import Counts
-from speculant_graph.client.packing import Message, Wishes, pack, with_wishes
+from speculant_graph.client.packing import Message, RequestedOptions, pack, with_requested
 from speculant_graph.client.registry import ENDED, SessionRegistry
 from speculant_graph.client.replica import Replica, is_refusal, retry_delay_s
 from speculant_graph.client.sessions import Opening, Session, new_wire_id
@@ -143,7 +143,7 @@ class ClientCore:
             replica.note_success()
         elif isinstance(error, TokenizerMismatchError):
             self.state, self.counts.last_failure = "unavailable", str(error)
-        elif isinstance(error, UnknownGraphError):  # a wish of this session: the drafter is well
+        elif isinstance(error, UnknownGraphError):  # a request of this session: the drafter is well
             self.counts.last_failure = str(error)
         elif error is not ENDED:
             self.state, self.counts.last_failure = "unavailable", str(error)
@@ -295,7 +295,7 @@ class ClientCore:
 
     def _advance(self, batch: InFlightBatch, indices: Iterable[int], now_s: float) -> None:
         """Do what comes next for sequences that wait: leave them out, open their sessions, or ask."""
-        ready: dict[tuple[int, Wishes], list[tuple[int, SequenceStep, Session]]] = {}
+        ready: dict[tuple[int, RequestedOptions], list[tuple[int, SequenceStep, Session]]] = {}
         for index in indices:
             step = batch.steps[index]
             session = self._registry.session(step.session_id)
@@ -308,14 +308,14 @@ class ClientCore:
             elif batch.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
                 batch.fail(index, replica.index, _LOSES_SESSIONS)
             elif session.is_open:
-                wishes = step.siblings if self._draws else "none", step.max_depth, step.temperature
-                ready.setdefault((replica.index, wishes), []).append((index, step, session))
+                requested = step.siblings if self._draws else "none", step.max_depth, step.temperature
+                ready.setdefault((replica.index, requested), []).append((index, step, session))
             else:
                 self._registry.begin_opening(session, now_s).waiting.append((batch, index))
                 batch.has_sent = True
-        for (replica_index, wishes), sequences in ready.items():
+        for (replica_index, requested), sequences in ready.items():
             batch.has_sent = True
-            options = with_wishes(self._options, wishes)
+            options = with_requested(self._options, requested)
             for message in pack(sequences, options):
                 self._send(batch, self._replicas[replica_index], message, options)
             for index, step, session in sequences:

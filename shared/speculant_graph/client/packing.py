@@ -18,16 +18,16 @@ _MAX_ANSWER_BYTES = 700_000
 _NODE_BYTES, _CANDIDATE_BYTES = 16, 8
 
 
-Wishes = tuple[SiblingsName, int | None, float | None]
+RequestedOptions = tuple[SiblingsName, int | None, float | None]
 """What steps want beside the client's settings: siblings, depth and temperature. A message is for steps of the same."""
-_NO_WISHES: Wishes = ("none", None, None)
+_NONE_REQUESTED: RequestedOptions = ("none", None, None)
 
 
-def with_wishes(options: DraftOptions, wishes: Wishes) -> DraftOptions:
+def with_requested(options: DraftOptions, requested: RequestedOptions) -> DraftOptions:
     """Return how steps are drafted for."""
-    if wishes == _NO_WISHES:
+    if requested == _NONE_REQUESTED:
         return options
-    siblings, max_depth, temperature = wishes
+    siblings, max_depth, temperature = requested
     return replace(
         options,
         siblings=siblings,

@@ -11,9 +11,9 @@ from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions
 from speculant_graph.validation_messages import humanise
 
-__all__ = ["DEFAULT_OPTIONS", "WISHES", "DraftOptions", "changed", "options_of"]
+__all__ = ["DEFAULT_OPTIONS", "REQUEST_OPTIONS", "DraftOptions", "changed", "options_of"]
 
-WISHES = tuple(each.name for each in fields(DraftOptions) if each.name in DraftConfig.model_fields)
+REQUEST_OPTIONS = tuple(each.name for each in fields(DraftOptions) if each.name in DraftConfig.model_fields)
 """Settings that a request may choose."""
 
 
@@ -24,10 +24,10 @@ def options_of(config: DraftConfig) -> DraftOptions:
         ConfigError: something was set that no request can choose.
     """
     given = {name: getattr(config, name) for name in config.model_fields_set}
-    for name in sorted(given.keys() - {*WISHES, "k"}):  # the number of nodes comes with every step
+    for name in sorted(given.keys() - {*REQUEST_OPTIONS, "k"}):  # the number of nodes comes with every step
         if given[name] != DraftConfig.model_fields[name].default:
             raise ConfigError(f"draft.{name} is for all clients of a sidecar; leave it out here, and set it there")
-    return DraftOptions(**{name: value for name, value in given.items() if name in WISHES})
+    return DraftOptions(**{name: value for name, value in given.items() if name in REQUEST_OPTIONS})
 
 
 def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
@@ -36,9 +36,9 @@ def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
     Raises:
         DraftRequestError: a value is out of its bounds.
     """
-    wishes = {name: value for name in WISHES if (value := getattr(options, name)) is not None}
+    requested = {name: value for name in REQUEST_OPTIONS if (value := getattr(options, name)) is not None}
     try:
-        return DraftConfig.model_validate(config.model_dump() | wishes)
+        return DraftConfig.model_validate(config.model_dump() | requested)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name, problem = first["loc"][0], humanise(first)

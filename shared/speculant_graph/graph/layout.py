@@ -33,8 +33,6 @@ Int64Array = NDArray[np.int64]
 
 TOKEN_BITS = 21
 TOKEN_MASK = (1 << TOKEN_BITS) - 1
-SCAN_ROW = (1 << (32 - TOKEN_BITS)) - 1
-"""Value of ``best`` that says: look for it."""
 MAX_VOCABULARY = TOKEN_MASK
 """Token ids are below it: 21 bits hold the id, and the keys of a build hold the id plus 1."""
 MAX_NODES = 2**32 - 2

@@ -1,1 +1,1 @@
-"""What every server here has: addresses, TLS, clients that are known, and a gate that all calls go through."""
+"""What every server here has: addresses, TLS, known clients, and the checks that all calls go through."""

@@ -66,11 +66,11 @@ StreamMethod = Callable[[Call], Awaitable[None]]
 """Reads and writes the call's context until the stream ends."""
 
 
-class CallGate:
+class CallInterceptor:
     """Lets calls in."""
 
     def __init__(self, policy: AccessPolicy, max_concurrent: int) -> None:
-        """Make a gate.
+        """Make an interceptor.
 
         Args:
             policy: who may come in.

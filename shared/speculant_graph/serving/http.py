@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from speculant_graph.rpc.addresses import require_port
-from speculant_graph.serving.http_gate import CERTIFICATE_NAMES
+from speculant_graph.serving.http_middleware import CERTIFICATE_NAMES
 from speculant_graph.serving.listening import bind_tcp
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,7 +67,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="critical",  # what it has to say is about clients; our own failures are logged by the gate
+            log_level="critical",  # what it has to say is about clients; our own failures are logged by the middleware
             access_log=False,
             server_header=False,
             proxy_headers=False,

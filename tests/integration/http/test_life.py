@@ -207,7 +207,7 @@ def test_metrics(decoder: SpeculativeDecoder) -> None:
 
 
 def test_a_body_that_never_comes(decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "GateRules", partial(app.GateRules, body_timeout_s=0.1))
+    monkeypatch.setattr(app, "AccessRules", partial(app.AccessRules, body_timeout_s=0.1))
     with serving(decoder) as api:
         host, _, port = api.address.rpartition(":")
         with socket.create_connection((host, int(port)), PATIENCE_S) as connection:

@@ -10,11 +10,11 @@ import grpc.aio
 
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.calls import CallGate
+from speculant_graph.serving.calls import CallInterceptor
 
 
 def test_every_call_is_counted_by_how_it_ended(tmp_path):
-    gate = CallGate(AccessPolicy(), max_concurrent=3)
+    interceptor = CallInterceptor(AccessPolicy(), max_concurrent=3)
     began = asyncio.Event()
 
     async def echo(payload, call):
@@ -30,7 +30,7 @@ def test_every_call_is_counted_by_how_it_ended(tmp_path):
 
     async def scenario():
         server = grpc.aio.server()
-        handlers = {"Echo": gate.unary("Echo", echo), "Wait": gate.answers("Wait", wait)}
+        handlers = {"Echo": interceptor.unary("Echo", echo), "Wait": interceptor.answers("Wait", wait)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s", handlers),))
         server.add_insecure_port(f"unix://{tmp_path}/s.sock")
         await server.start()
@@ -41,11 +41,11 @@ def test_every_call_is_counted_by_how_it_ended(tmp_path):
             waiting = channel.unary_stream("/s/Wait")(b"")
             await began.wait()
             waiting.cancel()
-            while len(gate.ended) < 4:
+            while len(interceptor.ended) < 4:
                 await asyncio.sleep(0.01)
         await server.stop(None)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert gate.ended == Counter({
+    assert interceptor.ended == Counter({
         ("Echo", "OK"): 2, ("Echo", "INVALID_ARGUMENT"): 1, ("Echo", "INTERNAL"): 1, ("Wait", "CANCELLED"): 1,
     })  # fmt: skip

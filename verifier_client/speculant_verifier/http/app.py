@@ -23,7 +23,7 @@ from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.http import METRICS_TYPE
-from speculant_graph.serving.http_gate import PRINCIPAL, Gate, GateRules
+from speculant_graph.serving.http_middleware import PRINCIPAL, AccessMiddleware, AccessRules
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import HarmonyTokens
@@ -148,8 +148,8 @@ def create_app(
         return Response(render_metrics(), media_type=METRICS_TYPE, headers={"cache-control": "no-store"})
 
     read_policy = (lambda: policy) if isinstance(policy, AccessPolicy) else policy
-    rules = GateRules(API, config.max_concurrent_rpcs, config.max_message_bytes)
-    return Gate(
+    rules = AccessRules(API, config.max_concurrent_rpcs, config.max_message_bytes)
+    return AccessMiddleware(
         app, rules, read_policy, refuse, read_problem, lambda path, status: count_request(endpoint_of(path), status)
     )
 

@@ -13,7 +13,7 @@ from loguru import logger
 from speculant_graph.errors import ConfigError, DraftRequestError, UnservedRequestError
 from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
-from speculant_graph.serving.calls import Call, CallGate
+from speculant_graph.serving.calls import Call, CallInterceptor
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import Adapter, Adapters
 from speculant_verifier.service.service import parsed
@@ -33,7 +33,7 @@ class VerifierAdminService:
         """
         self._read_decoder = read_decoder
 
-    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return what a server answers the service's methods with."""
         methods: dict[str, tuple[Any, Any, Any]] = {
             "ListAdapters": (pb.ListAdaptersRequest, _list, pb.ListAdaptersResponse),
@@ -42,7 +42,7 @@ class VerifierAdminService:
         }
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
-            {name: gate.unary(name, self._guarded(name, *method)) for name, method in methods.items()},
+            {name: interceptor.unary(name, self._guarded(name, *method)) for name, method in methods.items()},
         )
 
     def _guarded(self, name: str, request_class: Any, method: Any, response_class: Any) -> Any:

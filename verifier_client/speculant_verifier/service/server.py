@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.errors import ConfigError, DrafterUnavailableError
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.calls import CallGate
+from speculant_graph.serving.calls import CallInterceptor
 from speculant_graph.serving.credentials import server_credentials, tls_context, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
 from speculant_graph.serving.http import METRICS_TYPE
@@ -68,9 +68,9 @@ class VerifierServer:
             )
         self._config, self._defaults, self._make_decoder = config, defaults, make_decoder
         policy = AccessPolicy.load(config.access_file)
-        self._gate = CallGate(policy, config.max_concurrent_rpcs)
+        self._interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
         # Of its own, so that a server that is full can still be looked after.
-        self._admin_gate = CallGate(policy, config.max_concurrent_rpcs)
+        self._admin_interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
         self._load = Load(config, max_batch_size)
         self._service = VerifierService(self._read_decoder, defaults, self._load, config.idle_timeout_s)
         self._admin = VerifierAdminService(self._read_decoder)
@@ -112,13 +112,13 @@ class VerifierServer:
         await self._tell_health(_NOT_SERVING)
         if self._config.listen:
             self.addresses = await self._listen(
-                self._config.listen, "--service.listen", self._service.handler(self._gate), SERVICE_NAME
+                self._config.listen, "--service.listen", self._service.handler(self._interceptor), SERVICE_NAME
             )
         if self._config.admin_listen:
             self.admin_addresses = await self._listen(
                 self._config.admin_listen,
                 "--service.admin-listen",
-                self._admin.handler(self._admin_gate),
+                self._admin.handler(self._admin_interceptor),
                 admin.SERVICE_NAME,
             )
         if self._http is not None:
@@ -131,7 +131,7 @@ class VerifierServer:
             self._app = create_app(
                 self._decoder,
                 self._config,
-                lambda: self._gate.policy,
+                lambda: self._interceptor.policy,
                 self._defaults,
                 load=self._load,
                 read_problem=lambda: _DRAINING if self._load.is_draining else "",
@@ -179,7 +179,7 @@ class VerifierServer:
     async def reload(self) -> None:
         """Read the access file again; what is wrong is logged and stays as it was."""
         try:
-            self._gate.policy = self._admin_gate.policy = AccessPolicy.load(self._config.access_file)
+            self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._config.access_file)
         except ConfigError as error:
             logger.error("the access file is not read again: {}", error)
 
@@ -193,7 +193,9 @@ class VerifierServer:
 
     def _render_metrics(self) -> bytes:
         requests: dict[RequestKey, int] = {("http", *key): number for key, number in self._http_requests.items()}
-        requests |= {("grpc", *key): number for key, number in (self._gate.ended + self._admin_gate.ended).items()}
+        requests |= {
+            ("grpc", *key): number for key, number in (self._interceptor.ended + self._admin_interceptor.ended).items()
+        }
         return render_metrics(self._decoder, self._load, requests)
 
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -19,7 +19,7 @@ from speculant_graph.errors import (
     TokenizerMismatchError,
 )
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
-from speculant_graph.serving.calls import Call, CallGate
+from speculant_graph.serving.calls import Call, CallInterceptor
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.load import Load, failure_of, read_ahead
 from speculant_verifier.requests import session_options
@@ -55,11 +55,14 @@ class VerifierService:
         self._idle_timeout_s = idle_timeout_s
         self._reading: set[asyncio.Task[Any]] = set()
 
-    def handler(self, gate: CallGate) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return what a server answers the service's methods with."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
-            {"Generate": gate.answers("Generate", self.generate), "Verify": gate.stream("Verify", self.verify)},
+            {
+                "Generate": interceptor.answers("Generate", self.generate),
+                "Verify": interceptor.stream("Verify", self.verify),
+            },
         )
 
     def drain(self) -> None:

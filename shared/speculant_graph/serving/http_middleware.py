@@ -32,8 +32,8 @@ _MAX_DISCARDED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class GateRules:
-    """What a gate asks of requests; those to paths without a prefix of these pass."""
+class AccessRules:
+    """What a middleware asks of requests; those to paths without a prefix of these pass."""
 
     prefixes: tuple[str, ...]
     """What paths begin with that are for clients who may come in."""
@@ -49,13 +49,13 @@ class GateRules:
     """The host listened on; if set, requests must name it, localhost or an address, unless there is an access file."""
 
 
-class Gate:
+class AccessMiddleware:
     """Lets requests in."""
 
     def __init__(
         self,
         app: ASGIApp,
-        rules: GateRules,
+        rules: AccessRules,
         read_policy: Callable[[], AccessPolicy],
         refuse: Callable[[Exception], Response],
         read_problem: Callable[[], str] = str,

@@ -18,7 +18,7 @@ from support.http_api import MODEL, serving
 from support.tiny_models import tiny_gpt_oss
 from support.verifier_service import collected, play
 
-WISHES: list[dict[str, Any]] = [
+REQUEST_OPTIONS: list[dict[str, Any]] = [
     {},
     {"node_budget": 50},
     {"node_budget": 0},
@@ -52,20 +52,20 @@ def decoder_of(target: TargetModel) -> SpeculativeDecoder:
     )
 
 
-def by_library(target: TargetModel, wishes: dict[str, Any]) -> tuple[str, list[Any]]:
+def by_library(target: TargetModel, requested: dict[str, Any]) -> tuple[str, list[Any]]:
     with decoder_of(target) as decoder:
-        config = GenerationConfig(max_tokens=9, speculation="on", ignore_end_tokens=True, **wishes)
+        config = GenerationConfig(max_tokens=9, speculation="on", ignore_end_tokens=True, **requested)
         [result] = decoder.generate([[1, 2, 3]], config)
-        deepest = wishes.get("max_depth", 6)
+        deepest = requested.get("max_depth", 6)
         assert len(result.drafted_by_depth) <= deepest
         return result.text, decoder.drafter.asked  # type: ignore[attr-defined]
 
 
-def by_grpc(target: TargetModel, wishes: dict[str, Any], folder: Path) -> tuple[str, list[Any]]:
+def by_grpc(target: TargetModel, requested: dict[str, Any], folder: Path) -> tuple[str, list[Any]]:
     request = pb.GenerateRequest(
         prompt_tokens=pb.TokenSequence(token_ids=[1, 2, 3]),
         sampling=pb.SamplingOptions(max_tokens=9, ignore_end_tokens=True),
-        speculation=pb.SpeculationOptions(**wishes),
+        speculation=pb.SpeculationOptions(**requested),
     )
     decoder = decoder_of(target)
     texts: list[str] = []
@@ -77,21 +77,21 @@ def by_grpc(target: TargetModel, wishes: dict[str, Any], folder: Path) -> tuple[
     return texts[0], decoder.drafter.asked  # type: ignore[attr-defined]
 
 
-def by_http(target: TargetModel, wishes: dict[str, Any]) -> tuple[str, list[Any]]:
+def by_http(target: TargetModel, requested: dict[str, Any]) -> tuple[str, list[Any]]:
     body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 9, "ignore_eos": True}
     with decoder_of(target) as decoder, serving(decoder) as api:
-        answer = api.post("completions", body | {"speculant": {"speculation": "on", **wishes}}).json()
+        answer = api.post("completions", body | {"speculant": {"speculation": "on", **requested}}).json()
         return answer["choices"][0]["text"], decoder.drafter.asked  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("wishes", WISHES, ids=str)
-def test_the_drafter_is_asked_for_the_same(target: TargetModel, wishes: dict[str, Any], tmp_path: Path) -> None:
-    text, asked = by_library(target, wishes)
-    most = min(wishes.get("node_budget", 6), 6, wishes.get("max_depth", 6))
+@pytest.mark.parametrize("requested", REQUEST_OPTIONS, ids=str)
+def test_the_drafter_is_asked_for_the_same(target: TargetModel, requested: dict[str, Any], tmp_path: Path) -> None:
+    text, asked = by_library(target, requested)
+    most = min(requested.get("node_budget", 6), 6, requested.get("max_depth", 6))
     assert bool(asked) == (most > 0)
     assert max((budget for budget, _, _ in asked), default=0) == most
-    assert {each[1:] for each in asked} <= {(wishes.get("max_depth"), wishes.get("draft_temperature"))}
-    assert by_grpc(target, wishes, tmp_path) == by_http(target, wishes) == (text, asked)
+    assert {each[1:] for each in asked} <= {(requested.get("max_depth"), requested.get("draft_temperature"))}
+    assert by_grpc(target, requested, tmp_path) == by_http(target, requested) == (text, asked)
     assert text == by_library(target, {"node_budget": 0})[0]
 
 

@@ -13,7 +13,7 @@ import pytest
 from speculant_graph.client import DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.options import WISHES
+from speculant_graph.draft.options import REQUEST_OPTIONS
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, SequenceStep
@@ -33,7 +33,7 @@ EVERYTHING: dict[str, Any] = {
     "max_depth": 9, "max_branches": 64, "beam_width": 5, "nasd_order": 2, "filler_top_k": 4,
     "stop_if_unknown": False,
 }  # fmt: skip
-"""Every wish but the strategy; other values than the sidecar's, and where it can be zeros."""
+"""Every requested option but the strategy; other values than the sidecar's, and where it can be zeros."""
 WORKLOADS: dict[str, dict[str, Any]] = {
     "max_candidates": {"strategy": "sampling"},
     "temperature": {"strategy": "sampling"},
@@ -47,7 +47,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "filler_top_k": {"strategy": "nasd"},
     "stop_if_unknown": {"strategy": "nasd"},
 }
-"""How to draft so that a wish shows."""
+"""How to draft so that an option shows."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def client_of(server: LiveServer, config: DraftConfig) -> DrafterClient:
     return DrafterClient(settings, tokenizer=None, draft=config, strict=True, cost=CURVE)
 
 
-def drafted(drafter: DrafterClient | LocalDrafter, **wishes: Any) -> list[list[Draft]]:
+def drafted(drafter: DrafterClient | LocalDrafter, **requested: Any) -> list[list[Draft]]:
     """Return the drafts of a few sequences that are told what was made of them."""
     generator = random.Random(3)
     texts = [[generator.randrange(VOCABULARY_SIZE) for _ in range(30)] for _ in range(4)]
@@ -71,7 +71,7 @@ def drafted(drafter: DrafterClient | LocalDrafter, **wishes: Any) -> list[list[D
     for _ in range(6):
         latest = told[-1] if told else [EMPTY_DRAFT] * len(texts)
         steps = [
-            SequenceStep(number, list(text), 12, seed=7 * number, feedback=_feedback(draft, text), **wishes)
+            SequenceStep(number, list(text), 12, seed=7 * number, feedback=_feedback(draft, text), **requested)
             for number, (text, draft) in enumerate(zip(texts, latest, strict=True), start=1)
         ]
         told.append(drafter.draft(steps))
@@ -102,46 +102,46 @@ def values_of(told: list[list[Draft]]) -> list[object]:
     ]
 
 
-def in_process(graph: NgramGraph, config: DraftConfig, **wishes: Any) -> list[object]:
-    return values_of(drafted(LocalDrafter(graph, config, cost=CURVE), **wishes))
+def in_process(graph: NgramGraph, config: DraftConfig, **requested: Any) -> list[object]:
+    return values_of(drafted(LocalDrafter(graph, config, cost=CURVE), **requested))
 
 
-def over_the_wire(server: LiveServer, config: DraftConfig, **wishes: Any) -> list[object]:
+def over_the_wire(server: LiveServer, config: DraftConfig, **requested: Any) -> list[object]:
     with client_of(server, config) as client:
-        return values_of(drafted(client, **wishes))
+        return values_of(drafted(client, **requested))
 
 
-def as_the_sidecar(wishes: dict[str, Any]) -> DraftConfig:
-    return DraftConfig.model_validate(SIDECAR | wishes)
+def as_the_sidecar(requested: dict[str, Any]) -> DraftConfig:
+    return DraftConfig.model_validate(SIDECAR | requested)
 
 
-def test_every_setting_is_a_wish_or_the_sidecars() -> None:
+def test_every_setting_is_requested_or_the_sidecars() -> None:
     servers = {"max_session_tokens", "max_learned_tokens", "max_tenants"}
-    assert {*WISHES, "k"} | servers == set(DraftConfig.model_fields)
-    assert set(WISHES) == {"strategy", *WORKLOADS} == {"strategy", *EVERYTHING}
+    assert {*REQUEST_OPTIONS, "k"} | servers == set(DraftConfig.model_fields)
+    assert set(REQUEST_OPTIONS) == {"strategy", *WORKLOADS} == {"strategy", *EVERYTHING}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_wish_is_served(server: LiveServer, small_graph: NgramGraph, name: str) -> None:
+def test_a_requested_option_is_served(server: LiveServer, small_graph: NgramGraph, name: str) -> None:
     """Whatever is left open is the sidecar's, what is set is the client's."""
     workload = WORKLOADS[name]
-    wishes = workload | {name: EVERYTHING[name]}
+    requested = workload | {name: EVERYTHING[name]}
     if name == "mixing":
-        wishes |= {"temperature": 1.0}
-    served = over_the_wire(server, DraftConfig.model_validate(wishes))
-    assert served == in_process(small_graph, as_the_sidecar(wishes))
-    # The control: without the wish there would be other drafts.
-    without = {other: value for other, value in wishes.items() if other != name}
+        requested |= {"temperature": 1.0}
+    served = over_the_wire(server, DraftConfig.model_validate(requested))
+    assert served == in_process(small_graph, as_the_sidecar(requested))
+    # The control: without the option there would be other drafts.
+    without = {other: value for other, value in requested.items() if other != name}
     assert served != in_process(small_graph, as_the_sidecar(without))
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam"])
-def test_all_wishes_together(server: LiveServer, small_graph: NgramGraph, strategy: str) -> None:
+def test_all_options_together(server: LiveServer, small_graph: NgramGraph, strategy: str) -> None:
     config = DraftConfig.model_validate(EVERYTHING | {"strategy": strategy})
     assert over_the_wire(server, config) == in_process(small_graph, config)
 
 
-def test_wishes_of_a_step(server: LiveServer, small_graph: NgramGraph) -> None:
+def test_options_of_a_step(server: LiveServer, small_graph: NgramGraph) -> None:
     drawing = DraftConfig.model_validate(EVERYTHING | {"strategy": "sampling"})
     colder = over_the_wire(server, drawing, temperature=0.2, siblings="without-replacement", max_depth=3)
     assert colder == in_process(small_graph, drawing, temperature=0.2, siblings="without-replacement", max_depth=3)
@@ -157,10 +157,10 @@ def test_what_is_the_sidecars_is_refused_by_name(server: LiveServer, name: str) 
 
 
 def test_random_tokens_need_a_vocabulary() -> None:
-    wishes = DraftConfig(strategy="nasd", stop_if_unknown=False, sources=frozenset(["session"]))
+    requested = DraftConfig(strategy="nasd", stop_if_unknown=False, sources=frozenset(["session"]))
     with pytest.raises(ConfigError, match=r"^draft\.stop_if_unknown = false draws any token of the vocabulary"):
-        LocalDrafter(None, wishes)
-    told = drafted(LocalDrafter(None, wishes, vocabulary_size=VOCABULARY_SIZE))
+        LocalDrafter(None, requested)
+    told = drafted(LocalDrafter(None, requested, vocabulary_size=VOCABULARY_SIZE))
     tokens = {token for drafts in told for draft in drafts for token in draft.token_ids}
     assert all(len(draft) == 12 for drafts in told for draft in drafts)
     assert VOCABULARY_SIZE / 2 < len(tokens) <= VOCABULARY_SIZE > max(tokens)

@@ -1,4 +1,4 @@
-"""How the gate counts requests: by endpoint and the status that went out."""
+"""How the middleware counts requests: by endpoint and the status that went out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.http_gate import Gate, GateRules
+from speculant_graph.serving.http_middleware import AccessMiddleware, AccessRules
 from speculant_verifier.http.app import API, endpoint_of
 from speculant_verifier.http.app import refuse as answer_to
 from speculant_verifier.http.errors import ApiError
@@ -67,9 +67,9 @@ def test_requests_are_counted_once(app, path, message, expected):
     def count(path, status):
         counted.append((endpoint_of(path), status))
 
-    gate = Gate(app, GateRules(API, 9, 1_024), AccessPolicy, answer_to, count_request=count)
+    middleware = AccessMiddleware(app, AccessRules(API, 9, 1_024), AccessPolicy, answer_to, count_request=count)
     scope = {"type": "http", "method": "POST", "path": path, "headers": []}
-    asyncio.run(gate(scope, receive, send))
+    asyncio.run(middleware(scope, receive, send))
     assert counted == ([expected] if expected else [])
     statuses = [each["status"] for each in sent if each["type"] == "http.response.start"]
     assert len(statuses) <= 1
