@@ -136,12 +136,12 @@ def _measure(
         if NONE not in running:
             return results
         ways = {method: candidate.decode for method, candidate in running.items()}
-        for number in _ROUNDS:
-            trials = interleaved(ways, requests, batch, progress.teller(f"{engine}, round {number}"))
+        for round_number in _ROUNDS:
+            trials = interleaved(ways, requests, batch, progress.teller(f"{engine}, round {round_number}"))
             for method in ways:
                 each = trials.statistics(method)
                 results.append({
-                    **head, "method": method, "round": number, "identical": trials.is_identical(method, NONE),
+                    **head, "method": method, "round": round_number, "identical": trials.is_identical(method, NONE),
                     "tokens": each.num_tokens, "tokens_per_pass": round(each.mean_accepted_tokens, 3),
                     "tokens_per_s": round(each.tokens_per_s, 1),
                     "speedup": round(each.tokens_per_s / trials.statistics(NONE).tokens_per_s, 3),

@@ -87,11 +87,11 @@ async def _play(
     prompts = _prompts(settings)
     await client.play([prompts[-1]] * _NUM_WARM_UP, fields, lambda *_: None)  # first uses are slow
     rounds: dict[str, list[list[Reading]]] = {way: [] for way in _WAYS}
-    for number in range(settings.rounds):
-        first = number * settings.requests
-        asked = [prompts[index % len(prompts)] for index in range(first, first + settings.requests)]
+    for index in range(settings.rounds):
+        first = index * settings.requests
+        asked = [prompts[i % len(prompts)] for i in range(first, first + settings.requests)]
         for way, extra in _WAYS.items():
-            show = progress.teller(f"{way}, round {number + 1}")
+            show = progress.teller(f"{way}, round {index + 1}")
             may_kill = asyncio.Event()
 
             def tell(done: int, total: int, show: Any = show, may_kill: asyncio.Event = may_kill) -> None:

@@ -7,7 +7,7 @@ Rolling back is *not* advancing the length. This holds for sliding-window layers
 
 Sliding layers may be rings: slot = index % ring, where the ring holds the window and the widest pass. What a pass
 overwrites is then out of every window, and what an earlier, rejected draft left behind stands where the masks see
-nothing. While no row has come round, a ring is the plain layer of the same size, so a short batch takes no more memory.
+nothing. Until a row wraps around, a ring is the plain layer of the same size, so a short batch takes no more memory.
 
 Invariant between steps: the cache holds every token of a row except the last ones, the *pending* tokens that the next
 pass begins with (usually one).

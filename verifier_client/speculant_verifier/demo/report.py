@@ -82,9 +82,9 @@ class DemoReport:
         """Print a line about the preparations."""
         self._console.print(line, soft_wrap=True)
 
-    def show_prompt(self, number: int, count: int, prompt: str) -> None:
+    def show_prompt(self, index: int, count: int, prompt: str) -> None:
         """Print the head of a prompt's section."""
-        self._console.rule(f"prompt {number} of {count}", align="left")
+        self._console.rule(f"prompt {index} of {count}", align="left")
         self._console.print(Text(prompt, "bold"))
 
     def show_stream(self, name: str, events: Iterator[StepEvent]) -> GenerationResult:
@@ -141,10 +141,10 @@ class DemoReport:
             "same",
         ):
             table.add_column(name, justify="right", no_wrap=True)
-        for number, outcome in enumerate([*self._outcomes, everything], start=1):
+        for index, outcome in enumerate([*self._outcomes, everything], start=1):
             figures = outcome.figures()
             table.add_row(
-                "all" if outcome is everything else f"{number}",
+                "all" if outcome is everything else f"{index}",
                 f"{outcome.num_tokens}",
                 f"{figures['plain_tokens_per_s']:.0f}",
                 f"{figures['speculative_tokens_per_s']:.0f}",

@@ -47,7 +47,7 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
         target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
         report.say(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
         client = DrafterClient(
-            # What the first round accepted would be known to the one that is measured.
+            # Otherwise what the first run accepted would be in the graph for the one that is measured.
             ClientConfig(address=address, deadline_ms=100.0, learn=False),
             tokenizer=target.fingerprint,
             draft=settings.draft,
@@ -56,8 +56,8 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
         stack.callback(client.close)
         plain = SpeculativeDecoder(drafter=NullDrafter(), target=target, draft_config=DraftConfig(k=0))
         speculative = SpeculativeDecoder(drafter=client, target=target, draft_config=settings.draft)
-        for number, prompt in enumerate(PROMPTS, start=1):
-            report.show_prompt(number, len(PROMPTS), prompt)
+        for index, prompt in enumerate(PROMPTS, start=1):
+            report.show_prompt(index, len(PROMPTS), prompt)
             shown = [  # also the warm-up: printing is not measured
                 report.show_stream(name, decoder.stream(prompt, settings.generation))
                 for name, decoder in (("plain", plain), ("speculative", speculative))

@@ -215,7 +215,7 @@ class ModelDrafter:
     def _fail(self, error: Exception) -> None:
         self._has_failed = True
         self._passes.forget()
-        logger.warning("the draft model fails, going on without it: {!r}; mend it, or leave it out", error)
+        logger.warning("the draft model fails, going on without it: {!r}; fix it, or leave it out", error)
 
     def _learn(self, wanted: WantedDraft) -> None:
         """Learn from what followed the sequence's latest step."""
@@ -255,13 +255,13 @@ class ModelDrafter:
     def _best_of(self, wanted: WantedDraft) -> Draft:
         session, tree = wanted.session, wanted.tree
         chosen = tree.best(wanted.budget)
-        session.numbers = [tree.nodes[index].number for index in chosen]
+        session.ngrams_indices = [tree.nodes[index].ngrams_index for index in chosen]
         return tree.draft(chosen, "model" if self._ngrams is None else "tree", session.inner_id)
 
     def _search(self, batch: Sequence[WantedDraft]) -> bool:
         """Ask the model about nodes of the trees as long as that pays; return whether it was asked."""
         members = self._members(batch)
-        spent_s, num_rounds, plain_s = 0.0, 0, 0.0
+        spent_s, num_passes, plain_s = 0.0, 0, 0.0
         while members:
             best = [each.tree.best(each.budget) for each in batch]
             gains = [[each.tree.nodes[node].path for node in nodes] for each, nodes in zip(batch, best, strict=True)]
@@ -269,11 +269,11 @@ class ModelDrafter:
                 index: batch[index].tree.open_nodes(self._reliability, best[index], batch[index].max_depth)
                 for index in members
             }
-            pending = 0 if num_rounds else max(len(cached.pending) for cached in members.values())
+            pending = 0 if num_passes else max(len(cached.pending) for cached in members.values())
             wanted = {index: [gain for _, gain in nodes] for index, nodes in opened.items()}
             num_drafted, width, rows = self._price.choose(gains, wanted, pending, spent_s)
             target_s = self._price.target_s(len(batch), num_drafted)
-            if num_rounds:
+            if num_passes:
                 self._price.allowance.add(plain_s - target_s)
             else:
                 for each, nodes in zip(batch, best, strict=True):
@@ -285,15 +285,15 @@ class ModelDrafter:
             if not members:
                 break
             started_s = self._clock()
-            pending = 0 if num_rounds else max(len(cached.pending) for cached in members.values())
+            pending = 0 if num_passes else max(len(cached.pending) for cached in members.values())
             expected_s = float(self._price.pass_s(len(members), pending, width)[-1])
             self._expand(batch, members, {index: [node for node, _ in opened[index][:width]] for index in members})
             elapsed_s = self._clock() - started_s
             self._price.note(expected_s, elapsed_s)
             self._count(1, elapsed_s)
             spent_s += elapsed_s
-            num_rounds += 1
-        return num_rounds > 0
+            num_passes += 1
+        return num_passes > 0
 
     def _members(self, batch: Sequence[WantedDraft]) -> dict[int, CachedSequence]:
         """Return the sequences that the model can be asked about, by their index, brought up to what was emitted."""
@@ -335,7 +335,7 @@ class ModelDrafter:
     def _expand(
         self, batch: Sequence[WantedDraft], members: Mapping[int, CachedSequence], chosen: Mapping[int, Sequence[int]]
     ) -> None:
-        """Run one pass over nodes of the trees and mix what it says."""
+        """Run one pass over nodes of the trees and mix its candidates in."""
         nodes = [batch[index].tree.write(chosen[index], len(cached.tokens)) for index, cached in members.items()]
         rows = self._passes.run(list(members.values()), nodes, _MIXED_WIDTH)
         for (index, cached), top in zip(members.items(), rows, strict=True):
@@ -345,7 +345,7 @@ class ModelDrafter:
             batch[index].tree.update()
 
     def _draw(self, batch: Sequence[WantedDraft]) -> list[Draft]:
-        """Draw drafts, with q; how deep is settled before, by what became of earlier ones."""
+        """Draw drafts, with q; how deep is decided before, by the outcomes of earlier ones."""
         drafts = [EMPTY_DRAFT] * len(batch)
         members = self._members(batch)
         if not members:

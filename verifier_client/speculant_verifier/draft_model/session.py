@@ -40,8 +40,8 @@ class DraftSession:
     """Nodes that would have been drafted without the model then."""
     inner_id: int = 0
     """The n-grams' draft of that step."""
-    numbers: Sequence[int] | None = None
-    """Per node of our draft, its number in the n-grams' draft; 0 for those that are not of it. None: it is theirs."""
+    ngrams_indices: Sequence[int] | None = None
+    """Per node of our draft, its index from 1 in the n-grams' draft, or 0 if it is not of it. None: it is theirs."""
 
     @property
     def tenant(self) -> str:
@@ -51,7 +51,7 @@ class DraftSession:
     def begin(self, step: SequenceStep, draft: Draft) -> None:
         """Begin a step for which n-grams have drafted."""
         self.num_tokens, self.text = len(step.token_ids), step.token_ids
-        self.inner_id, self.numbers = draft.draft_id, None
+        self.inner_id, self.ngrams_indices = draft.draft_id, None
         self.tree, self.is_asked, self.baseline, self.charged_s = None, False, frozenset(), 0.0
 
     def forget_model(self) -> None:
@@ -66,13 +66,13 @@ class DraftSession:
 
     def translated(self, feedback: Feedback | None) -> Feedback | None:
         """Return the target's feedback on our draft, as far as its nodes are of the n-grams' draft."""
-        if feedback is None or self.numbers is None:
+        if feedback is None or self.ngrams_indices is None:
             return feedback
         if not self.inner_id:
             return None
-        numbers = [0, *self.numbers]
-        known = [index for index, node in enumerate(feedback.nodes) if node == 0 or numbers[node]]
-        return Feedback(self.inner_id, [numbers[feedback.nodes[index]] for index in known], feedback.rows[known])
+        indices = [0, *self.ngrams_indices]
+        known = [index for index, node in enumerate(feedback.nodes) if node == 0 or indices[node]]
+        return Feedback(self.inner_id, [indices[feedback.nodes[index]] for index in known], feedback.rows[known])
 
 
 @dataclass(frozen=True, slots=True)

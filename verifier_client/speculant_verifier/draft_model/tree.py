@@ -28,7 +28,7 @@ class Node:
     source: DraftSourceName = "ngrams"
     path: float = 1.0
     """Probability that all tokens down to it follow."""
-    number: int = 0
+    ngrams_index: int = 0
     """In the n-grams' draft, from 1; 0 if it is not of it."""
     written: int = -1
     """As a parent in the model's passes; -1 if the model was not asked about it."""
@@ -52,12 +52,12 @@ class DraftTree:
         self.nodes = [Node(-1, -1, 0, sureness)]
         self.drafted: frozenset[int] = frozenset()
         """Nodes that were drafted in the end."""
-        for number, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
-            path = draft.path_probabilities[number - 1] if draft.path_probabilities else 0.5
+        for index, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
+            path = draft.path_probabilities[index - 1] if draft.path_probabilities else 0.5
             above = self.nodes[parent]
             node = Node(token_id, parent, above.depth + 1, path / above.path if above.path else 0.0, path=path)
-            node.number = number
-            above.children.append(number)
+            node.ngrams_index = index
+            above.children.append(index)
             self.nodes.append(node)
         for node in self.nodes:
             node.ngrams = self._candidates(node)

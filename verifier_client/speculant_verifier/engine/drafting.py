@@ -154,11 +154,11 @@ class Drafting:
 
         Args:
             sequence: whose rule takes a draft as it is.
-            nodes: numbers of the draft's nodes in the drafter's message.
+            nodes: indices of the draft's nodes in the drafter's message.
             draft: what is left of that.
 
         Returns:
-            The same of the draft that is to be verified, whose added nodes, which come last, have no numbers.
+            The same of the draft that is to be verified, whose added nodes, which come last, have no indices.
         """
         assert sequence.sampler is not None
         assert sequence.sampler.constraint is not None
@@ -173,7 +173,7 @@ class Drafting:
         return [nodes[node] for node in usable], fitted
 
     def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
-        """Note what became of a draft; those that callers bring say nothing of the drafter's."""
+        """Note what became of a draft; external drafts are not counted, as they are not the drafter's."""
         if len(draft) and not sequence.request.brings_drafts:
             self._controller.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
 

@@ -90,7 +90,7 @@ class ActiveSequence:
     feedback: Feedback | None = None
     """What the drafter is told with the next step."""
     draft_nodes: Sequence[int] = ()
-    """Per node of the latest draft, its number in the drafter's message, of which nodes may have been left out."""
+    """Per node of the latest draft, its index in the drafter's message, of which nodes may have been left out."""
     has_session: bool = False
     drafter_problem: str = ""
     """Why the drafter has nothing for it, if the request is the reason."""

@@ -89,7 +89,7 @@ class Verification:
             assert each.sampler is not None
             contexts.append(RowContext(each.sampler, each.token_ids, draft))
         targets = targets_of(logits, contexts)
-        self._tell(sequences, drafts, logits)
+        self._note_feedback(sequences, drafts, logits)
         outcomes = [
             self._outcome(each, draft, target, logits[index])
             for index, (each, draft, target) in enumerate(zip(sequences, drafts, targets, strict=True))
@@ -181,8 +181,8 @@ class Verification:
         named = tuple(sequence.draft_nodes[node] for node in path)
         return StepOutput(sequence, token_ids, len(path), reason, logprobs, named, feedback)
 
-    def _tell(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], logits: Tensor) -> None:
-        """Note what the drafter is to learn of its drafts, by the numbers that their nodes have in its message."""
+    def _note_feedback(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], logits: Tensor) -> None:
+        """Note what the drafter is to learn of its drafts, by the indices that their nodes have in its message."""
         if not self._row_width or not any(draft.draft_id for draft in drafts):
             return
         top = top_tokens(logits, self._row_width).cpu().numpy()

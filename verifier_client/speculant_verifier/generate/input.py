@@ -78,9 +78,9 @@ def _from_file(path: Path, config: GenerationConfig) -> Iterator[PromptLine]:
         raise ConfigError(f"can't read the prompts in '{path}' ({reason}); give a text file in UTF-8") from error
     is_json = path.suffix.lower() in _JSON_SUFFIXES
     # Only line feeds end lines: prompts may hold other characters that str.splitlines takes for line ends.
-    for number, line in enumerate(content.split("\n"), 1):
+    for line_number, line in enumerate(content.split("\n"), 1):
         if line.strip():
-            location = f"line {number} of '{path}'"
+            location = f"line {line_number} of '{path}'"
             yield (
                 _from_json(line, config, location)
                 if is_json

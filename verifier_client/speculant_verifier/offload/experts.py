@@ -1,10 +1,10 @@
-"""Experts of a mixture, read one by one when the router chooses them, and kept as long as there is room.
+"""Experts of a mixture, read one by one when the router chooses them, and kept as long as memory lasts.
 
 All layers share one pool. A narrow pass reads the experts that the router chose and the pool does not hold, and, while
 a layer is computed, what the next one's router would choose of its input: hidden states change little from layer to
 layer. What was guessed wrong and has not begun to be read is given up. A pass that wants most experts of a layer will
 want those of the next one, too, and they are read while this one is computed.
-Whose place is taken is drawn: passes go through the layers in order, so that the longest unused expert would be the
+Which one is evicted is drawn: passes go through the layers in order, so that the longest unused expert would be the
 very next one that is needed.
 """
 
@@ -24,11 +24,11 @@ _MOST = 0.5
 """Of a layer's experts: where so many are wanted, all of the next one are expected to be."""
 
 _Expert = tuple[int, int]
-"""Layer and number."""
+"""Layer and index."""
 
 
 class ExpertPool:
-    """Gives experts of all layers places in one pool, and routes to them."""
+    """Gives experts of all layers slots in one pool, and routes to them."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ExpertPool:
 
         Args:
             modules: with their weights, whose rows are experts.
-            num_slots: experts that there is room for.
+            num_slots: experts that fit into memory.
             like: the pool has its number type and device.
             source: where weights come from.
             routers: weight and bias of what chooses the experts; None where that is not known.
@@ -70,11 +70,11 @@ class ExpertPool:
         self._leaving: list[tuple[int, list[Any]]] = []  # slots that are still written to, and by what
         self._random = random.Random(0)
         shared = {name: nn.Parameter(pool, requires_grad=False) for name, pool in self._pool.items()}
-        for number, (module, _) in enumerate(modules):
+        for index, (module, _) in enumerate(modules):
             module._parameters.update(shared)
             module.num_experts = num_slots  # type: ignore[assignment]
             module.register_forward_pre_hook(
-                lambda _, args, kwargs, number=number: self._before(number, args, kwargs), with_kwargs=True
+                lambda _, args, kwargs, index=index: self._before(index, args, kwargs), with_kwargs=True
             )
 
     def _kept(self, stored: StoredTensor | PinnedTensor, like: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class ExpertPool:
         self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden, chosen, *rest = args
-        wanted = [(layer, number) for number in torch.unique(chosen).tolist()]
+        wanted = [(layer, index) for index in torch.unique(chosen).tolist()]
         if self._is_torn:
             self._source.settle()
             self._forget()
@@ -107,7 +107,7 @@ class ExpertPool:
             return
         scores = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), *router).amax(0)
         order = scores.topk(min(len(kept), self._num_slots - len(kept))).indices.tolist()
-        self._guessed = [(layer, number) for number in order]
+        self._guessed = [(layer, index) for index in order]
         self._take(self._guessed, [*kept, *self._guessed])
 
     def _give_up(self, wanted: Sequence[_Expert]) -> None:
@@ -125,13 +125,13 @@ class ExpertPool:
         self._take(wanted, wanted)
         if len(wanted) >= _MOST * self._num_experts:
             following = (layer + 1) % len(self._modules)
-            coming = [(following, number) for number in range(self._num_experts)]
+            coming = [(following, index) for index in range(self._num_experts)]
             self._take(coming, [*wanted, *coming])
         for expert in wanted:
             self._wait(expert)
 
     def _take(self, wanted: Iterable[_Expert], kept: Iterable[_Expert]) -> None:
-        """Begin to read those that are not there, as far as there is room beside those that are kept."""
+        """Begin to read those that are not there, as far as they fit beside those that are kept."""
         done = [each for each in self._leaving if all(part.done() for part in each[1])]
         self._leaving = [each for each in self._leaving if each not in done]
         self._free += [slot for slot, _ in done]
@@ -154,13 +154,13 @@ class ExpertPool:
                 else:
                     return
             slot = self._held[expert] = self._free.pop()
-            layer, number = expert
-            self._slots[layer, number] = slot
+            layer, index = expert
+            self._slots[layer, index] = slot
             vectors, stored = self._vectors[layer], self._modules[layer][1]
             for name, tensor in vectors.items():
-                self._pool[name][slot].copy_(tensor[number])
+                self._pool[name][slot].copy_(tensor[index])
             self._reading[expert] = self._source.read(
-                [(each.row(number), self._pool[name][slot]) for name, each in stored.items() if name not in vectors]
+                [(each.row(index), self._pool[name][slot]) for name, each in stored.items() if name not in vectors]
             )
 
     def _wait(self, expert: _Expert) -> None:

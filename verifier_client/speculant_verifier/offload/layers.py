@@ -18,7 +18,7 @@ _Weights = Sequence[tuple[nn.Module, str, StoredTensor | PinnedTensor]]
 class LayerStream:
     """Gives as many layers a slab of memory of their own as it may, and fetches the others in turn.
 
-    Those are fetched in the order of the forward pass, round and round, into two slabs. A slab is free as soon as its
+    Those are fetched in the order of the forward pass, again and again, into two slabs. A slab is free as soon as its
     layer is computed, and the next layer that has none is fetched into it; that of the next pass at the end of this
     one. Nothing is allocated for a pass.
     """
@@ -37,7 +37,7 @@ class LayerStream:
 
         Args:
             layers: all layers with their weights, in order.
-            num_slots: layers that there is room for; those that are fetched in turn take two of them.
+            num_slots: layers that fit into memory; those that are fetched in turn take two of them.
             like: slabs have its number type and device.
             source: where weights come from.
         """
@@ -48,7 +48,7 @@ class LayerStream:
         self._turn = [each for each in range(total) if (each + 1) * count // total > each * count // total]
         self._resident = set(range(total)) - set(self._turn)
         self._fetching: dict[int, tuple[list[Tensor], list[Any]]] = {}
-        self._next = 0  # of them, the one that is computed next, all rounds counted
+        self._next = 0  # of them, the one that is computed next, all passes counted
         self._is_torn = False  # a pass has ended within a layer, by an error or Ctrl-C
         for index, (layer, _) in enumerate(layers):
             layer.register_forward_pre_hook(lambda *_, index=index: self._before(index))
@@ -69,48 +69,48 @@ class LayerStream:
             self._fetch(following)
 
     def _fetch(self, position: int) -> None:
-        number = self._turn[position % len(self._turn)]
-        views = self._views(number, self._slabs[position % len(self._slabs)])
-        self._fetching[position] = views, self._begin(number, views)
+        index = self._turn[position % len(self._turn)]
+        views = self._views(index, self._slabs[position % len(self._slabs)])
+        self._fetching[position] = views, self._begin(index, views)
 
-    def _begin(self, number: int, views: Sequence[Tensor]) -> list[Any]:
-        weights: Any = self._layers[number][1]
+    def _begin(self, index: int, views: Sequence[Tensor]) -> list[Any]:
+        weights: Any = self._layers[index][1]
         return self._source.read([(stored, view) for (_, _, stored), view in zip(weights, views, strict=True)])
 
-    def _views(self, number: int, slab: Tensor) -> list[Tensor]:
+    def _views(self, index: int, slab: Tensor) -> list[Tensor]:
         views, first = [], 0
-        for _, _, stored in self._layers[number][1]:
+        for _, _, stored in self._layers[index][1]:
             views.append(slab[first : first + torch.Size(stored.shape).numel()].view(stored.shape))
             first += _padded(stored)
         return views
 
-    def _bind(self, number: int, views: Sequence[Tensor]) -> None:
-        for (module, name, _), view in zip(self._layers[number][1], views, strict=True):
+    def _bind(self, index: int, views: Sequence[Tensor]) -> None:
+        for (module, name, _), view in zip(self._layers[index][1], views, strict=True):
             parameter = module._parameters[name]
             if parameter is None or parameter.is_meta:
                 module._parameters[name] = nn.Parameter(view, requires_grad=False)
             else:
                 parameter.data = view
 
-    def _before(self, number: int) -> None:
-        if number in self._resident:
+    def _before(self, index: int) -> None:
+        if index in self._resident:
             return
-        if self._is_torn or self._turn[self._next % len(self._turn)] != number:
+        if self._is_torn or self._turn[self._next % len(self._turn)] != index:
             self._is_torn = True
             self._source.settle()
-            self._start(self._turn.index(number))
+            self._start(self._turn.index(index))
         self._is_torn = True
         views, started = self._fetching.pop(self._next)
         self._source.wait(started)
-        self._bind(number, views)
+        self._bind(index, views)
 
-    def _after(self, number: int) -> None:
-        if number not in self._resident:
+    def _after(self, index: int) -> None:
+        if index not in self._resident:
             self._fetch(self._next + len(self._slabs))
             self._next += 1
             self._is_torn = False
 
 
 def _padded(stored: StoredTensor | PinnedTensor) -> int:
-    """Return the numbers that a tensor takes, the next one being aligned for vector instructions."""
+    """Return how many elements a tensor takes, the next one being aligned for vector instructions."""
     return -(-torch.Size(stored.shape).numel() // 64) * 64

@@ -28,8 +28,8 @@ BUDGET_S = 6.0
 STREAMED_TOKENS = (1, 2, 4, 16, 64, 257)
 """Tokens of a row that are measured where weights are read for every pass: each takes seconds, and wide ones pay."""
 
-_MOST_ROUNDS = 9
-_FEWEST_ROUNDS = 2
+_MOST_REPEATS = 9
+_FEWEST_REPEATS = 2
 _SHARE_OF_SETUP = 0.25
 """Of the budget, for filling caches and for first passes; what is not run by then is not measured."""
 
@@ -79,9 +79,9 @@ def measure_costs(
         return _streamed(probe, target.offload.plan, {min(batches), max(batches)}, tell)
     best_s = _set_up(probe, sorted(set(batches)), sorted({1, *tokens}), budget_s, spent)
     order = list(best_s)
-    for number in range(_MOST_ROUNDS):
-        for point in order if number % 2 else reversed(order):
-            if number >= _FEWEST_ROUNDS and spent() > budget_s:
+    for repeat in range(_MOST_REPEATS):
+        for point in order if repeat % 2 else reversed(order):
+            if repeat >= _FEWEST_REPEATS and spent() > budget_s:
                 break
             best_s[point] = min(best_s[point], probe.pass_s(*point))
         if spent() > budget_s:
@@ -95,7 +95,7 @@ def _streamed(probe: _Probe, plan: Plan, batches: Collection[int], tell: Progres
     """Run every pass once: they take seconds, most of which no noise of the machine changes."""
     points: list[CostPoint] = []
     opened = None
-    lengths = sorted({min(length, 1 + plan.most_nodes, probe.room) for length in STREAMED_TOKENS})
+    lengths = sorted({min(length, 1 + plan.most_nodes, probe.capacity) for length in STREAMED_TOKENS})
     probe.context = min(probe.context, max(0, plan.kv_tokens // max(batches) - lengths[-1]))
     wanted = [(batch, length) for batch in sorted(batches) for length in lengths]
     with patient_progress():
@@ -133,8 +133,8 @@ class _Probe:
 
     def __init__(self, target: TargetModel, context: int) -> None:
         self.context = max(0, context)
-        self.room = target.max_length - self.context
-        """Tokens that a row has room for behind these."""
+        self.capacity = target.max_length - self.context
+        """Tokens that fit into a row behind these."""
         self._target = target
         self._caches: dict[int, SlotCache] = {}
         self._generator = random.Random(0)
@@ -157,8 +157,8 @@ class _Probe:
         self._wait()
         return time.perf_counter() - started
 
-    def _random(self, number: int) -> list[int]:
-        return [self._generator.randrange(self._target.vocabulary_size) for _ in range(number)]
+    def _random(self, count: int) -> list[int]:
+        return [self._generator.randrange(self._target.vocabulary_size) for _ in range(count)]
 
     def _wait(self) -> None:
         if self._target.device.type == "cuda":

@@ -69,7 +69,7 @@ class CostTable:
         for batch, times in sorted(by_batch.items()):
             tokens = sorted(times)
             # Noise may make a longer pass look cheaper than a shorter one.
-            rising = np.maximum.accumulate(np.array([times[number] for number in tokens]))
+            rising = np.maximum.accumulate(np.array([times[width] for width in tokens]))
             curves.append((batch, np.array(tokens, np.float64), rising))
         object.__setattr__(self, "_curves", tuple(curves))
 
@@ -107,7 +107,7 @@ class CostTable:
     def curve(self, batch: int) -> CostCurve:
         """Return the costs of a batch by tokens of a row, as drafters take them."""
         tokens = sorted({point.tokens for point in self.points})
-        return CostCurve.from_points(tokens, [self.relative(batch, number) for number in tokens])
+        return CostCurve.from_points(tokens, [self.relative(batch, width) for width in tokens])
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as values that JSON has."""
@@ -130,11 +130,11 @@ class CostTable:
 
 
 def _on(curve: tuple[int, NDArray[np.float64], NDArray[np.float64]], tokens: float) -> float:
-    _, places, times = curve
-    if tokens > places[-1] and len(places) > 1:
-        slope = (times[-1] - times[-2]) / (places[-1] - places[-2])
-        return float(times[-1] + slope * (tokens - places[-1]))
-    return float(np.interp(tokens, places, times))
+    _, widths, times = curve
+    if tokens > widths[-1] and len(widths) > 1:
+        slope = (times[-1] - times[-2]) / (widths[-1] - widths[-2])
+        return float(times[-1] + slope * (tokens - widths[-1]))
+    return float(np.interp(tokens, widths, times))
 
 
 def _is_count(value: object, least: int) -> bool:

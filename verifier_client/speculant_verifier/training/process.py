@@ -16,7 +16,7 @@ from speculant_graph.errors import ConfigError
 
 _PROGRAM = ("nice", "-n", "19", sys.executable, "-m", "speculant", "train", "--json")
 _OF_THE_MODEL = ("name", "adapter", "dtype", "device")
-_LAST_WORDS_S = 3.0
+_STOP_WAIT_S = 3.0
 
 
 def require_learning(draft_model: DraftModelConfig, record: RecordConfig, train: TrainConfig) -> None:
@@ -53,7 +53,7 @@ class TrainingProcess:
             train: how; None: as the environment and the settings file say.
 
         Raises:
-            ConfigError: it can't be started, or there is no place for its adapter.
+            ConfigError: it can't be started, or there is no folder for its adapter.
         """
         output = adapter_path(records, draft_model)
         given: dict[str, object] = {f"draft_model__{name}": getattr(draft_model, name) for name in _OF_THE_MODEL}
@@ -89,13 +89,13 @@ class TrainingProcess:
 
     def stop(self) -> None:
         """End it, by force if it takes longer than a moment; what is published stays whole."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is not None:  # its id may be another's by now
                 return
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                os.killpg(self._process.pid, signal_number)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LAST_WORDS_S)
+                self._process.wait(_STOP_WAIT_S)
                 return
 
 

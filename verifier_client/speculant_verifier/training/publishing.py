@@ -54,8 +54,8 @@ def publish(folder: Path, target: Path) -> Path:
         folder.rename(version)
         _sync(versions)
         _point(target, version)
-        for number in set(_numbers(versions)) - {newest, previous}:
-            shutil.rmtree(versions / str(number), ignore_errors=True)
+        for version_number in set(_numbers(versions)) - {newest, previous}:
+            shutil.rmtree(versions / str(version_number), ignore_errors=True)
     return version
 
 
