@@ -166,7 +166,7 @@ def test_mistakes_are_one_line(capfd, arguments: list[str], status: int, message
 
 def test_a_drafter_of_another_tokenizer_is_the_only_thing_said(elsewhere: Path, capfd) -> None:
     with serving(graph_file(elsewhere / "g.pkl", [1, 2, 3] * 9), elsewhere) as sidecar:
-        client = ["--address", sidecar.address, "--client.open-deadline-ms", "5000"]
+        client = ["--address", sidecar.address, "--client.deadline-ms", "5000"]
         assert generate("x = [", *client, "--strategy", "tree") == 1
     shown = capfd.readouterr()
     assert shown.out == ""
