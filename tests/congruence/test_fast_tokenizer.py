@@ -103,16 +103,6 @@ def test_a_tokenizer_that_gives_up_is_one_line() -> None:
         tokenizer.encode(" " * 10_000_000)
 
 
-def test_corpora_of_real_text(pair: tuple[CorpusTokenizer, CorpusTokenizer], tmp_path: Path) -> None:
-    if "SPECULANT_DATA" not in os.environ:
-        pytest.skip("SPECULANT_DATA is not set")
-    fast, slow = pair
-    for file in sorted((Path(os.environ["SPECULANT_DATA"]) / "corpora").glob("*.txt")):
-        with file.open(encoding="utf-8") as stream:
-            text = stream.read(150_000)
-        assert np.array_equal(fast.encode_array(text), slow.encode_array(text)), file
-
-
 def _edited(change: Callable[[dict[str, Any]], None]) -> Tokenizer:
     definition = json.loads(trained(split_by(PATTERN)).to_str())
     change(definition)

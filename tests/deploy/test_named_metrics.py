@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import grpc
+import httpx2
 import pytest
 
 from speculant_graph.graph.build.builder import GraphBuilder
@@ -30,21 +28,6 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD, RULES = DEPLOY / "grafana" / "speculant.json", DEPLOY / "prometheus" / "rules.yml"
 RECORDED = {rule["record"] for rule in promql.rules_of(RULES) if "record" in rule}
 QUERIES = [*promql.queries_of_dashboard(DASHBOARD), *promql.queries_of_rules(RULES)]
-
-
-def post(url, body):
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
-
-
-def scraped(address):
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
-        return answer.read().decode()
 
 
 def refused_by(drafter_address):
@@ -82,16 +65,16 @@ def told_after_a_load(verifier, address, sidecar):
     base = next(line for line in verifier.stderr if "verifier ready" in line).split()[-1]
     for seed in range(2):
         body = {"model": "model", "prompt": "def loads(s", "max_tokens": 40, "seed": seed}
-        status, answer = post(f"{base}/completions", body)
-        assert status == 200
-        assert answer["speculant"]["accepted"] > 0
-    assert post(f"{base}/completions", {"model": "another", "prompt": "x"})[0] == 404
+        answer = httpx2.post(f"{base}/completions", json=body, timeout=60)
+        assert answer.json()["speculant"]["accepted"] > 0
+    assert httpx2.post(f"{base}/completions", json={"model": "another", "prompt": "x"}).status_code == 404
     with grpc.insecure_channel(address) as channel:
         request = pb.GenerateRequest(prompt="import", sampling=pb.SamplingOptions(max_tokens=5))
         assert list(VerifierServiceStub(channel).Generate(request))
     refused_by(sidecar.address)
     drafter_address = sidecar.log.partition("metrics on ")[2].split(";")[0].split()[0]
-    return scraped(base.removeprefix("http://").removesuffix("/v1")), scraped(drafter_address)
+    addresses = base.removesuffix("/v1"), f"http://{drafter_address}"
+    return [httpx2.get(f"{address}/metrics").text for address in addresses]
 
 
 def test_there_is_a_query_for_all_that_users_expect():

@@ -156,14 +156,14 @@ def test_no_more_text_is_in_flight_than_allowed(
     assert 4096 <= most[0] <= 4 * 4096 + len(sample_text)
 
 
-@pytest.mark.parametrize(("boundaries", "chunk_size"), [(False, 1024), (True, 1024), (True, 1_000_000)])
+@pytest.mark.parametrize("boundaries", [False, True])
 def test_token_ids_are_taken_as_they_are_beside_texts(
-    tmp_path: Path, tokenizer: CorpusTokenizer, boundaries: bool, chunk_size: int
+    tmp_path: Path, tokenizer: CorpusTokenizer, boundaries: bool
 ) -> None:
     records = [list(range(length % 300)) for length in range(0, 3000, 7)]
     lines = "\n".join(json.dumps({"answer": {"ids": record}, "text": "unread"}) for record in records)
     paths = write(tmp_path, {"a.txt": "one two", "b.jsonl": lines, "c.txt": "three"})
-    config = GraphConfig(token_ids_field="answer.ids", document_boundaries=boundaries, jobs=2, chunk_size=chunk_size)
+    config = GraphConfig(token_ids_field="answer.ids", document_boundaries=boundaries, jobs=2, chunk_size=1024)
     stream = write_token_stream(tokenizer, paths, tmp_path / "out", config)
     texts = [expected_ids(tokenizer, [text]) for text in ("one two", "three")]
     documents = [texts[0], *filter(None, records), texts[1]]
@@ -172,11 +172,6 @@ def test_token_ids_are_taken_as_they_are_beside_texts(
     assert ids_of(stream) == expected
     assert stream.num_documents == len(documents)
     assert stream.num_tokens == sum(map(len, documents))
-    small = CorpusTokenizer("letters", Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[])))
-    with pytest.raises(
-        CorpusError, match=r"b\.jsonl: line 2: item 2 of field 'answer\.ids' is none of the ids 0 to 1; "
-    ):
-        write_token_stream(small, paths, tmp_path / "out", config)
 
 
 def test_documents_are_not_wrapped_without_special_tokens(tmp_path: Path, plain_tokenizer_folder: Path) -> None:
@@ -224,16 +219,6 @@ def test_a_bad_file_stops_the_build_or_is_left_out_whole(
     with pytest.raises(CorpusError, match=r"holds no text, it was left out: .*name files"):
         write_token_stream(tokenizer, [paths[1]], output, config)
     assert not output.exists()
-
-
-def test_a_corpus_without_text_is_said_in_proper_words(tmp_path: Path, tokenizer: CorpusTokenizer) -> None:
-    empty, other, bad, worse = write(tmp_path, {"a.txt": "", "b.txt": "", "c.txt": b"\xff", "d.txt": b"\xff"})
-    for files, message in (
-        ([empty, other], "none of 2 files holds text; name files that do"),
-        ([bad, worse], f"none of 2 files holds text, 2 were left out: {bad}: byte 0 "),
-    ):
-        with pytest.raises(CorpusError, match=f"^{re.escape(message)}"):
-            write_token_stream(tokenizer, files, tmp_path / "out", GraphConfig(on_error="skip"))
 
 
 def test_text_of_which_a_tokenizer_makes_nothing(tmp_path: Path) -> None:
