@@ -276,13 +276,11 @@ def test_verifiers_name_every_shared_drafter():
     drafter, verifier = pods("shared")["speculant-drafter"], pods("shared")["speculant-verifier"]
     [port] = [each["containerPort"] for each in containers(drafter)["drafter"]["ports"] if each["name"] == "grpc"]
     service = drafter["spec"]["serviceName"]
-    names = [
-        f"{drafter['metadata']['name']}-{number}.{service}:{port}" for number in range(drafter["spec"]["replicas"])
-    ]
-    assert split_addresses(parsed(containers(verifier)["verifier"]["args"]).client.address) == tuple(names)
-    [headless] = [
-        each for each in manifests("shared") if each["kind"] == "Service" and each["metadata"]["name"] == service
-    ]
+    name, replicas = drafter["metadata"]["name"], drafter["spec"]["replicas"]
+    addresses = tuple(f"{name}-{index}.{service}:{port}" for index in range(replicas))
+    assert split_addresses(parsed(containers(verifier)["verifier"]["args"]).client.address) == addresses
+    services = [each for each in manifests("shared") if each["kind"] == "Service"]
+    [headless] = [each for each in services if each["metadata"]["name"] == service]
     assert headless["spec"]["clusterIP"] == "None"
 
 
@@ -294,15 +292,12 @@ def test_services_policies_and_budgets_select_pods_and_ports_that_there_are(layo
         for name, pod in pods(layout).items()
     }
     for document in manifests(layout):
-        spec = document.get("spec", {})
-        selector = {
-            "Service": lambda spec: spec["selector"],
-            "PodDisruptionBudget": lambda spec: spec["selector"]["matchLabels"],
-            "NetworkPolicy": lambda spec: spec["podSelector"]["matchLabels"],
-        }.get(document["kind"])
-        if selector is None:
+        if document["kind"] not in ("Service", "PodDisruptionBudget", "NetworkPolicy"):
             continue
-        [pod] = [name for name, found in labels.items() if selector(spec).items() <= found.items()]
+        spec = document["spec"]
+        selector = spec.get("podSelector") or spec["selector"]
+        selector = selector.get("matchLabels", selector)
+        [pod] = [name for name, found in labels.items() if selector.items() <= found.items()]
         asked = {port.get("targetPort") for port in spec.get("ports", ())}
         asked |= {port["port"] for rule in spec.get("ingress", ()) for port in rule["ports"]}
         assert asked <= ports[pod]
