@@ -1,1 +1,1 @@
-"""The drafter sidecar: a gRPC shell round the draft generator. Knows neither torch nor text."""
+"""The drafter sidecar: gRPC round the draft generator. Depends on neither torch nor text."""

@@ -1,4 +1,4 @@
-"""The methods of those who look after a running drafter."""
+"""The administrative methods of a running drafter."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class DrafterAdminService:
             with self._tracer.admin_call(call.context.invocation_metadata(), name):
                 try:
                     response: Message = await method(parsed(message_class, payload))
-                except GraphFileError as error:  # whoever looks after graphs may know what is wrong with one
+                except GraphFileError as error:  # an administrator may read what is wrong with one
                     raise DraftRequestError(self._graphs.without_folders(str(error))) from error
             logger.debug("{} by {}", name, call.principal.name or "anybody")
             return response.SerializeToString()

@@ -50,8 +50,8 @@ def create_app(
 
     Args:
         explorer: answers below ``/explorer``.
-        rules: what is asked of those who want its data.
-        read_policy: who may come in, at present.
+        rules: what requests for its data must satisfy.
+        read_policy: returns which clients may call, at present.
         render_metrics: text for Prometheus.
         read_problem: why nothing is served, one line; empty if it is.
     """
@@ -79,7 +79,7 @@ def create_app(
 
 
 def refuse(error: Exception) -> Response:
-    """Return the answer to a request that failed: a status, and one line that says what to do."""
+    """Return the answer to a request that failed: a status, and one line that ends in what to do."""
     headers = dict(SECURITY)
     if isinstance(error, HTTPException):
         status, message = error.status_code, error.detail

@@ -12,7 +12,7 @@ STEP_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 
 """Upper bounds of the histogram of answer times, seconds; one more bucket has no bound."""
 
 SessionEnd = Literal["closed", "idle", "limit", "memory", "diverged"]
-"""Why a session ended: its client closed it, it was idle for too long, it gave way to another one (number or memory),
+"""Why a session ended: its client closed it, it was idle for too long, it made space for another one (count or memory),
 or its tokens contradicted what was known."""
 
 

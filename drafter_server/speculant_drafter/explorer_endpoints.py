@@ -1,6 +1,6 @@
 """The explorer: a page on which people look into the graphs that are served, and the JSON behind it.
 
-It runs in the thread of HTTP; look-ups, one at a time, in another one. They know the graphs: no sessions, no learned
+It runs in the thread of HTTP; look-ups, one at a time, in another one. They reach the graphs: no sessions, no learned
 text, no keys.
 """
 
@@ -61,14 +61,14 @@ _MAX_BODY_BYTES, _BODY_TIMEOUT_S = 1 << 18, 5.0
 
 
 def is_open(config: ServerConfig) -> bool:
-    """Say whether the explorer is served.
+    """Return whether the explorer is served.
 
     Raises:
         ConfigError: it is wanted where there is no HTTP, or where keys would travel in the clear.
     """
     host = _host(config)
     if config.explorer != "on":
-        # In the clear nobody can show the certificate that gRPC asks clients for.
+        # Without TLS no client can present the certificate that gRPC requires of clients.
         return config.explorer == "auto" and is_loopback(host) and config.tls_client_ca is None
     if not config.metrics_listen:
         raise ConfigError("server.explorer is on, but there is no HTTP; set server.metrics_listen to host:port")
@@ -84,12 +84,12 @@ def http_tls(config: ServerConfig) -> ssl.SSLContext | None:
     """Return what encrypts HTTP: the certificate of gRPC, where the explorer is turned on; None for plain HTTP."""
     context = tls_context(config) if config.explorer == "on" else None
     if context is not None and config.tls_client_ca is not None:
-        context.verify_mode = ssl.CERT_OPTIONAL  # probes have none; the middleware asks for it before it shows data
+        context.verify_mode = ssl.CERT_OPTIONAL  # probes have none; the middleware requires it before it shows data
     return context
 
 
 def access_rules(config: ServerConfig) -> AccessRules:
-    """Return what is asked of those who want data."""
+    """Return what requests for data must satisfy."""
     return AccessRules(
         prefixes=(API,) if is_open(config) else (),
         max_requests=_MAX_WAITING,

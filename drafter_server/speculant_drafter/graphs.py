@@ -230,7 +230,7 @@ class GraphRegistry:
             await asyncio.to_thread(store.close)
 
     def without_folders(self, text: str) -> str:
-        """Return a text about graph files without the folders they are in, which are nobody's business."""
+        """Return a text about graph files without the folders they are in, which clients must not see."""
         folders = {self._folder, self._folder.resolve(), *(served.path.parent for served in self)}
         for folder in sorted(map(str, folders), key=len, reverse=True):
             text = text.replace(folder.rstrip(os.sep) + os.sep, "")

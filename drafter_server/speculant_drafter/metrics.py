@@ -54,14 +54,14 @@ class _ServerCollector(Collector):
             ("ended_sessions", "Sessions ended, by reason.", "reason", counts.ended_sessions),
         ):
             yield _labelled(CounterMetricFamily(_PREFIX + name, help_text, labels=[label]), values)
-        for name, help_text, number in (
+        for name, help_text, value in (
             ("session_bytes", "Memory of all sessions, in bytes.", state.session_bytes),
             ("learned_tokens", "Tokens in the learned store, of all tenants.", state.learned_tokens),
             ("learned_failing", "1 while what was learned can't be brought to disk.", int(state.is_failing_to_learn)),
         ):
-            yield GaugeMetricFamily(_PREFIX + name, help_text, number)
+            yield GaugeMetricFamily(_PREFIX + name, help_text, value)
         for name, help_text, by_graph in (
-            ("open_sessions", "Sessions open now, by graph.", {name: number for name, _, number in state.graphs}),
+            ("open_sessions", "Sessions open now, by graph.", {name: count for name, _, count in state.graphs}),
             (
                 "graph_generation",
                 "Generation that is served; it grows with every reload.",

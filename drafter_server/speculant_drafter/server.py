@@ -133,7 +133,7 @@ class DrafterServer:
         logger.info("drafter ready on {}{}", ", ".join(self.addresses), more)
 
     async def stop(self) -> None:
-        """Say that nothing is served, let running calls finish, bring what was learned to disk, and let go."""
+        """Report that nothing is served, let running calls finish, bring what was learned to disk, and let go."""
         self._is_stopping = True
         await self._health.enter_graceful_shutdown()
         self._service.drain()
@@ -168,7 +168,7 @@ class DrafterServer:
         return await endpoint.listen(addresses, option)
 
     async def _tell_health(self) -> None:
-        """Say of the service and of every graph whether it is served."""
+        """Report for the service and for every graph whether it is served."""
         served = {_health_name(graph.name) for graph in self._graphs}
         if self._graphs.is_ready:
             served |= {admin.SERVICE_NAME} | ({"", service.SERVICE_NAME} if served else set())

@@ -1,6 +1,6 @@
-"""Which sessions are open, on which graphs; where they stand, and which must go, the core knows.
+"""Which sessions are open, on which graphs; their positions, and which must go, are in the core.
 
-Knows neither gRPC nor the clock: time is passed in.
+Depends on neither gRPC nor the clock: time is passed in.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class OpenSession:
     graph: ServedGraph
     """The generation that it was opened on and keeps."""
     tenant: str
-    """Whose it is."""
+    """Its tenant."""
     memory: Memory
-    """Its tenant's, which lives as long."""
+    """Its tenant's, which is kept as long."""
 
 
 class SessionStore:
@@ -48,7 +48,7 @@ class SessionStore:
             config: limits.
             counts: where openings and endings are counted.
             clock: monotonic time in seconds.
-            tracer: told of every session that ends.
+            tracer: takes every session that ends.
         """
         self._counts = counts
         self._clock = clock
@@ -60,7 +60,7 @@ class SessionStore:
             idle_timeout_ns=_ns(config.idle_timeout_s),
             busy_ns=_ns(config.busy_s),
         )
-        """The sessions as steps see them; :meth:`settle` is called after whatever changes it."""
+        """The sessions as steps see them; :meth:`resolve_ended` is called after whatever changes it."""
 
     def __len__(self) -> int:
         """Number of sessions held, those that are idle for too long but not yet dropped included."""
@@ -84,19 +84,19 @@ class SessionStore:
         """Open a session, or find it open.
 
         Args:
-            session_id: its number.
+            session_id: its id.
             graph: what it drafts from. A session that is open keeps the generation that it has.
-            tenant: whose it is.
+            tenant: its tenant.
             idle_timeout_s: a shorter idle timeout than the server's; longer ones are cut to it.
             learn: whether later sessions of the tenant learn from it.
             cost: what verifying costs the client.
 
         Raises:
-            DraftRequestError: the number is another session's.
-            DraftLimitError: there is no room, and nobody is idle.
+            DraftRequestError: the id is another session's.
+            DraftLimitError: there is no capacity, and no session is idle.
         """
         is_open = self.table.use(session_id, self.now_ns())
-        self.settle()
+        self.resolve_ended()
         if is_open:
             session = self._sessions[session_id]
             if (session.tenant, session.graph.name) != (tenant, graph.name):
@@ -116,7 +116,7 @@ class SessionStore:
                 self.now_ns(),
             )
         finally:
-            self.settle()
+            self.resolve_ended()
         graph.num_sessions += 1
         self._counts.opened_sessions += 1
         session = self._sessions[session_id] = OpenSession(graph, tenant, memory)
@@ -137,19 +137,19 @@ class SessionStore:
     def end(self, session_id: int) -> None:
         """End a session; what it accepted is learned if it was opened so."""
         self.table.end(session_id)
-        self.settle()
+        self.resolve_ended()
 
     def sweep(self) -> None:
         """End the sessions that are idle for too long."""
         self.table.sweep(self.now_ns())
-        self.settle()
+        self.resolve_ended()
 
     def end_all(self) -> None:
         """End all sessions."""
         self.table.end_all()
-        self.settle()
+        self.resolve_ended()
 
-    def settle(self) -> None:
+    def resolve_ended(self) -> None:
         """Count the sessions that ended in the core, and keep what they taught."""
         if not self.table.has_ended:
             return

@@ -105,13 +105,13 @@ class StepAnswerer:
                 payload, is_enveloped, tenants, next(self._draft_ids), self._sessions.now_ns(), self, principal
             )
         finally:
-            self._sessions.settle()
+            self._sessions.resolve_ended()
         self._counts.observe_step(elapsed_ns * 1e-9, num_sequences)
         self._counts.drafted_nodes += num_nodes
         self._counts.empty_drafts += num_empty
         return answer
 
-    # What the core asks for.
+    # What the core calls.
 
     def check_options(self, options: bytes) -> None:
         """Look at a StrategyOptions.

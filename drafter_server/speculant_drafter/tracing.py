@@ -72,7 +72,7 @@ class OpenTelemetryTracer(Tracer):
 
         self._flush_timeout_s = flush_timeout_s
         own = Resource.create({"service.name": "speculant-drafter", "service.version": VERSION})
-        # What the variables say comes last, so that it wins.
+        # The variables come last, so that they win.
         self._provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("speculant_drafter", VERSION)
@@ -115,7 +115,7 @@ def open_tracer(is_enabled: bool) -> Tracer:
         is_enabled: ``server.tracing``.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed, or its variables ask for another protocol than gRPC.
+        ConfigError: OpenTelemetry is not installed, or its variables select another protocol than gRPC.
     """
     if not is_enabled:
         return Tracer()

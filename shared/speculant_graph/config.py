@@ -118,13 +118,13 @@ class VerifierConfig(Config):
     num_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step down."""
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
-    """Most sequences decoded together; others wait for a free place."""
+    """Most sequences decoded together; others wait for a free slot."""
     attention: Literal["auto", "speculant", "eager", "flex"] = "auto"
     """How attention is computed. 'speculant' is a fused kernel with any mask and sinks; 'eager' is the model's own,
     slow and obvious; 'flex' is compiled and needs a GPU; 'auto' takes 'speculant'."""
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0
     """Most tokens that keys and values are kept for: running sequences times the longest that any of them may become.
-    Requests wait until there is room. 0 is as many as the largest batch of the model's longest contexts takes."""
+    Requests wait until there is space. 0 is as many as the largest batch of the model's longest contexts takes."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
     """Most tokens of prompts that are read between two steps of the sequences that are running."""
     target_cache: ByteSize = ByteSize(0)
@@ -140,7 +140,7 @@ class VerifierConfig(Config):
     device_budget: ByteSize = ByteSize(0)
     """Most memory of the GPU; weights beyond are streamed from this machine's memory. 0 is what is free."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
-    """Decoder layers that stay in memory, or whose experts have room there, instead of as many as fit."""
+    """Decoder layers that stay in memory, or whose experts have space there, instead of as many as fit."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 
@@ -154,7 +154,7 @@ class ClientConfig(Config):
     graph: str = ""
     """Name of the graph to draft from; empty: the sidecar's default."""
     tenant: str = ""
-    """Whose text is decoded: what it teaches helps this tenant's later sequences and nobody else's."""
+    """Whose text is decoded: what it teaches helps this tenant's later sequences and no other tenant's."""
     learn: bool = True
     """Let later sequences of the tenant profit from what these accept."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
@@ -178,13 +178,13 @@ class ClientConfig(Config):
 
 
 class EndpointConfig(Config):
-    """What every server has: who may come in, and how much at a time."""
+    """What every server has: which clients may call, and how much at a time."""
 
     section: ClassVar[str]
     """Where its settings are."""
 
     access_file: Path | None = None
-    """TOML file that says which clients may come in, and which tenants and graphs are theirs; without it, whoever can
+    """TOML file of the clients that may call, and of their tenants and graphs; without it, every client that can
     connect may use all."""
     tls_certificate: Path | None = None
     """Certificate chain (PEM) of this server; TCP addresses are then served encrypted only."""
@@ -251,9 +251,9 @@ class ServiceConfig(EndpointConfig):
     model_id: str = ""
     """Name of the model in the HTTP API; empty: the last part of the model's name."""
     max_waiting: Annotated[int, Field(ge=0)] = 256
-    """Most requests that wait for a place in the batch; more are refused until there is room."""
+    """Most requests that wait for a slot in the batch; more are refused until there is capacity."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """A client that brings its own drafts and sends none for so long loses its place in the batch."""
+    """A client that brings its own drafts and sends none for so long loses its slot in the batch."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
     """Most new tokens that a request may ask for; 0: as many as the model's context holds."""
     max_samples: Annotated[int, Field(ge=1, le=1_024)] = 16

@@ -102,7 +102,7 @@ def load_settings(
         kind: what to read.
         command: the command's name, for messages.
         arguments: its command line.
-        given: what a program sets, in the place of a command line; sections are tables.
+        given: what a program sets, instead of a command line; sections are tables.
 
     Raises:
         ConfigError: any source holds something wrong; one line that names the setting.
@@ -146,7 +146,7 @@ def load_with_sources(
 
 
 def make_parser(kind: type[CommandSettings], command: str) -> ArgumentParser:
-    """Return the parser of a command's flags, for those who describe them.
+    """Return the parser of a command's flags, for callers that describe them.
 
     Args:
         kind: the command's settings.

@@ -1,6 +1,6 @@
 """The nouns of the project: what a drafter is asked, what it answers, and the interface between.
 
-Frozen values only. Nothing here knows files, sockets or torch.
+Frozen values only. Nothing here depends on files, sockets or torch.
 """
 
 from __future__ import annotations
@@ -134,15 +134,15 @@ class Draft:
         return self.parents == tuple(range(len(self.token_ids)))
 
     def part(self, nodes: Sequence[int]) -> Draft:
-        """Return the draft with these nodes only: ascending numbers, each of them with all its ancestors."""
+        """Return the draft with these nodes only: ascending indices, each of them with all its ancestors."""
         if len(nodes) == len(self):
             return self
-        numbers = {0: 0} | {node + 1: place + 1 for place, node in enumerate(nodes)}
+        new_index = {0: 0} | {node + 1: i + 1 for i, node in enumerate(nodes)}
         probabilities, proposals = self.path_probabilities, self.proposals
         return replace(
             self,
             token_ids=tuple(self.token_ids[node] for node in nodes),
-            parents=tuple(numbers[self.parents[node]] for node in nodes),
+            parents=tuple(new_index[self.parents[node]] for node in nodes),
             path_probabilities=tuple(probabilities[node] for node in nodes) if probabilities else (),
             proposals=tuple(proposals[node] for node in nodes) if len(proposals) else (),
             sources=tuple(self.sources[node] for node in nodes) if self.sources else (),
@@ -223,7 +223,7 @@ class SequenceStep:
     seed: int = 0
     """Seed of sampling strategies: the same seed and position give the same draft."""
     feedback: Feedback | None = None
-    """What the target made of the latest draft, where a verifier tells it."""
+    """What the target made of the latest draft, where a verifier reports it."""
     siblings: SiblingsName = "none"
     """What children the verifier's rule can make use of. A chain suits every rule, and a rule for siblings that were
     drawn independently must not get any that were not."""

@@ -192,7 +192,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     for name in rows[0] if rows else ():
         cells = [printable(row[name]) if isinstance(row[name], str) else f"{row[name]:,}" for row in rows]
         width = max(map(len, (name, *cells)))
-        place = str.ljust if isinstance(rows[0][name], str) else str.rjust
+        justify = str.ljust if isinstance(rows[0][name], str) else str.rjust
         if name != "tokenizer_sha256":
-            columns.append([place(cell, width) for cell in (name.replace("_", " "), *cells)])
+            columns.append([justify(cell, width) for cell in (name.replace("_", " "), *cells)])
     return "".join("  ".join(line).rstrip() + "\n" for line in zip(*columns, strict=True))

@@ -33,7 +33,7 @@ class Document:
 def read_documents(
     source: Source, text_field: str, token_ids_field: str = "", vocabulary_size: int = 0
 ) -> Iterator[Document]:
-    """Stream the documents of a file, whose name says how it is read; all of the file has been read at the end.
+    """Stream the documents of a file, whose name determines how it is read; all of the file has been read at the end.
 
     ``.jsonl`` and ``.ndjson`` hold one record a line, ``.json`` an array of records or one of them: each record is a
     document. ``.pdf`` is one document, pages joined by newlines. Everything else is one document of plain text.
@@ -46,7 +46,7 @@ def read_documents(
         vocabulary_size: such ids must be below.
 
     Raises:
-        CorpusError: the file can't be read, unpacked, decoded or parsed; the message names file, place and remedy.
+        CorpusError: the file can't be read, unpacked, decoded or parsed; the message names file, position and fix.
         ModuleNotFoundError: the module that reads such files is not installed.
     """
     if source.suffix == ".pdf":

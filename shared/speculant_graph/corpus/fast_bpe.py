@@ -2,7 +2,7 @@
 
 Only for tokenizers that provably merge alike, and after both have split a sample of text alike.
 
-Why they merge alike: both apply the first merge in order, leftmost first, until none is left. tokenizers knows
+Why they merge alike: both apply the first merge in order, leftmost first, until none is left. tokenizers merges
 listed pairs in order of the list, tiktoken any pair whose joint bytes are a token, in order of ids. Let the listed
 products have ascending ids, and let every token come out of its own bytes by the listed merges. Merges inside of a
 range of bytes are those of that range alone, as long as none crosses its ends. So the pair that is joined into a
@@ -10,7 +10,7 @@ token is always the one that ends the merging of the token's own bytes: it is li
 libraries find it in the same order.
 
 Special tokens that are parsed are cut out of the text before. Both libraries take the leftmost; tokenizers the longest
-of those that begin at one place, tiktoken any of them. So none may begin with another.
+of those that begin at one offset, tiktoken any of them. So none may begin with another.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ Encode = Callable[[str], NDArray[np.uint32]]
 
 
 class FastBpe:
-    """A tokenizer's twin made by tiktoken."""
+    """A tokenizer's equivalent in tiktoken."""
 
     def __init__(self, encoding: Encoding, slow: Encode, parsed: frozenset[str]) -> None:
-        """Take the twin, the tokenizer itself, which encodes what the twin refuses, and the special tokens to parse."""
+        """Take tiktoken's encoding, the tokenizer's own, for what tiktoken refuses, and the special tokens to parse."""
         self._encoding = encoding
         self._slow = slow
         self._parsed = parsed
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, slow: Encode) -> FastBpe | None:
-        """Make the twin of a tokenizer, None if it may differ from a byte-level BPE that tiktoken can be.
+        """Make the equivalent of a tokenizer, None if it may differ from a byte-level BPE that tiktoken can be.
 
         Raises:
             ModuleNotFoundError: tiktoken is not installed.
@@ -95,7 +95,7 @@ class FastBpe:
             return self._slow(text)
 
     def agrees_on(self, texts: Iterable[str]) -> bool:
-        """Say whether the twin's ids of all these texts are those of the tokenizer itself."""
+        """Return whether tiktoken's ids of all these texts are those of the tokenizer itself."""
         return all(np.array_equal(self.encode(text), self._slow(text)) for text in texts)
 
 

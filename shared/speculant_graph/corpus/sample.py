@@ -1,4 +1,4 @@
-"""A sample of a corpus, taken before it is read: a little from many places, for comparing encoders."""
+"""A sample of a corpus, taken before it is read: a little from many offsets, for comparing encoders."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from speculant_graph.corpus.files import format_of
 
-_NUM_PLACES = 16
-_PLACE_BYTES = 1 << 14
+_NUM_EXCERPTS = 16
+_EXCERPT_BYTES = 1 << 14
 
 
 def sample_texts(files: Sequence[Path]) -> Iterator[str]:
-    """Return texts from places spread evenly over the stored bytes of all files.
+    """Return texts from offsets spread evenly over the stored bytes of all files.
 
     Whatever does not decode is left out. Files that can be read only once, and those that do not hold their text
     as it is (packed ones, PDF), are passed over.
@@ -24,8 +24,8 @@ def sample_texts(files: Sequence[Path]) -> Iterator[str]:
     plain = [file for file in files if os.path.isfile(file) and _holds_its_text(file)]
     sizes = [os.path.getsize(file) for file in plain]
     total = sum(sizes)
-    num_places = min(_NUM_PLACES, -(-total // _PLACE_BYTES))
-    targets = [place * total // num_places for place in range(num_places)]
+    num_excerpts = min(_NUM_EXCERPTS, -(-total // _EXCERPT_BYTES))
+    targets = [i * total // num_excerpts for i in range(num_excerpts)]
     begin = 0
     for file, size in zip(plain, sizes, strict=True):
         offsets = [target - begin for target in targets if begin <= target < begin + size]
@@ -44,6 +44,6 @@ def _texts_at(file: Path, offsets: Sequence[int]) -> Iterator[str]:
         with file.open("rb") as stream:
             for offset in offsets:
                 stream.seek(offset)
-                yield stream.read(_PLACE_BYTES).decode(errors="ignore")
+                yield stream.read(_EXCERPT_BYTES).decode(errors="ignore")
     except OSError:  # reported where the corpus itself is read
         return

@@ -66,7 +66,7 @@ def write_token_stream(
     Documents with neither are left out. The stream is the same whatever ``jobs`` and ``chunk_size`` are.
 
     About ``jobs × chunk_size`` characters are held at a time. Some things are held whole, however large they are: a
-    text without a place to cut, such as one huge line of base64; a JSON record; a PDF, both its file and its text;
+    text without a point to cut at, such as one huge line of base64; a JSON record; a PDF, both its file and its text;
     and every document, if the tokenizer is one whose texts can't be cut (:attr:`CorpusTokenizer.is_cuttable`).
 
     Args:
@@ -76,7 +76,7 @@ def write_token_stream(
         config: ``chunk_size``, ``text_field``, ``token_ids_field``, ``on_error``,
             ``document_boundaries`` (one :data:`DOCUMENT_SEPARATOR` between documents) and ``jobs`` are used; what
             special tokens are is the tokenizer's.
-        on_progress: told the bytes of files whose tokens are written, and the number of these tokens.
+        on_progress: called with the bytes of files whose tokens are written, and the number of these tokens.
 
     Raises:
         CorpusError: a file can't be read and ``on_error`` is "fail", there is no text at all, or the tokenizer makes
@@ -153,8 +153,8 @@ class _Corpus:
         num_files = len(files)
         found = f"{files[0]} holds no text" if num_files == 1 else f"none of {num_files} files holds text"
         if skipped:
-            number = "it was" if num_files == 1 else "1 was" if len(skipped) == 1 else f"{len(skipped)} were"
-            found += f", {number} left out: {skipped[0].name}: {skipped[0].reason}"
+            left_out = "it was" if num_files == 1 else "1 was" if len(skipped) == 1 else f"{len(skipped)} were"
+            found += f", {left_out} left out: {skipped[0].name}: {skipped[0].reason}"
         return CorpusError(f"{found}; name files that do")
 
     def _batches(self, source: Source) -> Iterator[Batch]:
@@ -229,7 +229,8 @@ def _proper(piece: str, document: Document) -> str:
         piece.encode()
     except UnicodeEncodeError as error:
         raise CorpusError(
-            f"{document.label}: half of a surrogate pair ({error.object[error.start]!r}) is no character; mend the text"
+            f"{document.label}: half of a surrogate pair ({error.object[error.start]!r}) is no character; "
+            "correct the text"
         ) from error
     if len(piece) > _MOST_BLANKS and re.search(rf"\s{{{_MOST_BLANKS}}}", piece):
         raise CorpusError(f"{document.label}: {_MOST_BLANKS:,} blanks in a row can't be tokenised; take them out")

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 
 from speculant_graph.errors import CorpusError
 
-# GPT-style pre-tokenizers split text into words first, and no token crosses a word. Two places begin a word
+# GPT-style pre-tokenizers split text into words first, and no token crosses a word. Two positions begin a word
 # in all of them, whatever is around: the space between two letters, and a letter after a newline. That
 # newline must follow a visible character: GPT-2's \s+(?!\S) takes a longer run of blanks whole at the end of
 # a text, but leaves its last blank over inside of one. And the letter must be one: "/" belongs to the newline
 # before it in o200k.
 _CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
-# Tables of numbers have no such place, and must not fill the memory. The published patterns of GPT-2 and its
+# Tables of numbers have no such position, and must not fill the memory. The published patterns of GPT-2 and its
 # successors begin a word at these as well: a lone space, and whatever visible but "/" follows a newline.
 _RARE_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=[^\s/])")
 _PATIENCE = 1 << 18
@@ -54,7 +54,7 @@ def read_text(blocks: Iterable[bytes], label: str) -> Iterator[str]:
 
 
 def may_be_cut(token: str) -> bool:
-    """Say whether :func:`cut_text` may cut inside of these characters, whatever is around them."""
+    """Return whether :func:`cut_text` may cut inside of these characters, whatever is around them."""
     return any(1 < cut.start() <= len(token) for cut in _RARE_CUT.finditer(f"x{token}x"))
 
 
@@ -62,8 +62,8 @@ def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
     """Cut a text into non-empty pieces whose token ids, one after another, are those of the whole.
 
     Pieces end where GPT-style tokenizers separate words in any case
-    (:attr:`~speculant_graph.corpus.tokenize.CorpusTokenizer.is_cuttable` says whether one is of this kind). They
-    have at least ``chunk_size`` characters (the last one excepted), and more where the text has no such place.
+    (:attr:`~speculant_graph.corpus.tokenize.CorpusTokenizer.is_cuttable` is true for this kind). They
+    have at least ``chunk_size`` characters (the last one excepted), and more where the text has no such position.
 
     Args:
         texts: the text in blocks of any size.

@@ -87,7 +87,7 @@ def require_same(expected: Fingerprint, found: Fingerprint) -> None:
 
     Args:
         expected: the graph's.
-        found: of whoever wants to use it.
+        found: of the caller that wants to use it.
 
     Raises:
         TokenizerMismatchError: the fingerprints differ.
@@ -174,8 +174,8 @@ class CorpusTokenizer:
         Args:
             name_or_folder: where it is.
             hf_token: access token, if it is a gated one on the hub.
-            special_tokens: what they are where a text spells them out. Whoever only encodes prompts takes "parse",
-                which needs one copy of the vocabulary less.
+            special_tokens: what they are where a text spells them out. A caller that only encodes prompts takes
+                "parse", which needs one copy of the vocabulary less.
 
         Raises:
             ConfigError: there is no such tokenizer, or no access to it.
@@ -295,7 +295,7 @@ def local_tokenizer(expected: Fingerprint) -> CorpusTokenizer:
 
     Raises:
         ConfigError: it is not on this machine, or can't be read.
-        TokenizerMismatchError: another one is in its place.
+        TokenizerMismatchError: it has been replaced by another one.
         ModuleNotFoundError: the extra ``build`` is not installed.
     """
     folder = local_folder(expected.name)

@@ -143,7 +143,7 @@ class StreamWriter:
             yield
         except OSError as error:
             raise GraphError(
-                f"{self._path} can't be written ({error.strerror}); free space there, or name another place"
+                f"{self._path} can't be written ({error.strerror}); free space there, or name another path"
             ) from error
 
     def _write_all(self) -> None:

@@ -1,4 +1,4 @@
-"""SGLang's worker for NGRAM with our drafts in the place of its corpus. Experimental: it has never run."""
+"""SGLang's worker for NGRAM with our drafts instead of its corpus. Experimental: it has never run."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class NewFile:
         write_all(self.file, data)
 
     def publish(self) -> None:
-        """Bring the file to disk and put it in its place.
+        """Bring the file to disk and rename it to its path.
 
         Raises:
             GraphFileError: that fails.

@@ -89,7 +89,7 @@ def export_graph(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a path to write a new file to, which takes the place of ``path`` at the end, or is gone after an error.
+    """Give a path to write a new file to, which replaces ``path`` at the end, or is gone after an error.
 
     Raises:
         GraphFileError: the file can't be written.

@@ -79,7 +79,7 @@ class NewGraphFile:
         return trie_of(np.frombuffer(block, _DTYPE), metadata.nodes_per_level, metadata.tokenizer.vocabulary_size)
 
     def finish(self, contexts_per_order: tuple[int, ...], build_seconds: float, jobs: int) -> None:
-        """Add what is known now, bring the file to disk and put it in its place.
+        """Add what is known now, bring the file to disk and rename it to its path.
 
         Args:
             contexts_per_order: see :class:`GraphMetadata`.

@@ -30,7 +30,7 @@ def render_snapshot(listed: dict[str, object], answer: dict[str, object], name: 
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    places = {
+    replacements = {
         "<title>Explorer - speculant</title>": (
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             f"<title>{html.escape(name)} - speculant view</title>"
@@ -43,8 +43,8 @@ def render_snapshot(listed: dict[str, object], answer: dict[str, object], name: 
             f"<script>{script}</script>\n</body>"
         ),
     }
-    # In one pass, so that nothing that is filled in is taken for a place to fill.
-    return re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], _part("index.html"))
+    # In one pass, so that nothing that is filled in is itself replaced.
+    return re.sub("|".join(map(re.escape, replacements)), lambda found: replacements[found[0]], _part("index.html"))
 
 
 def _script() -> str:

@@ -185,7 +185,7 @@ BAD_FILES = {
     "bad.bin": (b"\0\1\2", "looks binary; leave it out"),
     "bad.txt.gz": (gzip.compress(b"word " * 50_000)[:-9], r"damaged archive \(it ends too soon\); copy"),
     "bad.jsonl": (b'{"text": "one"}\n' * 900 + b'{"txt": 1}', r"line 901: no field 'text' \(there are: txt\); set"),
-    "bad.json": (b'["one", "half \\ud83d"]', r"record 2: half of a surrogate pair .* mend"),
+    "bad.json": (b'["one", "half \\ud83d"]', r"record 2: half of a surrogate pair .* correct"),
     "bad.pdf": (b"%PDF-", "is no PDF that can be read"),
     "gone.txt": (None, r"can't be read \(No such file or directory\); check"),
 }

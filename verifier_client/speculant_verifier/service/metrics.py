@@ -61,7 +61,7 @@ _COUNTERS = (
 """Name, where the number is, and what it is; see :func:`_sources`."""
 _GAUGES = (
     ("running_sequences", "engine.num_running", "Sequences in the batch."),
-    ("waiting_sequences", "engine.num_waiting", "Sequences that wait for a place in the batch."),
+    ("waiting_sequences", "engine.num_waiting", "Sequences that wait for a slot in the batch."),
     ("batch_size", "settings.max_batch_size", "Most sequences in the batch."),
     ("kv_tokens", "engine.num_kv_tokens", "Tokens that keys and values are kept of."),
     ("kv_reserved_tokens", "engine.num_reserved_kv_tokens",

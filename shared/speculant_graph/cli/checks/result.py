@@ -1,4 +1,4 @@
-"""The outcome of a check, and the one place where errors become one."""
+"""The outcome of a check, and the one function where errors become one."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class GraphBuilder:
     Every text is wrapped in the tokenizer's BOS and EOS tokens, if it has them, and token ids are counted as they are;
     documents with neither are left out. The documents form one stream, so n-grams run across their borders unless
     ``document_boundaries`` is set. Memory stays within ``memory``, however large the corpus is; only a document without
-    any place to cut, a JSON record and a PDF are read whole, whatever they take.
+    any point to cut at, a JSON record and a PDF are read whole, whatever they take.
     """
 
     def __init__(self, tokenizer_name: str | Path = DEFAULT_MODEL, max_order: int = 5, **settings: Any) -> None:
@@ -198,7 +198,7 @@ class GraphBuilder:
             GraphFileError: the folder for temporary files has no space.
         """
         with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
-            # The file lives on, without a name, for as long as the graph is mapped.
+            # The file stays, without a name, for as long as the graph is mapped.
             self._graph = self.build(paths, Path(folder) / "graph.pkl", progress=progress, calibrate=calibrate)
         return self._graph
 

@@ -97,7 +97,7 @@ function draw(keepTyped) {
   const known = answer.tokens.length - answer.matched_order;
   byId("chips").replaceChildren(
     ...(hidden ? [html("span", { class: "muted" }, `${whole(hidden)} more …`)] : []),
-    ...answer.tokens.map((token, place) => chip(token, place < known ? "token" : "token known")));
+    ...answer.tokens.map((token, index) => chip(token, index < known ? "token" : "token known")));
   byId("told").textContent = matchNote();
   state.order = showMatches(answer, maxOrder, state.order, (order) => {
     state = { ...state, order };

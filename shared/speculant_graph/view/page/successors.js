@@ -45,11 +45,11 @@ list.addEventListener("focusin", (event) => {
 list.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const all = buttons();
-  const place = all.indexOf(document.activeElement);
+  const index = all.indexOf(document.activeElement);
   const target = {
-    ArrowDown: all[place + 1], ArrowUp: all[place - 1], Home: all[0], End: all[all.length - 1],
+    ArrowDown: all[index + 1], ArrowUp: all[index - 1], Home: all[0], End: all[all.length - 1],
   }[event.key];
-  if (event.key === "ArrowRight") all[place]?.click();
+  if (event.key === "ArrowRight") all[index]?.click();
   else if (event.key === "ArrowLeft") byId("back").click();
   else if (!["ArrowDown", "ArrowUp", "Home", "End"].includes(event.key)) return;
   event.preventDefault();

@@ -36,7 +36,7 @@ export function showTree(answer, maxOrder, append) {
   legend(maxOrder);
   canvas.hidden = nodes.length === 1;
   if (canvas.hidden) return svg.replaceChildren();
-  const size = place(nodes[0]);
+  const size = arrange(nodes[0]);
   // A little smaller if it is then seen whole; otherwise as it is, to be scrolled.
   const fits = (canvas.clientWidth - 2) / size.width;
   const scale = fits >= SMALLEST ? Math.min(1, fits) : 1;
@@ -76,14 +76,14 @@ function widthOf(node) {
   return 2 * PAD + text + (node.said ? 8 + pen.measureText(node.said).width : 0);
 }
 
-function place(root) {
+function arrange(root) {
   const widths = [];
   for (const node of nodes) widths[node.depth] = Math.max(widths[node.depth] ?? 0, node.width);
   const lefts = widths.map((_, depth) => widths.slice(0, depth).reduce((sum, width) => sum + width + GAP, MARGIN));
   let rows = 0;
-  (function settle(node) {
+  (function position(node) {
     node.x = lefts[node.depth];
-    node.children.forEach(settle);
+    node.children.forEach(position);
     const [first, last] = [node.children[0], node.children[node.children.length - 1]];
     node.y = first ? (first.y + last.y) / 2 : MARGIN + HEIGHT / 2 + ROW * rows++;
   })(root);
