@@ -218,7 +218,7 @@ class Explorer:
 
 
 def json_response(content: dict[str, Any], status: int = 200, headers: Mapping[str, str] = SECURITY) -> Response:
-    """Return an answer of one line of ASCII, as people ask by curl, too."""
+    """Return an answer of one line of ASCII, as it is also read by curl."""
     body = json.dumps(content, allow_nan=False).encode() + b"\n"
     return Response(body, status, headers, media_type="application/json")
 

@@ -17,7 +17,7 @@ from speculant_graph.draft.options import changed
 from speculant_graph.errors import UnknownGraphError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.status import to_status
-from speculant_graph.serving.access import ALL, EVERYBODY, Principal
+from speculant_graph.serving.access import ALL, ANONYMOUS, Principal
 from speculant_graph.serving.calls import log_failure
 
 _ANY_CONFIG = DraftConfig()
@@ -99,7 +99,7 @@ class StepAnswerer:
             raise
 
     def _answer(self, payload: bytes, principal: Principal, *, is_enveloped: bool) -> bytes:
-        tenants = None if principal is EVERYBODY or ALL in principal.tenants else list(principal.tenants)
+        tenants = None if principal is ANONYMOUS or ALL in principal.tenants else list(principal.tenants)
         try:
             answer, num_sequences, num_nodes, num_empty, elapsed_ns = self._core.answer(
                 payload, is_enveloped, tenants, next(self._draft_ids), self._sessions.now_ns(), self, principal
@@ -137,6 +137,6 @@ class StepAnswerer:
             DrafterUnavailableError: graphs are still being loaded.
         """
         graph = self._graphs.get(name)
-        if principal is not EVERYBODY and not principal.may_use_graph(graph.name):
+        if principal is not ANONYMOUS and not principal.may_use_graph(graph.name):
             raise UnknownGraphError("no graph of this name is served to this client; ask for one that is")
         return graph

@@ -14,12 +14,12 @@
     │   └── UnservedRequestError    it asks for what the drafter does not do
     ├── DrafterUnavailableError      the sidecar does not answer
     ├── AccessError            the sidecar does not let the client do what it asked for
-    │   └── UnauthenticatedError    it does not know who the client is
+    │   └── UnauthenticatedError    it does not know the client
     └── GenerationError        a prompt can't be continued; nothing was generated
         └── GenerationRequestError   the prompt or its settings are wrong
 
-Messages are one line and end in what to do about it, ``fix``, where that is told apart. Nothing here knows gRPC, torch
-or the command line.
+Messages are one line and end in what to do about it, ``fix``, where that is kept apart. Nothing here depends on gRPC,
+torch or the command line.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class AccessError(SpeculantError):
 
 
 class UnauthenticatedError(AccessError):
-    """The sidecar does not know who the client is."""
+    """The sidecar does not know the client."""
 
 
 class GenerationError(SpeculantError):

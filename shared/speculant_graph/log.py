@@ -31,7 +31,7 @@ def silence() -> None:
 def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
     """Send the packages' messages to standard error; for programs, never called by the library.
 
-    It is standard error as it is when something is said, so that bars drawn there stay below.
+    It is standard error as it is when a message is logged, so that bars drawn there stay below.
 
     Args:
         level: least severe messages to show.
@@ -52,8 +52,8 @@ def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
 
 def _text_format(record: Record) -> str:
     extra = record["extra"]
-    who = "".join(f" <dim>{mark}{{extra[{key}]}}</dim>" for key, mark in _SHOWN_IN_TEXT.items() if key in extra)
-    return f"<dim>{{time:HH:mm:ss.SSS}}</dim> <level>{{level: <7}}</level>{who} {{message}}\n{{exception}}"
+    context = "".join(f" <dim>{mark}{{extra[{key}]}}</dim>" for key, mark in _SHOWN_IN_TEXT.items() if key in extra)
+    return f"<dim>{{time:HH:mm:ss.SSS}}</dim> <level>{{level: <7}}</level>{context} {{message}}\n{{exception}}"
 
 
 def _has_colors() -> bool:

@@ -48,7 +48,7 @@ TypedPath = Annotated[Path, "as typed"]
 
 
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
-"""Settings -> what everybody calls them."""
+"""Settings -> their common names."""
 
 
 class CommandSettings(BaseSettings):

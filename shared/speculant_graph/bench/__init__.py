@@ -1,1 +1,1 @@
-"""Measurements that anybody can repeat: each against the obvious alternative, in one run."""
+"""Measurements that anyone can repeat: each against the obvious alternative, in one run."""

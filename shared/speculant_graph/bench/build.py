@@ -75,7 +75,7 @@ def build_in_child(files: Sequence[Path], output: Path, config: GraphConfig) -> 
     Its bars go to this process's standard error. The child ends with this call, whatever ends it.
 
     Raises:
-        GraphError: the build failed; it has said why.
+        GraphError: the build failed; it has logged why.
     """
     values = config.model_dump() | {"hf_token": config.hf_token and config.hf_token.get_secret_value()}
     # By the environment: it is the one way that takes every setting, and no secret is seen in a list of processes.
@@ -103,7 +103,7 @@ def build_in_child(files: Sequence[Path], output: Path, config: GraphConfig) -> 
 
 
 def compare_counting(token_ids: UInt32Array, fingerprint: Fingerprint, max_order: int) -> dict[str, object]:
-    """Count the same tokens by this library and by plain Python, in turns, and compare CPU seconds.
+    """Count the same tokens by this library and by plain Python, in interleaved trials, and compare CPU seconds.
 
     Args:
         token_ids: shape ``[num_tokens]``.

@@ -10,7 +10,7 @@ Counts = Mapping[tuple[int, ...], Mapping[int, int]]
 
 
 def count_by_hand(token_ids: Sequence[int], max_order: int) -> Counts:
-    """Count all n-grams of a list of token ids, shape ``[num_tokens]``, as anybody would write it down."""
+    """Count all n-grams of a list of token ids, shape ``[num_tokens]``, in the obvious way."""
     contexts: defaultdict[tuple[int, ...], defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
     for order in range(1, max_order + 1):
         for end in range(order, len(token_ids)):

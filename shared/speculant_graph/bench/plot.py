@@ -57,7 +57,7 @@ def check_plot(path: Path) -> None:
     if path.suffix.lower() not in _ENDINGS:
         raise ConfigError(f"--plot: {path} ends in none of {', '.join(_ENDINGS)}; choose one of these")
     try:
-        # Permissions alone say too little: of file systems, and to root.
+        # Permissions alone are too little, on some file systems and for root.
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise ConfigError(
@@ -92,10 +92,10 @@ def plot_lines(
             axes = figure.add_subplot(rows, columns, index)
             if baseline is not None:
                 axes.axhline(baseline, color="#7b8794", linewidth=1, linestyle="--")
-            for number, line in enumerate(diagram.lines):
+            for i, line in enumerate(diagram.lines):
                 axes.errorbar(
-                    line.x, line.y, _bars(line), label=line.label, color=f"C{number}", capsize=2, linewidth=1.5,
-                    marker=_MARKERS[number % len(_MARKERS)], markersize=4, elinewidth=0.8,
+                    line.x, line.y, _bars(line), label=line.label, color=f"C{i}", capsize=2, linewidth=1.5,
+                    marker=_MARKERS[i % len(_MARKERS)], markersize=4, elinewidth=0.8,
                 )  # fmt: skip
             ticks = sorted({x for line in diagram.lines for x in line.x})
             axes.set_xscale("log", base=2)

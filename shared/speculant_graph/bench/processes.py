@@ -105,9 +105,9 @@ def await_health(process: subprocess.Popen[str], address: str, interval_s: float
     raise SpeculantError("a server did not start; its message is above")
 
 
-def free_ports(number: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports of the loopback interface that are free."""
-    listeners = [socket.create_server((HOST, 0)) for _ in range(number)]
+    listeners = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports = [listener.getsockname()[1] for listener in listeners]
     for listener in listeners:
         listener.close()

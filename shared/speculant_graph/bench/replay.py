@@ -64,7 +64,7 @@ class BenchReplaySettings(CommandSettings):
     {"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}, which begins at 1 token; costs may be in any unit, for all are
     divided by the first. Drafts are then as long as they pay, up to the budget."""
     fixed: bool = False
-    """Use --cost to price the drafts alone; their length knows nothing of it."""
+    """Use --cost to price the drafts alone; their length does not depend on it."""
     online: bool = False
     """Learn: what earlier outputs accepted helps later ones, and the model's own tokens are fed back."""
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -122,7 +122,7 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
     if "corpus" in settings.model_fields_set and not settings.corpus:
         raise ConfigError("--corpus names no file; name some, or leave it out to draft from the sequences alone")
     if settings.corpus and settings.graph_path is not None:
-        raise ConfigError("--corpus and --graph both say what to draft from; give one of them")
+        raise ConfigError("--corpus and --graph both name what to draft from; give one of them")
     for name in settings.strategy:
         if name in FROM_GRAPH and not settings.corpus and settings.graph_path is None:
             raise ConfigError(

@@ -27,8 +27,8 @@ TransportName = Literal["uds", "tcp"]
 class BenchRpcSettings(CommandSettings):
     """Draft over the wire for sequences that grow, and time each step.
 
-    The drafter runs in its own process. In the same run, in turns with it, a bare gRPC stream and a raw socket carry
-    the same bytes to and from processes that only echo.
+    The drafter runs in its own process. In the same run, in interleaved trials, a bare gRPC stream and a raw socket
+    carry the same bytes to and from processes that only echo.
     """
 
     # One setting of a section leaves the bench's own defaults of the others.
@@ -43,7 +43,7 @@ class BenchRpcSettings(CommandSettings):
     steps: Annotated[int, Field(ge=100, le=100_000)] = 2_000
     """Steps that are timed, of each kind; at least 100."""
     client_cost: bool = False
-    """Say with every session what verifying costs, as the verifier does: drafts are as long as pays."""
+    """Send with every session what verifying costs, as the verifier does: drafts are as long as pays."""
     pin: bool = True
     """Give the servers and this process a core each, as a deployment would."""
     seed: int = 0

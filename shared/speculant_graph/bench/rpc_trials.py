@@ -1,4 +1,4 @@
-"""Steps of one batch size over a drafter, a bare gRPC echo and a raw socket, in turns."""
+"""Steps of one batch size over a drafter, a bare gRPC echo and a raw socket, in interleaved trials."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RpcWorkload:
     vocabulary_size: int
     """Token ids are below it."""
     cost: CostCurve | None = None
-    """What sessions say that verifying costs."""
+    """What verifying costs, as sessions declare it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Server:
 def measure_steps(workload: RpcWorkload, servers: Mapping[str, Server], num_steps: int) -> dict[str, Any]:
     """Return the figures of one batch size, times in microseconds.
 
-    Trials take turns step by step, so that none finds the processor's caches as it left them: between two drafts of a
-    server lies a pass of its model.
+    Trials are interleaved step by step, so that none finds the processor's caches as it left them: between two drafts
+    of a server lies a pass of its model.
 
     Args:
         workload: what is asked for.
@@ -88,9 +88,9 @@ def measure_steps(workload: RpcWorkload, servers: Mapping[str, Server], num_step
         }
         names = list(trials)
         taken_ns: dict[str, list[int]] = {name: [] for name in names}
-        for turn in range(_WARM_UP + num_steps):
+        for step in range(_WARM_UP + num_steps):
             for offset in range(len(names)):  # each is first, second, ... equally often
-                name = names[(turn + offset) % len(names)]
+                name = names[(step + offset) % len(names)]
                 taken_ns[name].append(trials[name]())
         usage = {
             name: _usage(trials[name], servers[server].process, num_steps // 2)

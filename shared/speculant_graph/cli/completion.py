@@ -77,7 +77,7 @@ def _settings_of(module: str) -> type[CommandSettings] | None:
 
 
 def _describe(action: Action, kind: type[CommandSettings]) -> None:
-    """Say what a value may be, by the type that the help shows or the field has, and cut the help to a sentence."""
+    """Describe a value by the type that the help shows or the field has, and cut the help to a sentence."""
     import shtab
 
     metavar = str(action.metavar)

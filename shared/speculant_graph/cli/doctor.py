@@ -119,7 +119,7 @@ def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
 
 
 def _compare(tokenizers: Mapping[str, Fingerprint]) -> CheckResult:
-    """Say whether all tokenizers that were met are the same."""
+    """Return whether all tokenizers that were met are the same."""
     owners = ", ".join(tokenizers)
     if len(tokenizers) < 2:
         only = f"only {owners} was looked at" if owners else "name a model, a graph or a drafter to compare"

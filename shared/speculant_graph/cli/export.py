@@ -58,12 +58,12 @@ def run(arguments: Sequence[str]) -> int:
     if output.exists() and output.samefile(settings.path):
         raise ConfigError(f"{output} is the graph itself; name another --output")
     export = _export_lookup if settings.format == "llama-lookup" else _export
-    numbers = export(graph, output, settings)
+    counts = export(graph, output, settings)
     file_bytes = output.stat().st_size
-    held = ", ".join(counted(number, name.removesuffix("s")) for name, number in numbers.items())
+    held = ", ".join(counted(count, name.removesuffix("s")) for name, count in counts.items())
     sys.stdout.write(f"{printable(str(output))}: {held}, {file_bytes / 1e6:.1f} MB\n")
     if settings.json_output:
-        report = {"output": str(output), **numbers, "file_bytes": file_bytes}
+        report = {"output": str(output), **counts, "file_bytes": file_bytes}
         sys.stdout.write(json.dumps(report) + "\n")
     return 0
 

@@ -1,4 +1,4 @@
-"""What ``speculant inspect`` knows about a graph, as plain values for tables and JSON."""
+"""What ``speculant inspect`` shows of a graph, as plain values for tables and JSON."""
 
 from __future__ import annotations
 

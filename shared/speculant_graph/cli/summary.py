@@ -1,4 +1,4 @@
-"""What a command says of the graph file that it wrote, and of what it left out."""
+"""What a command prints about the graph file that it wrote, and of what it left out."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def print_graph(
         graph: what is in it.
         json_output: whether the object is wanted.
         report: of the build, if it was one.
-        facts: further numbers.
+        facts: further counts.
     """
     metadata = graph.metadata
-    numbers = [f"{name.replace('_', ' ')} {value:,}" for name, value in facts.items()]
+    counts = [f"{name.replace('_', ' ')} {value:,}" for name, value in facts.items()]
     duration = [f"{report.total_s:.1f} s"] if report else []
-    sys.stdout.write(", ".join([sentence_of(output, graph), *numbers, *duration]) + "\n")
+    sys.stdout.write(", ".join([sentence_of(output, graph), *counts, *duration]) + "\n")
     skipped = report.skipped if report else ()
     for file in skipped[:_MOST_SKIPPED_SHOWN]:
         sys.stdout.write(printable(f"left out: {file.name}: {file.reason}") + "\n")

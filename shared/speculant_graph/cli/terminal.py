@@ -8,7 +8,7 @@ from speculant_graph.errors import ConfigError
 def printable(text: str) -> str:
     """Return a text in which characters that are no print, such as those that steer a terminal, are escapes.
 
-    Names of files and what a graph says of itself may hold any character, half surrogate pairs included.
+    Names of files and the metadata of a graph may hold any character, half surrogate pairs included.
     """
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in text

@@ -1,4 +1,4 @@
-"""What the core wants done; the shells do it."""
+"""What the core requests; the clients round it do it."""
 
 from __future__ import annotations
 

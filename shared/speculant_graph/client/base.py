@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from speculant_graph.draft.cost import CostCurve
 
 OPEN_GRACE_S = 0.05
-"""How much longer than a call of OpenSession its outcome is waited for, as it says why."""
+"""How much longer than a call of OpenSession its outcome is waited for, as it has the reason."""
 _STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
 """Called without serializers: its bytes are made and read by our own codec."""
 _PROBE_TIMEOUT_S = 0.1
@@ -176,7 +176,7 @@ class SidecarClient:
     # --- what the core wants done
 
     def _do(self, event: Callable[..., _T], *arguments: object) -> _T:
-        """Tell the core what happened, and do what it wants."""
+        """Pass to the core what happened, and do what it requests."""
         with self._lock:
             result = event(*arguments)
             work = self._take_work()
@@ -269,7 +269,7 @@ class SidecarClient:
         self._prober.start()
 
     def _probe(self) -> None:
-        """Ask the replicas that are down again and again, until there are none."""
+        """Probe the replicas that are down again and again, until there are none."""
         while True:
             with self._lock:
                 replicas = self._core.to_probe()

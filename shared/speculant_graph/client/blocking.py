@@ -38,19 +38,19 @@ class DrafterClient(SidecarClient):
             TokenizerMismatchError: the drafter's graph is of another tokenizer.
             SpeculantError: the session can't be opened, and the client is strict.
         """
-        gate = _closed_gate()
-        opening = self._begin_open(session_id, options, gate.release)
+        lock = _held_lock()
+        opening = self._begin_open(session_id, options, lock.release)
         if isinstance(opening, Opening):
-            gate.acquire(timeout=self._open_deadline_s + OPEN_GRACE_S)
+            lock.acquire(timeout=self._open_deadline_s + OPEN_GRACE_S)
         return self._end_open(opening, options)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch within the deadline; never raises."""
-        gate = _closed_gate()
-        batch = self._begin(steps, gate.release)
+        lock = _held_lock()
+        batch = self._begin(steps, lock.release)
         if batch is None:
             return [EMPTY_DRAFT] * len(steps)
-        gate.acquire(timeout=self._remaining_s(batch))
+        lock.acquire(timeout=self._remaining_s(batch))
         return self._end(batch)
 
     def finish(self, session_id: int) -> None:
@@ -75,8 +75,8 @@ class DrafterClient(SidecarClient):
         self.close()
 
 
-def _closed_gate() -> threading.Lock:
+def _held_lock() -> threading.Lock:
     """Return a lock to wait at, the quickest way to wake a thread."""
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
+    lock = threading.Lock()
+    lock.acquire()
+    return lock

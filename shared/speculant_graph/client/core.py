@@ -1,7 +1,7 @@
 """The client without its sockets: events in, actions out.
 
-It decides what is sent to whom, what an answer means, and when a drafter is left alone. It neither sends nor waits nor
-reads a clock, so that tests can play any order of events. Not to be called by two threads at the same time.
+It decides what is sent to which replica, what an answer means, and when a drafter is left alone. It neither sends nor
+waits nor reads a clock, so that tests can play any order of events. Not to be called by two threads at the same time.
 
 As the whole sequence comes with every step, a session that a replica has lost, or that moves to another one, is opened
 and filled again on the way. Whatever goes wrong, a sequence without an answer is a sequence without a draft.
@@ -217,7 +217,7 @@ class ClientCore:
         for replica in self._replicas:
             self._drop_stream(replica, ENDED)
 
-    # --- what the driver notes
+    # --- what the client round it reports
 
     def answered(self, replica_index: int, payload: bytes, now_s: float) -> None:
         """Take an answer from a stream, in time or not."""

@@ -50,7 +50,7 @@ class LocalDrafter:
             vocabulary_size: without a graph, that of the model if it is known.
 
         Raises:
-            ConfigError: the strategy needs a graph, or to know the vocabulary.
+            ConfigError: the strategy needs a graph, or the vocabulary's size.
         """
         self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
         self._cost = cost
@@ -110,7 +110,7 @@ class LocalDrafter:
         return drafts
 
     def _request(self, step: SequenceStep) -> DraftRequest:
-        """Tell the drafter what it has not seen of a sequence, and return what is wanted."""
+        """Give the drafter what it has not seen of a sequence, and return what is wanted."""
         session = self._sessions.get(step.session_id)
         if session is None or session.holds_another_text(step):
             self.finish(step.session_id)

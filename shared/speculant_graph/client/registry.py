@@ -39,7 +39,7 @@ class SessionRegistry:
             counts: what happens to sessions is counted here.
             request: what every session is opened with, but for its id.
             wire_ids: makes session ids that no other client uses.
-            pause_s: how long a session that was refused is not opened again, if the drafter does not say.
+            pause_s: how long a session that was refused is not opened again, if the drafter gives no delay.
         """
         self._replicas, self._actions, self._counts = replicas, actions, counts
         self._request, self._wire_ids, self._pause_s = request, wire_ids, pause_s

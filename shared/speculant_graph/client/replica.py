@@ -30,7 +30,7 @@ def retry_delay_s(refusal: SpeculantError, default_s: float) -> float:
 
 
 class Replica:
-    """What a client knows of one drafter."""
+    """A client's record of one drafter."""
 
     def __init__(self, index: int, address: str, failures_before_pause: int, actions: list[Action]) -> None:
         """Make a replica that counts as up; what is to be done about it is appended to ``actions``."""

@@ -1,4 +1,4 @@
-"""What a client knows of its sessions, and what of a sequence must travel.
+"""A client's record of its sessions, and what of a sequence must travel.
 
 Pure bookkeeping: nothing here sends or waits.
 """

@@ -44,7 +44,7 @@ class StepStream:
         self._requests.put(payload)
 
     def start(self) -> None:
-        """Start the call; whether anybody answers shows later."""
+        """Start the call; whether a server answers shows later."""
         self._reader.start()
 
     def close(self) -> None:

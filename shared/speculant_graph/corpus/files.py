@@ -50,7 +50,7 @@ class SkippedFile:
 
 
 def format_of(path: Path) -> tuple[str, str]:
-    """Return what a file's name says about it: its text suffix and its packing suffix, lower case, either may be empty.
+    """Return what a file's name means: its text suffix and its packing suffix, lower case, either may be empty.
 
     ``notes.TXT.gz`` gives ``(".txt", ".gz")``.
     """

@@ -38,7 +38,7 @@ def gguf_fingerprint(path: str | Path) -> Fingerprint:
         raise ConfigError(f"{path} has no tokenizer of byte pairs; name its folder as tokenizer")
     return fingerprint_from(
         str(path),
-        {token: number for number, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED},
+        {token: token_id for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED},
         [merge.split(" ", 1) for merge in merges],
         [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL],
     )

@@ -9,7 +9,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.extras import needed_for
 
 _PATIENCE_S = 5
-"""With a hub that says nothing, unless a variable says otherwise."""
+"""With a hub that does not answer, unless a variable sets another one."""
 _PATIENCE_VARIABLE = "HF_HUB_ETAG_TIMEOUT"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 """A copy in the hub's cache has at least one of them."""
@@ -78,7 +78,7 @@ def _patience_s() -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error of a library says, in one line."""
+    """Return the message of a library's error, in one line."""
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 

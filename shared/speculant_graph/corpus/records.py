@@ -22,9 +22,9 @@ def read_json_lines(texts: Iterable[str], label: str) -> Iterator[tuple[str, obj
     Raises:
         CorpusError: a line is no JSON.
     """
-    for number, line in enumerate(_lines(texts), start=1):
+    for line_number, line in enumerate(_lines(texts), start=1):
         if line.strip(_BLANKS):
-            line_label = f"{label}: line {number}"
+            line_label = f"{label}: line {line_number}"
             try:
                 yield line_label, json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -57,14 +57,14 @@ def read_json(texts: Iterable[str], label: str) -> Iterator[tuple[str, object]]:
             _expect_end(buffer, label)
         return
     buffer.position += 1
-    number = 0
+    count = 0
     if buffer.next_character() == "]":
         buffer.position += 1
         _expect_end(buffer, label)
         return
     while True:
-        number += 1
-        record_label = f"{label}: record {number}"
+        count += 1
+        record_label = f"{label}: record {count}"
         yield record_label, _element(buffer, record_label)
         separator = buffer.next_character()
         buffer.position += 1

@@ -16,7 +16,7 @@ from speculant_graph.extras import needed_for
 _BLOCK_BYTES = 1 << 20
 # Packed bytes are unpacked a few at a time, so that no archive, however dense, fills the memory: one of gzip holds at
 # most 1,032 bytes, and four of zstd hold 128 KiB, so each step gives 4 MiB and a little. zstandard's readers bound
-# what they return, but do not tell an archive that is cut off from one that is whole.
+# what they return, but do not distinguish an archive that is cut off from one that is whole.
 _GZIP_STEP_BYTES = 1 << 12
 _ZSTD_STEP_BYTES = 1 << 7
 _GZIP_WINDOW_BITS = 31

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from speculant_graph.errors import ConfigError
 
 MAX_POINT = 4_096
-"""Most tokens a curve may speak of."""
+"""Most tokens that a curve may cover."""
 
 _EXAMPLE = '{"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}'
 _MOST_SHOWN = 60
@@ -128,7 +128,7 @@ COST_CURVES: dict[str, CostCurve] = {
     "flat": CostCurve((1,), (1.0,)),
     "dense": CostCurve((1, 2, 4, 8, 16, 32, 64), (1.0, 1.0, 1.04, 1.16, 1.41, 1.91, 2.9)),
     "cpu-moe": CostCurve((1, 2, 4, 8, 16, 32, 64), (1.0, 1.21, 1.52, 1.78, 2.29, 2.79, 3.6)),
-    "moe": CostCurve(tuple(range(1, 71)), tuple(_experts(number) for number in range(1, 71))),
+    "moe": CostCurve(tuple(range(1, 71)), tuple(_experts(num_tokens) for num_tokens in range(1, 71))),
 }
 """Curves by name: 'flat' (free), 'dense' and 'cpu-moe' (measured on a CPU: a model of 152M parameters; one of 211M
 with 32 experts, 4 of them active), 'moe' (traffic of experts alone: the worst case)."""

@@ -1,6 +1,6 @@
 """Drafts chains of tokens from a graph, greedily or by sampling.
 
-Knows neither sockets nor models. ``draft`` is the hot path and works on token ids; ``generate`` takes text,
+Depends on neither sockets nor models. ``draft`` is the hot path and works on token ids; ``generate`` takes text,
 too.
 """
 
@@ -25,7 +25,7 @@ from speculant_graph.types import Draft, StrategyName, TokenId
 MAX_SUPPORT = 1 << 27
 """Entries of distributions that take a gigabyte."""
 NUM_SEEDS = 1 << 64
-"""Seeds and positions that the core tells apart."""
+"""Seeds and positions that the core distinguishes."""
 _MOST_KEPT = 256
 
 
@@ -52,7 +52,7 @@ class DraftGenerator:
         if tokenizer is not None:
             tokenizer.require(graph.metadata.tokenizer)
         self._hf_token: str | None = None
-        # What callers ask for may be anything, so nothing is kept for ever.
+        # Callers may request anything, so nothing is kept for ever.
         self._settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, True))
 
     @classmethod
@@ -85,7 +85,7 @@ class DraftGenerator:
         Args:
             prompt: text, which is encoded as the verifier does it, or token ids.
             k: most tokens to draft; the configured number if None.
-            strategy: how to choose them; if None the one that somebody has set in the configuration, else ``greedy``.
+            strategy: how to choose them; if None the one that is set in the configuration, else ``greedy``.
             seed: seed of the strategy ``sampling``.
 
         Raises:

@@ -18,7 +18,7 @@ REQUEST_OPTIONS = tuple(each.name for each in fields(DraftOptions) if each.name 
 
 
 def options_of(config: DraftConfig) -> DraftOptions:
-    """Return what somebody has set of a drafter's settings, as options of another drafter.
+    """Return what a user has set of a drafter's settings, as options of another drafter.
 
     Raises:
         ConfigError: something was set that no request can choose.

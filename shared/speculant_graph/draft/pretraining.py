@@ -1,7 +1,7 @@
 """Calibration before the first request: learned from a slice of the corpus that is held out of the counts.
 
 Most of the corpus is counted into a graph of its own, which lasts as long as this does. Pieces of the rest are drafted
-for as if they were requests, so that the tables learn how far contexts of each kind can be trusted with text of this
+for as if they were requests, so that the tables learn how reliable contexts of each kind are with text of this
 sort. The graph that is built afterwards counts all of the corpus, the held-out pieces too.
 """
 
@@ -54,7 +54,7 @@ class Slices:
     counted: tuple[slice, ...]
     """Counted parts, in order."""
     held_out: tuple[slice, ...]
-    """Held-out pieces, in order, each one behind the counted part of its number."""
+    """Held-out pieces, in order, each one behind the counted part of its index."""
 
 
 def divide(num_tokens: int) -> Slices:
@@ -66,7 +66,7 @@ def divide(num_tokens: int) -> Slices:
     num_pieces = max(1, min(MOST_PIECES, held_out // _SMALLEST_PIECE))
     piece, most_counted = held_out // num_pieces, MOST_COUNTED // num_pieces
     counted, pieces = [], []
-    for start, stop in pairwise(num_tokens * number // num_pieces for number in range(num_pieces + 1)):
+    for start, stop in pairwise(num_tokens * i // num_pieces for i in range(num_pieces + 1)):
         end = start + min(stop - start - piece, most_counted)
         # Of large corpora much is left; neighbours are more alike than a request and the corpus are.
         first = end + (stop - piece - end) // 2
@@ -76,7 +76,7 @@ def divide(num_tokens: int) -> Slices:
 
 
 def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> bytes:
-    """Learn from a corpus how far its contexts can be trusted; takes about a second, however large the corpus is.
+    """Learn from a corpus how reliable its contexts are; takes about a second, however large the corpus is.
 
     The same stream gives the same bytes, whatever ``memory`` and ``jobs`` are.
 

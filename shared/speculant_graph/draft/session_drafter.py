@@ -1,7 +1,7 @@
 """Drafts for many sequences, from a graph and from what the sequences themselves accept.
 
 A sequence is opened, told what was accepted, asked for drafts, and closed. Every draft is made from all that is known
-at that moment; what is accepted teaches the next one. Knows neither sockets nor models.
+at that moment; what is accepted teaches the next one. Depends on neither sockets nor models.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """An open sequence, and its tenant's memory, which lives as long."""
+    """An open sequence, and its tenant's memory, which is kept as long."""
 
     core: _core.Sequence
     memory: Memory
@@ -89,7 +89,7 @@ class SessionDrafter:
             read_options: reads options as they travel, for steps that the core answers.
 
         Raises:
-            ConfigError: the configured strategy has nothing to draft from, or needs to know the vocabulary.
+            ConfigError: the configured strategy has nothing to draft from, or needs the vocabulary's size.
         """
         self.graph = graph
         self.config = config = config or DraftConfig()
@@ -103,9 +103,9 @@ class SessionDrafter:
             require_vocabulary(vocabulary_size, stops_if_unknown=self.config.stop_if_unknown)
         self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
-        # Clients may ask for anything, so nothing is kept for ever.
+        # Clients may request anything, so nothing is kept for ever.
         self._settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, graph is not None))
-        # No function that the core gets knows this drafter, which would be kept alive.
+        # No function that the core gets refers to this drafter, which would never be freed.
         self.core = _core.Drafter(
             None if graph is None else graph.core,
             vocabulary_size,
@@ -128,7 +128,7 @@ class SessionDrafter:
 
         Args:
             session_id: its number, not in use.
-            tenant: whose it is: it drafts from what this tenant's earlier sequences accepted.
+            tenant: its tenant: it drafts from what this tenant's earlier sequences accepted.
             learn: whether later sequences of the tenant draft from what this one accepts and recycles.
             cost: what verifying costs; None: nothing.
 
@@ -187,7 +187,7 @@ class SessionDrafter:
 
         Raises:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
-            ConfigError: the strategy needs a graph, or to know the vocabulary.
+            ConfigError: the strategy needs a graph, or the vocabulary's size.
         """
         by_options: dict[DraftOptions, list[int]] = {}
         for index, request in enumerate(requests):
@@ -224,7 +224,7 @@ class SessionDrafter:
 
         Raises:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
-            ConfigError: the strategy needs a graph, or to know the vocabulary.
+            ConfigError: the strategy needs a graph, or the vocabulary's size.
         """
         settings = self._settings(options)
         with self._lock:
@@ -253,7 +253,7 @@ class SessionDrafter:
 
         Raises:
             DraftRequestError: an option is out of its bounds.
-            ConfigError: the strategy needs a graph, or to know the vocabulary.
+            ConfigError: the strategy needs a graph, or the vocabulary's size.
         """
         settings = self._settings(options)
         with self._lock:

@@ -32,7 +32,7 @@ class EngineRow:
     request_id: str | None = None
     """Its request, if the engine names it."""
     tenant: str | None = None
-    """Whose text it is; None is the drafter's own setting."""
+    """The tenant of the text; None is the drafter's own setting."""
 
 
 class TrackedSequence:

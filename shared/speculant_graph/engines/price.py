@@ -103,7 +103,7 @@ _MEMORY = 0.99
 _LONGEST = 2.0
 """Longer than so many times what was expected, something else took the time."""
 _WARM_UP, _EVERY = 8, 8
-"""Passes in which an engine warms up, which say nothing; and between two fits."""
+"""Passes in which an engine warms up, which are left out; and between two fits."""
 
 
 def _features(num_tokens: NDArray[Any], has_drafts: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -114,7 +114,7 @@ class EngineSessions:
             self._drafter.close()
 
     def end_idle(self, idle_s: float) -> None:
-        """End all sequences if nothing was asked for so long: an engine that stands still does not say what ended.
+        """End all sequences if nothing was asked for so long: an idle engine does not report what ended.
 
         Args:
             idle_s: seconds. A sequence that goes on after all begins anew.

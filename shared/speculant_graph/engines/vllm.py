@@ -67,7 +67,7 @@ class SpeculantProposer:
             vocabulary_size=int(model.get_vocab_size()),
         )
         self._metrics = EngineMetrics(self.sessions)
-        atexit.register(self.close)  # vLLM does not tell when it ends
+        atexit.register(self.close)  # vLLM does not report when it ends
 
     def load_model(self, *_: object, **__: object) -> None:
         """Load nothing: vLLM asks every proposer to."""

@@ -1,4 +1,4 @@
-"""Whether arrays and metadata are those of a graph: what a build guarantees, checked from what the file says."""
+"""Whether arrays and metadata are those of a graph: what a build guarantees, checked from what the file states."""
 
 from __future__ import annotations
 

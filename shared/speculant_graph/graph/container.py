@@ -12,8 +12,8 @@ one byte), so ``pickle.load`` makes that call:
     BINBYTES or, from 4 GiB, 8    the block, which is large enough to stand outside of a frame
     FRAME TUPLE3 REDUCE STOP      and a MEMOIZE after every value
 
-A pickle is a program, and this one comes from a file that anybody may have written. The reader runs none of it: sizes
-and checksum aside, it knows what every byte around text and block must be, and refuses a file in which one differs.
+A pickle is a program, and this one comes from a file that anyone may have written. The reader runs none of it: sizes
+and checksum aside, it has the only value of every byte around text and block, and refuses a file in which one differs.
 """
 
 from __future__ import annotations

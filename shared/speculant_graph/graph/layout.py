@@ -36,7 +36,7 @@ TOKEN_MASK = (1 << TOKEN_BITS) - 1
 MAX_VOCABULARY = TOKEN_MASK
 """Token ids are below it: 21 bits hold the id, and the keys of a build hold the id plus 1."""
 MAX_NODES = 2**32 - 2
-"""Most tokens of a corpus and n-grams of a level: counts and numbers are 32 bits wide."""
+"""Most tokens of a corpus and n-grams of a level: counts and indices are 32 bits wide."""
 
 TOKEN, CUMULATIVE, CHILD, LINK, LEAF_LINK = 0, 1, 2, 3, 2
 """Columns of a record."""
@@ -103,7 +103,7 @@ def trie_of(words: UInt32Array, nodes_per_level: tuple[int, ...], vocabulary_siz
     """Put a trie together.
 
     Args:
-        words: the block, at least as long as :func:`array_offsets` says.
+        words: the block, at least as long as :func:`array_offsets` returns.
         nodes_per_level: distinct n-grams of 1 to N+1 tokens.
         vocabulary_size: token ids are below it.
     """

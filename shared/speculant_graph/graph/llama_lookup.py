@@ -77,7 +77,7 @@ def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int =
 
 
 def _portions(graph: NgramGraph, length: int) -> Iterator[tuple[int, Int64Array]]:
-    """Yield runs of contexts of one length: the number of the first, and where the successors of each begin.
+    """Yield runs of contexts of one length: the index of the first, and where the successors of each begin.
 
     The latter has one number more than there are contexts, the end of the last one's successors.
     """
@@ -103,7 +103,7 @@ def _records(
     Args:
         graph: the graph.
         length: tokens of a context.
-        first: number of the first one.
+        first: index of the first one.
         bounds: where the successors of each begin, shape ``[contexts + 1]``.
         min_count: see above.
         min_share: see above.

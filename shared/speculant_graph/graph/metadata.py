@@ -1,4 +1,4 @@
-"""What a graph file says about itself."""
+"""What a graph file states about itself."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class NgramDiGraph(_DiGraph):
 
     Nodes are tokens (int; attributes ``token_id``, ``text``, ``count``) and the contexts of 1 to N tokens that have
     successors (tuple; no attributes). Edges run from a context to a token that followed it: ``weight`` =
-    P(token | context), ``count``, ``order`` = length of the context. ``G.graph`` says where the graph comes from.
+    P(token | context), ``count``, ``order`` = length of the context. ``G.graph`` has where the graph comes from.
 
     Looking at a node, an edge or the successors of a context takes microseconds. The predecessors of a token are
     searched for in the whole graph each time. Nothing can be changed; ``nx.DiGraph(G)`` and ``G.copy()`` are ordinary
@@ -47,7 +47,7 @@ class NgramDiGraph(_DiGraph):
     """
 
     frozen = True
-    """What :func:`networkx.is_frozen` asks."""
+    """What :func:`networkx.is_frozen` reads."""
 
     def __new__(cls, graph: Any = None, decode: Decode | None = None, **attributes: Any) -> NgramDiGraph:  # noqa: D102
         if isinstance(graph, NgramGraph):
@@ -265,7 +265,7 @@ class _Column(Mapping[Ngram, _Attributes]):
 
 
 def _records(graph: NgramGraph) -> Iterator[tuple[int, int, Int64Array]]:
-    """Yield the last tokens of all n-grams of 2 tokens and more, as (length, number of the first one, tokens)."""
+    """Yield the last tokens of all n-grams of 2 tokens and more, as (length, index of the first one, tokens)."""
     for length in range(2, graph.max_order + 2):
         tokens = graph.trie.level(length)[:-1, TOKEN]
         for start in range(0, tokens.size, _RECORDS_AT_A_TIME):

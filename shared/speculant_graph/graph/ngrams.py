@@ -1,6 +1,6 @@
 """The read-only n-gram graph and its lookups: the hot path of drafting.
 
-Knows neither text nor strategies. Arrays may be memory-mapped and shared between processes and threads.
+Depends on neither text nor strategies. Arrays may be memory-mapped and shared between processes and threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Match:
     order: int
     """Length of the context in tokens."""
     node: int
-    """Its number among the n-grams of this length."""
+    """Its index among the n-grams of this length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +220,8 @@ class NgramGraph:
 
         Args:
             length: tokens of an n-gram, 1 to N+1.
-            start: number of the first one.
-            stop: number of the one behind the last; all if None.
+            start: index of the first one.
+            stop: index of the one behind the last; all if None.
 
         Returns:
             Token ids, shape ``[stop - start, length]``.

@@ -49,7 +49,7 @@ class NewGraphFile:
 
         Args:
             new: the file.
-            metadata: what it says of itself.
+            metadata: what the file states of itself.
 
         Raises:
             GraphFileError: the file can't be written.
@@ -161,7 +161,7 @@ def verify_graph(path: str | Path, on_bytes: Callable[[int], None] | None = None
 
     Args:
         path: the file.
-        on_bytes: told the bytes whose checksums are right.
+        on_bytes: called with the bytes whose checksums are right.
 
     Raises:
         GraphFileError: something is wrong with it.
@@ -215,7 +215,7 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
 
 
 def _description(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
-    """Return what a file says of its graph, as JSON with spaces at the end.
+    """Return what a file states of its graph, as JSON with spaces at the end.
 
     Its size does not depend on the numbers that are known last, nor on the checksums.
     """

@@ -63,7 +63,7 @@ def checked_output(path: str | Path) -> Path:
         raise GraphFileError(f"folder {path.parent} can't be written; choose another path")
     if path.exists() and path.stat().st_size:
         with writing(path), path.open("rb") as file:
-            if not is_graph_head(file.read(HEAD_BYTES)):  # somebody's text, by a slip of the hand
+            if not is_graph_head(file.read(HEAD_BYTES)):  # a user's text, named by mistake
                 raise GraphFileError(f"{path} is there and is not a graph; remove it or choose another path")
     return path
 
@@ -73,7 +73,7 @@ def only_writer(path: Path) -> Iterator[None]:
     """Keep others that use this from replacing a graph file; what was in it is still in it inside the block.
 
     Raises:
-        GraphFileError: the file can't be opened, or somebody else is at it.
+        GraphFileError: the file can't be opened, or another process uses it.
     """
     while True:
         try:

@@ -14,7 +14,7 @@ MAX_SOCKET_PATH_BYTES = 107
 
 _UNIX_PREFIX = "unix://"
 _HOST_AND_PORT = re.compile(r"(?:\[[^/\[\]]+\]|[^:/\[\]]+):([0-9]{1,5})")
-"""Brackets tell the port of an IPv6 address from its last group."""
+"""Brackets separate the port of an IPv6 address from its last group."""
 _MAX_PORT = 65_535
 
 
@@ -100,7 +100,7 @@ def grpc_target(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host name or address is this machine's own, whatever the network."""
+    """Return whether a host name or address is this machine's own, whatever the network."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -1,6 +1,6 @@
 """The drafter's wire messages as values of ours: what protobuf carries, without protobuf.
 
-Nothing here knows sockets, sessions or graphs.
+Nothing here depends on sockets, sessions or graphs.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class OpenRequest:
     tokenizer_sha256: str = ""
     """Hex digest of the client's tokenizer; empty: not checked."""
     tenant: str = ""
-    """Whose session it is; empty for the default tenant."""
+    """The session's tenant; empty for the default tenant."""
     graph: str = ""
     """Graph name; empty for the default graph."""
     idle_timeout_s: float | None = None

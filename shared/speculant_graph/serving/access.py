@@ -1,7 +1,7 @@
-"""Who may call a server, and which tenants and graphs are theirs: a TOML file of clients.
+"""The clients that may call a server, and their tenants and graphs: a TOML file.
 
-The file holds digests of tokens only, so that whoever reads it can't use it. Without a file everybody who can connect
-may do everything. Knows nothing of gRPC.
+The file holds digests of tokens only, so that a reader can't use it. Without a file every client that can connect may
+do everything. Does not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALL = "*"
 """Stands for every tenant, or every graph."""
 
 _HEX_DIGITS = frozenset("0123456789abcdef")
-_NOBODY = "the server does not know this client; send the token or the certificate that its access file names"
+_UNKNOWN_CLIENT = "the server does not know this client; send the token or the certificate that its access file names"
 
 
 def _digest(text: str) -> str:
@@ -134,11 +134,11 @@ class Principal:
         return only
 
     def owns_tenant(self, tenant: str) -> bool:
-        """Say whether a tenant is its own."""
+        """Return whether a tenant is its own."""
         return ALL in self.tenants or tenant in self.tenants
 
     def may_use_graph(self, name: str) -> bool:
-        """Say whether it may draft from a graph."""
+        """Return whether it may draft from a graph."""
         return ALL in self.graphs or name in self.graphs
 
     def require_admin(self) -> None:
@@ -151,8 +151,8 @@ class Principal:
             raise AccessError("the client is no administrator; set admin = true for it in the access file")
 
 
-EVERYBODY = Principal(name="", tenants=frozenset({ALL}), graphs=frozenset({ALL}), is_admin=True)
-"""Who calls a server without an access file."""
+ANONYMOUS = Principal(name="", tenants=frozenset({ALL}), graphs=frozenset({ALL}), is_admin=True)
+"""The client of a server without an access file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +163,13 @@ class _Client:
 
 
 class AccessPolicy:
-    """Tells clients apart."""
+    """Identifies clients."""
 
     def __init__(self, clients: Sequence[_Client] | None = None) -> None:
         """Make a policy; :meth:`load` is the usual way.
 
         Args:
-            clients: those that are known; None lets everybody in.
+            clients: those that are known; None admits every client.
         """
         self._clients = clients
 
@@ -187,38 +187,38 @@ class AccessPolicy:
 
     @property
     def is_open(self) -> bool:
-        """There is no access file: everybody may do everything."""
+        """There is no access file: every client may do everything."""
         return self._clients is None
 
     def authenticate(self, authorization_header: str | None, certificate_names: Sequence[str]) -> Principal:
-        """Find out who calls.
+        """Find the client of a call.
 
         A token that was sent counts before the certificate, so that a wrong one is never covered up by it. A client
-        whose entry has both must show both.
+        whose entry has both must present both.
 
         Args:
             authorization_header: value of the metadata ``authorization``: "Bearer" and the token.
             certificate_names: names in the client's verified certificate.
 
         Raises:
-            UnauthenticatedError: nobody that the file knows.
+            UnauthenticatedError: no client of the file.
         """
         if self._clients is None:
-            return EVERYBODY
+            return ANONYMOUS
         if authorization_header is None:
             for client in self._clients:
                 if client.token_sha256 is None and client.certificate_name in certificate_names:
                     return client.principal
-            raise UnauthenticatedError(_NOBODY)
+            raise UnauthenticatedError(_UNKNOWN_CLIENT)
         found = self._find_by_token(_bearer_token(authorization_header))
         if found is None or found.certificate_name not in (None, *certificate_names):
-            raise UnauthenticatedError(_NOBODY)
+            raise UnauthenticatedError(_UNKNOWN_CLIENT)
         return found.principal
 
     def _find_by_token(self, token: str) -> _Client | None:
         digest = hashlib.sha256(token.encode(errors="replace")).hexdigest()
         found = None
-        for client in self._clients or ():  # all of them, so that the time says nothing of where it stands
+        for client in self._clients or ():  # all of them, so that the time does not depend on its position
             if hmac.compare_digest(client.token_sha256 or "", digest):
                 found = client
         return found
@@ -272,7 +272,7 @@ def _clients(path: Path, content: dict[str, Any]) -> list[_Client]:
 
 
 def _explain(error: ValidationError) -> str:
-    """Say of one error of pydantic's where it is, by numbers from 1, and never show a value."""
+    """Return where an error of pydantic's is, counted from 1, and never a value."""
     errors = error.errors(include_input=False, include_url=False, include_context=False)
     # A misspelt key comes first: it is why another one is missing.
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")

@@ -1,4 +1,4 @@
-"""What every call goes through: who calls, under which id, whether there is room, and what becomes of its errors.
+"""What every call goes through: its client, its id, whether there is capacity, and what becomes of its errors.
 
 Methods take and return bytes. So parsing is ours, and gRPC never answers with the text of an exception of Python's.
 """
@@ -38,7 +38,7 @@ class Call:
     """One running call."""
 
     principal: Principal
-    """Who calls."""
+    """The client."""
     context: Any
     """gRPC's view of it."""
     _messages: ExitStack
@@ -47,7 +47,7 @@ class Call:
         """Give the call another id, in all its messages from now on and in its trailing metadata.
 
         Args:
-            request_id: what its request says.
+            request_id: the id in its request.
 
         Raises:
             DraftRequestError: it is too long or not plain.
@@ -67,20 +67,20 @@ StreamMethod = Callable[[Call], Awaitable[None]]
 
 
 class CallInterceptor:
-    """Lets calls in."""
+    """Admits calls."""
 
     def __init__(self, policy: AccessPolicy, max_concurrent: int) -> None:
         """Make an interceptor.
 
         Args:
-            policy: who may come in.
+            policy: which clients may call.
             max_concurrent: most calls at a time, streams included.
         """
         self.policy = policy
         self._max_concurrent = max_concurrent
         self._num_running = 0
         self.ended: Counter[tuple[str, str]] = Counter()
-        """Calls that ended, by method and the name of their status; those that were not let in are among them."""
+        """Calls that ended, by method and the name of their status; those that were not admitted are among them."""
 
     def unary(self, name: str, method: UnaryMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Return the handler of a method with one request and one answer."""
@@ -129,7 +129,7 @@ class CallInterceptor:
             with ExitStack() as messages:
                 messages.enter_context(bound_to_messages(request_id, method=name))
                 try:
-                    self._require_room()
+                    self._require_capacity()
                     principal = self._principal(context, metadata)
                     context.set_trailing_metadata(((REQUEST_ID_KEY, request_id), (VERSION_KEY, VERSION)))
                     yield Call(principal, context, messages)
@@ -143,7 +143,7 @@ class CallInterceptor:
             self._num_running -= 1
             self.ended[name, code.name] += 1
 
-    def _require_room(self) -> None:
+    def _require_capacity(self) -> None:
         if self._num_running > self._max_concurrent:
             raise DraftLimitError(
                 f"{self._max_concurrent} calls are running; try again in {_BUSY_S} s, or send steps on one stream",
@@ -172,7 +172,7 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
 
 
 def log_failure(method: str, error: Exception) -> grpc.StatusCode:
-    """Log a failed call or step: our own failures loudly and in full, a client's only for those who look."""
+    """Log a failed call or step: our own failures as errors and in full, a client's at level DEBUG."""
     code, _ = to_status(error)
     if code is grpc.StatusCode.INTERNAL:
         logger.opt(exception=error).error("{} failed", method)

@@ -38,7 +38,7 @@ def tls_context(config: EndpointConfig) -> ssl.SSLContext | None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
     no_key = f"is not the unencrypted private key (PEM) of {section}.tls_certificate; name it"
     with explained(f"{section}.tls_key: '{key}'", no_key):
-        context.load_cert_chain(certificate, key, password=lambda: b"")  # without it OpenSSL asks the terminal
+        context.load_cert_chain(certificate, key, password=lambda: b"")  # without it OpenSSL prompts on the terminal
     if authorities is not None:
         with explained(f"{section}.tls_client_ca: '{authorities}'", no_certificate):
             context.load_verify_locations(authorities)
@@ -52,7 +52,7 @@ def server_credentials(config: EndpointConfig) -> grpc.ServerCredentials | None:
     With ``tls_client_ca`` only clients whose certificate is of one of its authorities can connect.
 
     Raises:
-        ConfigError: see :func:`tls_context`; gRPC itself would notice when a client connects, and say nothing.
+        ConfigError: see :func:`tls_context`; gRPC itself would notice when a client connects, and report nothing.
     """
     if tls_context(config) is None or config.tls_certificate is None or config.tls_key is None:
         return None
@@ -64,7 +64,7 @@ def server_credentials(config: EndpointConfig) -> grpc.ServerCredentials | None:
 
 
 def warn_of_exposure(config: EndpointConfig, addresses: Iterable[str]) -> None:
-    """Warn of addresses that are open to everyone, and of those where keys travel in the clear.
+    """Warn of addresses that are open to every client, and of those where keys travel in the clear.
 
     Addresses that are this machine's own are neither. It is no more than a warning, as the network or a proxy before
     the server may be what protects it.

@@ -34,7 +34,7 @@ class GrpcEndpoint:
         Args:
             config: limits.
             credentials: TLS of TCP addresses; None serves them in the clear. Unix sockets always are.
-            health_service: says what is served.
+            health_service: reports what is served.
             handlers: answer the service's methods.
             service_name: the service's, for reflection.
         """
@@ -43,7 +43,7 @@ class GrpcEndpoint:
             options=[
                 # With SO_REUSEPORT a second server on the same port would silently take half of the connections.
                 ("grpc.so_reuseport", 0),
-                # Who connects and says nothing is sent away.
+                # A client that connects and sends nothing is disconnected.
                 ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.max_concurrent_streams", config.max_concurrent_rpcs),

@@ -22,7 +22,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of what Prometheus reads."""
 _POLL_S = 0.02
 _MAX_HEAD_BYTES, _HEAD_TIMEOUT_S = 1 << 16, 10.0
-"""Bounds of a request's first line and headers, which come before anybody knows who sends them."""
+"""Bounds of a request's first line and headers, which come before the client is known."""
 _KEEP_ALIVE_S = 30
 
 
@@ -67,7 +67,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="critical",  # what it has to say is about clients; our own failures are logged by the middleware
+            log_level="critical",  # its messages are about clients; our own failures are logged by the middleware
             access_log=False,
             server_header=False,
             proxy_headers=False,

@@ -1,4 +1,4 @@
-"""What every HTTP request goes through first: its id, who sends it, whether there is capacity, how large it is.
+"""What every HTTP request goes through first: its id, its client, whether there is capacity, how large it is.
 
 A middleware of ASGI and nothing else, as those of frameworks stand between an endpoint and the news that its client has
 left.
@@ -23,7 +23,7 @@ from speculant_graph.serving.request_ids import REQUEST_ID_KEY, bound_to_message
 CERTIFICATE_NAMES = "certificate_names"
 """Where a connection's state has the names of the client's certificate; None where it showed none."""
 PRINCIPAL = "speculant.principal"
-"""Where a request's scope has who sends it."""
+"""Where a request's scope has its client."""
 
 _CLIENT_LEFT = 499
 """What proxies write into their logs where a client left before there was a status."""
@@ -33,10 +33,10 @@ _MAX_DISCARDED = 16
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """What a middleware asks of requests; those to paths without a prefix of these pass."""
+    """What the middleware requires of requests; those to paths without a prefix of these pass."""
 
     prefixes: tuple[str, ...]
-    """What paths begin with that are for clients who may come in."""
+    """What paths begin with that are for known clients."""
     max_requests: int
     """Most requests at a time."""
     max_body_bytes: int
@@ -50,7 +50,7 @@ class AccessRules:
 
 
 class AccessMiddleware:
-    """Lets requests in."""
+    """Admits requests."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class AccessMiddleware:
 
         Args:
             app: what is behind.
-            rules: what is asked of requests.
-            read_policy: who may come in now.
+            rules: what is required of requests.
+            read_policy: returns which clients may call now.
             refuse: the answer to a ``SpeculantError``, an ``HTTPException``, or any other failure of ours.
-            read_problem: why nobody may come in, one line; empty if all is well.
-            count_request: told of every request with a prefix that is over: its path and the status.
+            read_problem: returns why no client may call, one line; empty if all is well.
+            count_request: called for every request with a prefix that is over: its path and the status.
         """
         self._app, self._rules = app, rules
         self._read_policy, self._refuse, self._read_problem = read_policy, refuse, read_problem
@@ -176,7 +176,7 @@ class AccessMiddleware:
 
 
 class _ClientLeftError(Exception):
-    """Nobody waits for an answer."""
+    """No client waits for an answer."""
 
 
 def _too_large(most: int) -> HTTPException:
@@ -184,7 +184,7 @@ def _too_large(most: int) -> HTTPException:
 
 
 def _require_own_name(host_header: str, own_host: str) -> None:
-    """Refuse names that anybody could have given to this address.
+    """Refuse names that anyone could have given to this address.
 
     A page elsewhere may have its own name lead here after it was loaded (DNS rebinding); the browser would then let it
     read our answers. With keys this is harmless, as such a page has none.

@@ -64,7 +64,7 @@ class Listener:
 
     def _bind(self, address: str, option: str) -> str:
         path = socket_path(address)
-        # Whoever can connect can draft and open sessions: nobody but this user.
+        # A client that can connect can draft and open sessions: only this user's may.
         previous_mask = os.umask(0o077)
         try:
             if path is not None:
@@ -76,7 +76,7 @@ class Listener:
                 port = self._server.add_insecure_port(grpc_target(address))
         except (RuntimeError, OSError) as error:
             if path is None:
-                _release(bind_tcp(address, option))  # says why, which gRPC does not
+                _release(bind_tcp(address, option))  # raises with the reason, which gRPC does not
                 raise _failure(address, "it was in use; try again, or choose another", option) from error
             reason = (
                 f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else "no socket can be made there"
@@ -175,7 +175,7 @@ def require_free(addresses: str, option: str) -> None:
 def _clear_stale_socket(path: Path, option: str) -> None:
     """Remove the socket that a killed server left behind.
 
-    gRPC would bind over any socket file and so take the address away from a server that lives.
+    gRPC would bind over any socket file and so take the address away from a server that runs.
     """
     try:
         mode = path.lstat().st_mode
@@ -196,7 +196,7 @@ def _is_answered(path: Path) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            pass  # a full backlog or a lack of rights: somebody is there
+            pass  # a full backlog or a lack of rights: a server is there
     return True
 
 

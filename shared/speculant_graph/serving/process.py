@@ -39,7 +39,7 @@ class Server(Protocol):
 def serve_until_stopped(make_server: Callable[[], Server], name: str) -> None:
     """Serve until SIGTERM or SIGINT, and read files again on SIGHUP. A second SIGTERM or SIGINT lets no call finish.
 
-    What :func:`in_uninterruptible_thread` still does at the end dies with the process, whose exit status is 0.
+    What :func:`in_uninterruptible_thread` still does at the end is cut off with the process, whose exit status is 0.
 
     Args:
         make_server: makes the server, in the event loop.
@@ -60,7 +60,7 @@ async def in_uninterruptible_thread(function: Callable[[], _T]) -> _T:
     """Call a function that takes long and can't be interrupted, in a thread that holds up no end of the process.
 
     Args:
-        function: what it returns or raises goes nowhere if nobody waits for it any more.
+        function: what it returns or raises is dropped if no caller waits for it any more.
     """
     outcome: Future[_T] = Future()
     outcome.set_running_or_notify_cancel()
@@ -125,5 +125,5 @@ async def _reload_when_asked(server: Server, asked: asyncio.Event) -> None:
         asked.clear()
         try:
             await server.reload()
-        except Exception:  # the next signal must still be heard
+        except Exception:  # the next signal must still be handled
             logger.exception("reading again failed")

@@ -28,7 +28,7 @@ def request_id_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def is_request_id(text: str) -> bool:
-    """Say whether a text of a client's is short and plain enough to stand in messages."""
+    """Return whether a text of a client's is short and plain enough to stand in messages."""
     return _SANE.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""Words that several commands say to people."""
+"""Words that several commands print for people."""
 
 from __future__ import annotations
 

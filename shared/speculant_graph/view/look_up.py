@@ -46,7 +46,7 @@ class GraphLookUp:
 
         Args:
             graph: the graph.
-            draft: how to draft where a question does not say.
+            draft: how to draft where a question sets nothing.
             tokenizer: the one of the graph; None shows ids only.
             text_problem: why there is none, one line; empty if there is.
         """
@@ -54,7 +54,7 @@ class GraphLookUp:
         self._draft = draft
         self._tokenizer = tokenizer
         self._text_problem = text_problem
-        # What a request without a session drafts from: nothing that anybody else wrote.
+        # What a request without a session drafts from: nothing that another client wrote.
         sources = draft.sources & {"corpus", "session"} or {"corpus"}
         # Most branches, for blends; drafts name the configured number.
         config = draft.model_copy(update={"sources": frozenset(sources), "max_branches": _MOST_BRANCHES})
@@ -155,14 +155,14 @@ class GraphLookUp:
         nodes = []
         for index, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
             context = paths[parent]
-            node = {**self._token(token_id), "parent": parent, **self._evidence(context, token_id)}
+            node = {**self._token(token_id), "parent": parent, **self._longest_match(context, token_id)}
             node["path_probability"] = _rounded(draft.path_probabilities[index]) if draft.path_probabilities else None
             nodes.append(node)
             paths.append([*context, token_id])
         return {"strategy": strategy, "budget": budget, "ended_early": draft.terminated_early, "nodes": nodes}
 
-    def _evidence(self, context: list[TokenId], token_id: TokenId) -> dict[str, Any]:
-        """Return what the longest context that this token ever followed says of it."""
+    def _longest_match(self, context: list[TokenId], token_id: TokenId) -> dict[str, Any]:
+        """Return the counts of a token in the longest context that it ever followed."""
         for order in range(min(self._graph.max_order, len(context)), 0, -1):
             probability = self._graph.probability(context[-order:], token_id)
             if probability:
@@ -178,11 +178,11 @@ class GraphLookUp:
 
 
 def described(graph: NgramGraph, name: str, tokenizer: str, generation: int, *, is_default: bool) -> dict[str, Any]:
-    """Return what the page says of a graph.
+    """Return what the page shows of a graph.
 
     Args:
         graph: the graph.
-        name: how people ask for it.
+        name: its name in questions.
         tokenizer: the name of its tokenizer that others may see.
         generation: how often it was loaded.
         is_default: whether it is the first to be shown.
@@ -204,11 +204,11 @@ def described(graph: NgramGraph, name: str, tokenizer: str, generation: int, *, 
 
 
 def listed(graphs: Sequence[dict[str, Any]], draft: DraftConfig) -> dict[str, Any]:
-    """Return what the page must know before it asks.
+    """Return what the page needs before its first question.
 
     Args:
         graphs: what may be asked about, from :func:`described`.
-        draft: how to draft where a question does not say.
+        draft: how to draft where a question sets nothing.
     """
     return {
         "version": VERSION,

@@ -14,13 +14,13 @@ MAX_CHARACTERS, MAX_TOKENS = 20_000, 4_096
 MAX_SUCCESSORS, MAX_BUDGET = 100, 64
 
 BlendName = Literal["longest", "attention", "calibrated"]
-"""How all orders become one distribution: as ``draft.mixing`` says it for chains, or as calibrated strategies do."""
+"""How all orders become one distribution: as ``draft.mixing`` sets it for chains, or as calibrated strategies do."""
 
 _LONGEST_NAME = 40
 
 
 def default_budget(k: int) -> int:
-    """Return the nodes of a draft where nobody says how many: what ``draft.k`` says, if that can be shown."""
+    """Return the nodes of a draft where the question sets no count: ``draft.k``, if that can be shown."""
     return min(max(k, 1), MAX_BUDGET)
 
 
@@ -49,22 +49,22 @@ class Question(BaseModel):
         """Read a question.
 
         Raises:
-            DraftRequestError: it is none; one line that says what to change.
+            DraftRequestError: it is none; one line that ends in what to change.
         """
         try:
             question = cls.model_validate_json(body)
         except ValidationError as error:
-            raise DraftRequestError(_complaint(error)) from None
+            raise DraftRequestError(_message_of(error)) from None
         if (question.text is None) == (question.token_ids is None):
             raise DraftRequestError("send either text or token_ids")
         return question
 
 
-def _complaint(error: ValidationError) -> str:
-    complaint = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    where = ".".join(map(str, complaint["loc"]))[:_LONGEST_NAME]
-    if complaint["type"] == "extra_forbidden":
+def _message_of(error: ValidationError) -> str:
+    problem = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    where = ".".join(map(str, problem["loc"]))[:_LONGEST_NAME]
+    if problem["type"] == "extra_forbidden":
         return f"there is no field {where!r}; send {', '.join(Question.model_fields)}"
     if not where:
         return "this is no question; send one JSON object"
-    return f"{where}: {humanise(complaint)}; correct it"
+    return f"{where}: {humanise(problem)}; correct it"

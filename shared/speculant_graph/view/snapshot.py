@@ -21,7 +21,7 @@ def render_snapshot(listed: dict[str, object], answer: dict[str, object], name: 
     It loads nothing, and its security policy forbids it to; text of the graph is data in it, never markup.
 
     Args:
-        listed: what the page must know, from :func:`~speculant_graph.view.look_up.listed`.
+        listed: what the page needs, from :func:`~speculant_graph.view.look_up.listed`.
         answer: what it shows, from :meth:`~speculant_graph.view.look_up.GraphLookUp.answer`.
         name: of the graph, for the title.
     """

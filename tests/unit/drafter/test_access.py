@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from speculant_graph.errors import AccessError, ConfigError, UnauthenticatedError
 from speculant_graph.rpc.status import from_status, to_status
-from speculant_graph.serving.access import EVERYBODY, AccessPolicy, Principal
+from speculant_graph.serving.access import ANONYMOUS, AccessPolicy, Principal
 
 
 def digest(token: str) -> str:
@@ -59,7 +59,7 @@ def test_without_a_file_everybody_may_do_everything() -> None:
     policy = AccessPolicy.load(None)
     assert policy.is_open
     principal = policy.authenticate(None, ())
-    assert principal is policy.authenticate("Bearer anything", ("x",)) is EVERYBODY
+    assert principal is policy.authenticate("Bearer anything", ("x",)) is ANONYMOUS
     assert principal.require_tenant("") == ""
     assert principal.require_tenant("any") == "any"
     assert principal.may_use_graph("any")

@@ -22,7 +22,7 @@ from speculant_graph.errors import DraftLimitError, DraftRequestError, Speculant
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import SequenceRequest, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.serving.access import EVERYBODY, Principal
+from speculant_graph.serving.access import ANONYMOUS, Principal
 from speculant_graph.types import DraftOptions, Feedback
 from support.graphs import graph_of
 from support.step_reference import ReferenceAnswerer
@@ -51,7 +51,7 @@ class Server:
     def open(self, session_id: int, **wanted: Any) -> None:
         self.sessions.open(session_id, self.graphs.get(""), **wanted)
 
-    def step(self, request: StepRequest, principal: Principal = EVERYBODY) -> pb.StreamDraftResponse:
+    def step(self, request: StepRequest, principal: Principal = ANONYMOUS) -> pb.StreamDraftResponse:
         answer = self.steps.answer_enveloped(convert.encode_step(9, request), principal)
         response = pb.StreamDraftResponse.FromString(answer)
         assert response.step_id == 9
@@ -105,7 +105,7 @@ class Pair:
         return fast
 
     def fast_answer(self, payload: bytes) -> pb.DraftResponse:
-        return pb.DraftResponse.FromString(self.server.steps.answer(payload, EVERYBODY))
+        return pb.DraftResponse.FromString(self.server.steps.answer(payload, ANONYMOUS))
 
     def same_state(self) -> None:
         open_ones = {number: len(session.text) for number, session in self.slow.sessions.items()}
@@ -313,7 +313,7 @@ def test_sessions_of_other_tenants_are_not_there(graph_path: Path) -> None:
     )
     server.open(1, tenant="mine")
     position = 0
-    for principal, status in ((mine, 1), (other, 2), (mine, 1), (admin, 1), (EVERYBODY, 1)):
+    for principal, status in ((mine, 1), (other, 2), (mine, 1), (admin, 1), (ANONYMOUS, 1)):
         draft = server.step(chain_step(1, position, [3]), principal).draft
         assert list(draft.sequence_statuses) == [status]
         position += status == 1
@@ -340,11 +340,11 @@ def test_refusals_in_an_envelope_keep_their_step_id(graph_path: Path) -> None:
         assert answer.error.code == code
     assert "at most 20" in answer.error.message
     broken = pb.StreamDraftRequest(step_id=9).SerializeToString() + b"\x12\x01\xff"
-    answer = pb.StreamDraftResponse.FromString(server.steps.answer_enveloped(broken, EVERYBODY))
+    answer = pb.StreamDraftResponse.FromString(server.steps.answer_enveloped(broken, ANONYMOUS))
     assert (answer.step_id, answer.error.code) == (9, 3)
     assert server.counts.failed_steps == {"RESOURCE_EXHAUSTED": 1, "INVALID_ARGUMENT": 1}
     with pytest.raises(DraftRequestError, match="can't be parsed"):
-        server.steps.answer_enveloped(b"\x12\x05\xff", EVERYBODY)
+        server.steps.answer_enveloped(b"\x12\x05\xff", ANONYMOUS)
     assert server.counts.steps == 1
 
 
@@ -353,7 +353,7 @@ def test_options_are_looked_at_even_where_nobody_drafts(graph_path: Path) -> Non
     payload = pb.DraftRequest(options={"max_depth": 999}).SerializeToString()
     for _ in range(2):
         with pytest.raises(DraftRequestError, match="max_depth"):
-            server.steps.answer(payload, EVERYBODY)
+            server.steps.answer(payload, ANONYMOUS)
 
 
 def test_delays_are_told(graph_path: Path) -> None:
@@ -362,9 +362,9 @@ def test_delays_are_told(graph_path: Path) -> None:
         server.open(session_id)
     payloads = [convert.encode_step(None, chain_step(number, 0, CORPUS * 10)) for number in range(1, 7)]
     for payload in payloads[:5]:
-        server.steps.answer(payload, EVERYBODY)
+        server.steps.answer(payload, ANONYMOUS)
     with pytest.raises(DraftLimitError, match=r"memory for sessions is full; .*, or try again in 4 s") as caught:
-        server.steps.answer(payloads[5], EVERYBODY)
+        server.steps.answer(payloads[5], ANONYMOUS)
     assert caught.value.retry_delay_s == 4.0
     assert len(server.sessions) == len(server.sessions.table) == 5
 
@@ -392,4 +392,4 @@ def test_bad_requests_are_refused(
 ) -> None:
     server = Server(graph_path, limits={"max_sequences": 5, "max_tokens": 40})
     with pytest.raises(error, match=reason):
-        server.steps.answer(pb.DraftRequest(**fields).SerializeToString(), EVERYBODY)
+        server.steps.answer(pb.DraftRequest(**fields).SerializeToString(), ANONYMOUS)

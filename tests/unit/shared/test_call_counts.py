@@ -19,7 +19,7 @@ def test_every_call_is_counted_by_how_it_ended(tmp_path):
 
     async def echo(payload, call):
         if payload == b"wrong":
-            raise DraftRequestError("it is wrong; mend it")
+            raise DraftRequestError("it is wrong; correct it")
         if payload == b"defect":
             raise KeyError("ours")
         return payload

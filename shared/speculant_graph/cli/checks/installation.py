@@ -1,4 +1,4 @@
-"""Versions, against what the distribution says it needs, and settings."""
+"""Versions, against the distribution's requirements, and settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_versions() -> Iterator[CheckResult]:
 
 
 def _is_of(requirement: Requirement, extra: str) -> bool:
-    """Return whether it is the extra that asks for a library; other extras that it names are looked at themselves."""
+    """Return whether it is the extra that needs a library; other extras that it names are looked at themselves."""
     if requirement.marker is None:
         return not extra
     return requirement.name != _DISTRIBUTION and requirement.marker.evaluate({"extra": extra})

@@ -9,7 +9,7 @@ from typing import Literal
 from speculant_graph.errors import SpeculantError
 
 Status = Literal["ok", "warn", "fail", "skip"]
-"""``warn``: it works, but not as well as it could. ``skip``: not looked at, and the detail says why."""
+"""``warn``: it works, but not as well as it could. ``skip``: not looked at, and the detail is the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How reliable each kind of context is, as bytes; ``native/calibration.hpp`` says what the tables are."""
+"""How reliable each kind of context is, as bytes; ``native/calibration.hpp`` defines the tables."""
 
 from __future__ import annotations
 

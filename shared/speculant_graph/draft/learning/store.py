@@ -1,6 +1,6 @@
 """What accepted text taught: for every tenant a memory that its later sequences draft from.
 
-A tenant's memory holds its own text and nothing of others. Only how far kinds of evidence can be trusted, a few
+A tenant's memory holds its own text and nothing of others. Only how reliable kinds of contexts are, a few
 thousand rates, is shared by all.
 """
 

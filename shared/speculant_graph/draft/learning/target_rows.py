@@ -1,4 +1,4 @@
-"""The target's own top tokens, as bytes; ``native/target_rows.hpp`` says what the table is."""
+"""The target's own top tokens, as bytes; ``native/target_rows.hpp`` defines the table."""
 
 from __future__ import annotations
 

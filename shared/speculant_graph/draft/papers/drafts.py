@@ -24,7 +24,7 @@ _BYTES_OF_A_CONTEXT = 512
 
 
 class NgramStorage:
-    """What ``nasd`` stores of a sequence; the core tells it of rows and tokens. Not safe to share between threads."""
+    """What ``nasd`` stores of a sequence; the core adds rows and tokens to it. Not safe to share between threads."""
 
     def __init__(self, sequence: Sequence, order: int, vocabulary_size: int) -> None:
         """Begin with a sequence as it is.
@@ -106,7 +106,7 @@ def make_draft(drafter: Drafter, sequence: Sequence, settings: DraftSettings, bu
 
 
 def propose_from(drafter: Drafter, sequence: Sequence) -> Propose:
-    """Return what tells what may follow paths from a sequence, which must not change meanwhile, as calibrated."""
+    """Return the source of what may follow paths from a sequence, which must not change meanwhile, as calibrated."""
     return lambda path, limit: drafter.propose(sequence, np.array(path, np.int64), limit)
 
 
@@ -118,7 +118,7 @@ def require_vocabulary(vocabulary_size: int, *, stops_if_unknown: bool) -> None:
     """
     if not stops_if_unknown and vocabulary_size == MAX_VOCABULARY:
         raise ConfigError(
-            "draft.stop_if_unknown = false draws any token of the vocabulary, which is not known here; say how "
+            "draft.stop_if_unknown = false draws any token of the vocabulary, which is not known here; state how "
             "large it is, or leave the setting out"
         )
 

@@ -5,7 +5,7 @@ token, the target's most probable tokens included; the accepted text so becomes 
 microseconds a token; :class:`~speculant_graph.graph.ngrams.NgramGraph` is the fast form of text that is known
 beforehand.
 
-Counts belong to one thread at a time. They know no torch: ``speculant_graph.NGramStorage`` is their form for tensors.
+Counts belong to one thread at a time. Without torch: ``speculant_graph.NGramStorage`` is their form for tensors.
 """
 
 from __future__ import annotations

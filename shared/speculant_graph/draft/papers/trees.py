@@ -1,4 +1,4 @@
-"""Trees of the most probable continuations, from anything that tells what may follow a path.
+"""Trees of the most probable continuations, from any source of what may follow a path.
 
 ``specexec`` is the draft tree of SpecExec (Svirschevski et al. 2024, algorithm 2): Dijkstra's search for the paths of
 the smallest sum of -log probability. (The paper expands a batch of nodes per round, because a language model takes a
@@ -35,7 +35,7 @@ _ROOT = _Node(0.0, (), ())
 
 
 class _Search:
-    """What both kinds of tree do: ask what may follow, and write down what was chosen."""
+    """What both kinds of tree do: look up what may follow, and write down what was selected."""
 
     def __init__(self, propose: Propose, max_branches: int) -> None:
         self._propose = propose

@@ -56,7 +56,7 @@ def count_tokens(
     Args:
         stream: file of little-endian 32-bit token ids, document separators among them if there are boundaries.
         output: the graph file.
-        metadata: what it says of itself; sizes are filled in.
+        metadata: what the file states of itself; sizes are filled in.
         folder: where records and the unfinished file are kept, on the same file system as the output.
         memory: most anonymous bytes of this process.
         jobs: threads or tasks.

@@ -83,7 +83,7 @@ class PartitionRecords:
 
 
 class KeyBuffers:
-    """Room for the keys of one part at a time, kept from part to part."""
+    """Space for the keys of one part at a time, kept from part to part."""
 
     def __init__(self, layout: KeyLayout, max_keys: int) -> None:
         """Reserve space; it takes memory as far as it is used."""

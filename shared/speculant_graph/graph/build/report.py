@@ -107,7 +107,7 @@ class Stopwatch:
 
     @property
     def build_seconds(self) -> float:
-        """What a graph file says of it; 0 if the same input is to give the same bytes."""
+        """What a graph file states of it; 0 if the same input is to give the same bytes."""
         return round(self.total_s, 3) if _EPOCH not in os.environ else 0.0
 
     def report(self, encoder: str, skipped: tuple[SkippedFile, ...]) -> BuildReport:

@@ -1,7 +1,7 @@
 """Messages of the drafter, as bytes, to values of ours and back; the only such mapping.
 
 Steps are read and written in the core, everything rarer by protobuf. Every decoder checks what the wire's specification
-promises and raises :class:`DraftRequestError` with a one-line reason otherwise; nothing else escapes, whatever the
+guarantees and raises :class:`DraftRequestError` with a one-line reason otherwise; nothing else escapes, whatever the
 message. What depends on the graph (token ids of a request, graph names) is left to the caller.
 """
 
