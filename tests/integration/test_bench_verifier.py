@@ -145,9 +145,9 @@ def test_a_draft_model_beside_ngrams(bench: Bench) -> None:
         (["verify-cost", *RANDOM, "--plot", "costs.gif"], "ends in none of .png, .svg"),
         (["verify-cost", "--model", "random:huge", "--tokenizer", "x"], "'huge' is no size of a random model"),
         (["verify-cost", "--model", "random:1M"], "needs a tokenizer; name its folder with --tokenizer"),
-        (["generate", *RANDOM], "say what to decode: one of --prompts FILE, --replay TRACES and --demo"),
+        (["generate", *RANDOM], "name what to decode: one of --prompts FILE, --replay TRACES and --demo"),
         (["generate", *RANDOM, "--prompts", "there-is-none"], "there-is-none: can't be read"),
-        (["generate", *RANDOM, "--demo", "--prompts", "x"], "say what to decode"),
+        (["generate", *RANDOM, "--demo", "--prompts", "x"], "name what to decode"),
         (["generate", *RANDOM, "--demo", "--batch", "2", "--assistant", "x"], "takes one request at a time"),
     ],
 )  # fmt: skip

@@ -245,7 +245,7 @@ def test_a_server_that_wants_a_key(channels, writes_answer, tmp_path: Path, caps
     with serving(channels, AccessPolicy.load(path), model_id="m") as api:
         say(monkeypatch, "Who?")
         assert main(["chat", "--url", f"{api.url}/v1"]) == 1
-        assert "the server wants a key" in capsys.readouterr().err
+        assert "the server needs a key" in capsys.readouterr().err
         monkeypatch.setenv("SPECULANT_API_KEY", "mine")
         say(monkeypatch, "Who?")
         assert main(["chat", "--url", f"{api.url}/v1", "--max-tokens", "200"]) == 0

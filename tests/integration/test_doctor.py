@@ -78,7 +78,7 @@ def test_a_model_that_is_named_is_loaded_with_verify(capsys) -> None:
 def test_a_plan_for_streamed_weights_is_a_line_each(capsys) -> None:
     assert main(["doctor", "--model", str(MODEL_FOLDER), "--resident-layers", "1", "--color", "never"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"\nwarn  model size  .* are free on cpu\n {18}always in memory: .*\n {18}room for the", shown)
+    assert re.search(r"\nwarn  model size  .* are free on cpu\n {18}always in memory: .*\n {18}space for the", shown)
     assert max(map(len, shown.splitlines())) < 160
     assert main(["doctor", "--color", "always"]) == 0
     assert "\x1b[32mok" in capsys.readouterr().out

@@ -27,7 +27,7 @@ MaskForm = Literal["folded", "added", "blocks"]
 ``blocks``: a block mask of flex_attention."""
 
 _MASK_FORMS: dict[str, MaskForm] = {IMPLEMENTATION: "folded", "eager": "added", "flex_attention": "blocks"}
-_ALIGNED_COLUMNS = 16  # what the GPU's kernel wants rows of a mask to begin at
+_ALIGNED_COLUMNS = 16  # where the GPU's kernel needs rows of a mask to begin
 _LARGEST_ERROR = 0.05  # of the check on a GPU: kernels there may round as bfloat16 does
 
 

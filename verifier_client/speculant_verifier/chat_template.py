@@ -11,14 +11,14 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import TokenId
 
 Message = Mapping[str, Any]
-"""One message: 'role' and 'content', and whatever else the template knows."""
+"""One message: 'role' and 'content', and whatever else the template takes."""
 
 
 def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **options: Any) -> list[TokenId]:
     """Return the token ids of a chat, control tokens included, ready for the model's answer.
 
     The ids come straight from the template's text. Text of a message that spells a control token becomes that token,
-    as with transformers: clean what strangers wrote.
+    as with transformers: clean text of unknown origin.
 
     Args:
         tokenizer: the model's; it must have a chat template.
@@ -39,7 +39,7 @@ def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
             [dict(message) for message in messages],
             **{"add_generation_prompt": True} | options | {"tokenize": True, "return_dict": False},
         )
-    except Exception as error:  # a template is a program of whoever made the tokenizer
+    except Exception as error:  # a template is a program from the tokenizer
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise GenerationRequestError(
             f"the chat template refuses the messages: {reason}; change their roles, contents or the options"

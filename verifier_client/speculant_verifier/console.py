@@ -27,7 +27,7 @@ ColorChoice = Literal["auto", "never", "always"]
 """Whether output is coloured: 'auto' where it goes to a terminal and NO_COLOR is not set."""
 
 
-_PATIENCE_S = 2.0
+_DELAY_S = 2.0
 """Waiting for longer than this is worth a word."""
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _COLOR_SYSTEMS = {
@@ -95,7 +95,7 @@ def waiting_for(what: str, color: ColorChoice) -> Iterator[None]:
     progress = Progress(*columns, console=console, transient=True)
     progress.add_task(what, total=None)
 
-    timer = threading.Timer(_PATIENCE_S, progress.start)
+    timer = threading.Timer(_DELAY_S, progress.start)
     timer.daemon = True
     timer.start()
     try:
@@ -121,7 +121,7 @@ def patient_progress() -> Iterator[None]:
     from transformers.utils import logging as bars
 
     def make(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        return factory(*arguments, **{"disable": None, "delay": _PATIENCE_S} | options)
+        return factory(*arguments, **{"disable": None, "delay": _DELAY_S} | options)
 
     before = bars.set_tqdm_hook(make)
     try:

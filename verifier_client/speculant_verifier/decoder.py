@@ -36,7 +36,7 @@ from speculant_verifier.speculation.cost_measure import batches_up_to
 from speculant_verifier.text import Batch, Prompt, Prompts
 
 _DEEP = 128
-"""Longest path that is drafted where weights are read for every pass, unless it is said: long drafts cost little."""
+"""Longest path that is drafted where weights are read for every pass, unless it is set: long drafts cost little."""
 
 
 class SpeculativeDecoder:
@@ -109,7 +109,7 @@ class SpeculativeDecoder:
         self.drafter: Drafter = drafter if drafter is not None else self._opened_drafter(graph, sidecar, drafts=drafts)
         cost = self.costs.relative_of_widths if self.costs is not None else None
         self.record_identity = RecordIdentity(tenant=client_config.tenant if client_config is not None else "")
-        """What records say that the engine does not know."""
+        """What records hold that does not come from the engine."""
         self.adapters: Adapters | None = None
         """The draft model's adapters, if there is a draft model."""
         if wanted is not None and base is not None:
@@ -163,7 +163,7 @@ class SpeculativeDecoder:
             )
         if drafts and self.draft_config.strategy != "model":
             return LocalDrafter(None, self.draft_config, cost=curve, vocabulary_size=self.target.vocabulary_size)
-        return NullDrafter()  # the other strategies know nothing but a graph
+        return NullDrafter()  # the other strategies draft from a graph alone
 
     @overload
     def generate(self, prompt: str, generation_config: GenerationConfig | None = None) -> GenerationResult: ...
@@ -246,7 +246,7 @@ class SpeculativeDecoder:
         Args:
             prompt: as in :meth:`generate`.
             generation_config: as in :meth:`generate`.
-            session: what these sequences want of the drafter beside its own settings.
+            session: options of these sequences for the drafter beside its own settings.
         """
         batch = self._batch(prompt, generation_config, session)
         async with aclosing(self._runner.astream(batch.requests)) as outputs:

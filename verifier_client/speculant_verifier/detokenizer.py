@@ -13,7 +13,7 @@ _REPLACEMENT = "\ufffd"
 class Detokenizer:
     """Decodes a growing token sequence incrementally, up to the first stop text.
 
-    Only the tokens since the last settled position are decoded again, with a little context before them, because byte
+    Only the tokens since the last committed position are decoded again, with a little context before them, because byte
     pieces and leading spaces depend on their neighbours.
     """
 
@@ -27,7 +27,7 @@ class Detokenizer:
         self._decode = decode
         self._stop = tuple(stop)
         self._token_ids: tuple[TokenId, ...] = ()
-        self._settled = 0  # of the tokens, those that are context
+        self._num_context = 0  # of the tokens, those that are context
         self._num_shown = 0  # characters behind the context that went on already
         self._held = ""  # what may be the beginning of a stop text
         self.is_complete = False
@@ -65,13 +65,13 @@ class Detokenizer:
         if not token_ids and not final:
             return ""  # moving on without a token would lose the context that leading spaces depend on
         self._token_ids += tuple(token_ids)
-        start = len(self._decode(self._token_ids[: self._settled])) + self._num_shown
+        start = len(self._decode(self._token_ids[: self._num_context])) + self._num_shown
         text = self._decode(self._token_ids)
         # Replacement characters at the end may be the first bytes of a character.
         certain = text if final else text.rstrip(_REPLACEMENT)
         if len(certain) == len(text):
-            self._token_ids = self._token_ids[self._settled :]
-            self._settled, self._num_shown = len(self._token_ids), 0
+            self._token_ids = self._token_ids[self._num_context :]
+            self._num_context, self._num_shown = len(self._token_ids), 0
         else:
             self._num_shown += max(0, len(certain) - start)
         return certain[start:]

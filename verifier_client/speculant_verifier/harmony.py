@@ -1,4 +1,4 @@
-"""Answers of models that write in harmony channels: what is thought, and what is said.
+"""Answers of models that write in harmony channels: reasoning, and content.
 
 Such a model writes messages of its own, each with a header:
 ``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. The text of
@@ -87,8 +87,8 @@ class ChannelSplitter:
 
         Args:
             token_ids: its tokens.
-            text: the text that became certain by them. Less than the tokens say: it may be the beginning of a stop
-                text, or come after one.
+            text: the text that became certain by them. Less than the tokens spell: the rest may begin a stop text,
+                or come after one.
             final: whether it is all.
         """
         for token in token_ids:

@@ -21,7 +21,7 @@ _RETRY_S = 1.0
 
 
 class Load:
-    """Counts the sequences that are decoded or wait, and refuses more than there is room for."""
+    """Counts the sequences that are decoded or wait, and refuses more than its capacity."""
 
     def __init__(self, config: ServiceConfig, max_batch_size: int) -> None:
         """Begin with nothing under way.
@@ -36,22 +36,22 @@ class Load:
         self.num_sequences = 0
         """Under way."""
         self.num_refused = 0
-        """Requests refused for want of room."""
+        """Requests refused for want of capacity."""
         self.is_draining = False
         """Whether no more are taken."""
 
     @contextmanager
     def admitted(self, num_sequences: int) -> Iterator[Callable[[], None]]:
-        """Hold room for the sequences of one request, whichever way it came in.
+        """Reserve capacity for the sequences of one request, of either API.
 
         Yields:
-            What gives the room of one sequence back, as soon as that has ended: its client may be slow to read. The
+            What gives the capacity of one sequence back, as soon as that has ended: its client may be slow to read. The
             rest is given back at the end.
 
         Raises:
-            SpeculantError: as ``require_room`` does.
+            SpeculantError: as ``require_capacity`` does.
         """
-        self.require_room(num_sequences)
+        self.require_capacity(num_sequences)
         self.num_sequences += num_sequences
         num_held = num_sequences
 
@@ -65,12 +65,12 @@ class Load:
         finally:
             self.num_sequences -= num_held
 
-    def require_room(self, num_sequences: int) -> None:
+    def require_capacity(self, num_sequences: int) -> None:
         """Refuse a request of so many sequences, if it would not be taken now.
 
         Raises:
             GenerationRequestError: they are more than any request may have.
-            DraftLimitError: there is no room; the same request may be taken a little later.
+            DraftLimitError: there is no capacity; the same request may be taken a little later.
             DrafterUnavailableError: the service is about to end.
         """
         if self.is_draining:
@@ -98,10 +98,10 @@ class Load:
 
 
 def failure_of(error: str, *, is_client_error: bool) -> SpeculantError:
-    """Return why a request failed, as servers tell it.
+    """Return why a request failed, as servers report it.
 
     Args:
-        error: what its result says.
+        error: of its result.
         is_client_error: whether the request itself was wrong.
     """
     if is_client_error:
@@ -112,7 +112,7 @@ def failure_of(error: str, *, is_client_error: bool) -> SpeculantError:
 async def read_ahead(
     events: AsyncGenerator[StepEvent, None], give_back: Callable[[], None]
 ) -> AsyncGenerator[StepEvent, None]:
-    """Yield events to one who may be slow, and give room back as soon as the engine is done with a sequence.
+    """Yield events to a client that may be slow, and give capacity back as soon as the engine is done with a sequence.
 
     What is not read yet waits in memory, at most an answer. Leaving the iterator ends the generation.
 

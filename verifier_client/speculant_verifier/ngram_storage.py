@@ -1,4 +1,4 @@
-"""N-gram storages of NASD (n-gram assisted speculative decoding) as its users know them: tensors in, tensors out.
+"""N-gram storages of NASD (n-gram assisted speculative decoding) as its users call them: tensors in, tensors out.
 
 :func:`~speculant_verifier.ngram_assisted.ngram_assisted_speculative_generate` drafts from them. The counting is
 done by :class:`~speculant_graph.draft.papers.ngram_counts.NGramCounts`, which the strategy ``nasd`` uses without torch.
@@ -108,7 +108,7 @@ class _CountingStorage(INgramStorage):
         """Return the length of the shortest context that is stored; the longest has n - 1 tokens."""
 
     def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict as :class:`INgramStorage` says; a random token depends on the length of the sequence alone."""
+        """Predict by :class:`INgramStorage`; a random token depends on the length of the sequence alone."""
         found = [self._counts.successor(end) for end in _rows("input_ids", input_ids, self.n - 1)]
         unknown = self._counts.random_token(input_ids.shape[1])
         token_ids = [unknown if token_id is None else token_id for token_id in found]
@@ -119,7 +119,7 @@ class _CountingStorage(INgramStorage):
         )
 
     def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
-        """Learn successors as :class:`INgramStorage` says."""
+        """Learn successors by :class:`INgramStorage`."""
         contexts, rows = _rows("input_ids", input_ids, self.n - 1), _rows("next_tokens", next_tokens)
         if len(contexts) != len(rows):
             raise DraftRequestError(
@@ -129,7 +129,7 @@ class _CountingStorage(INgramStorage):
             self._counts.count(context, token_ids)
 
     def initialize(self, input_ids: Tensor) -> None:
-        """Learn sequences as :class:`INgramStorage` says."""
+        """Learn sequences by :class:`INgramStorage`."""
         for token_ids in _rows("input_ids", input_ids):
             self._counts.learn(token_ids)
 

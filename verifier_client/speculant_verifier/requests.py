@@ -32,10 +32,10 @@ def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> Generation
 def session_options(
     principal: Principal, tenant: str, graph: str, learn: bool | None, conversation: str | None = None
 ) -> SessionOptions | None:
-    """Return what a request's session with the drafter wants beside the server's settings; None for nothing.
+    """Return the options of a request's session with the drafter beside the server's settings; None for nothing.
 
     Args:
-        principal: who asks.
+        principal: the caller's name.
         tenant: whose text it is; empty leaves it to what the client may, or to the server's settings.
         graph: name of the graph; empty leaves it to what the client may, or to the server's settings.
         learn: whether later requests of the tenant profit; None leaves it to the server's settings.

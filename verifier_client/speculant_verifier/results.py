@@ -41,7 +41,7 @@ class PhaseTimes:
     commit_s: float = 0.0
     """Keeping what was accepted in the cache."""
     stall_s: float = 0.0
-    """Of prefill and forward passes, waiting for weights that memory has no room for; 0 where it holds all."""
+    """Of prefill and forward passes, waiting for weights that do not fit into memory; 0 where it holds all."""
     other_s: float = 0.0
     """The rest, such as the prompts of others that were read meanwhile."""
     first_token_s: float = 0.0
@@ -136,7 +136,7 @@ class GenerationResult:
     def mean_accepted_tokens(self) -> float | None:
         """Tokens emitted per forward pass, the model's own included; 1 is plain decoding. None without a pass.
 
-        Tokens from the target cache are left out: they say nothing of drafts.
+        Tokens from the target cache are left out: they are no evidence of drafts.
         """
         return (len(self.token_ids) - self.num_from_target_cache) / self.num_steps if self.num_steps else None
 

@@ -48,7 +48,7 @@ class Batch:
             prompts: what to continue.
             configs: the settings of each.
             is_single: whether the caller gave one prompt and wants one result.
-            session: what the requests want of the drafter beside its own settings.
+            session: options of the requests for the drafter beside its own settings.
         """
         self._target = target
         self._is_single = is_single

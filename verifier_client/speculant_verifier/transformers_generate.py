@@ -66,7 +66,7 @@ def speculant_generate(
         max_batch_size: most rows at a time; 0: all of them.
         sequences: a list that is filled with what became of every row: steps, acceptance, times.
         spec_streamer: called with the number of a row and its new tokens, as they come.
-        model_inputs: what transformers made of the call, of which ``attention_mask`` tells where prompts are padded.
+        model_inputs: what transformers made of the call, of which ``attention_mask`` shows where prompts are padded.
 
     Returns:
         Token ids ``[batch, longest]`` padded on the right, prompts included; in an object if the call asks for one.

@@ -15,7 +15,7 @@ from speculant_graph.settings import CommandSettings, load_settings
 
 
 class BenchAdapterSettings(CommandSettings):
-    """Decode the demo model's prompts plainly, by n-grams, by the demo's draft model, and by both, in turns.
+    """Decode the demo model's prompts plainly, by n-grams, by the demo's draft model, and by both, interleaved.
 
     The prompts are of three kinds: text that the draft model knows, text that the graph holds, and text that neither
     does. The exit status is 1 if drafts changed a token.

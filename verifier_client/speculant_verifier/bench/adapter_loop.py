@@ -134,7 +134,7 @@ def _compared(
     max_tokens: int,
     tell: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Decode the same requests with both, in turns; means, and the 95 % bootstrap interval of the mean difference."""
+    """Decode the same requests with both, interleaved; means, and 95 % bootstrap interval of the mean difference."""
     # Both models are asked in every step, so that they are compared and not what they are worth.
     generation = GenerationConfig(speculation="on")
     ways = {

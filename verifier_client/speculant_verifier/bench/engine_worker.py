@@ -21,7 +21,7 @@ DraftTimes = Callable[[], list[float]]
 """How long each batch of drafts took, seconds."""
 
 _LONGEST_LOOKUP = 3
-_PATIENCE_S = 300.0
+_START_TIMEOUT_S = 300.0
 
 
 def start_vllm(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
@@ -124,8 +124,8 @@ def start_llama_server(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
     ]  # fmt: skip
     process = subprocess.Popen(command)
     atexit.register(process.terminate)
-    http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=_PATIENCE_S)
-    deadline_s = time.monotonic() + _PATIENCE_S
+    http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=_START_TIMEOUT_S)
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
     while True:
         if process.poll() is not None or time.monotonic() > deadline_s:
             raise SystemExit("llama-server does not start")

@@ -38,7 +38,7 @@ _ROUNDS = (1, 2)
 
 
 class BenchEnginesSettings(CommandSettings):
-    """Let engines continue the same prompts greedily, without drafts, with their own, and with ours, in turns.
+    """Let engines continue the same prompts greedily, without drafts, with their own, and with ours, interleaved.
 
     Engines come from 'make engines'; those that are not there are left out. Every prompt comes twice: new, and again
     when drafters may have learned from the first time. The exit status is 1 if drafts changed a token.

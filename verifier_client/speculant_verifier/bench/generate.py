@@ -31,7 +31,7 @@ _WAYS = (
 
 
 class BenchGenerateSettings(CommandSettings):
-    """Decode the same requests with this engine and with transformers, plainly and with drafts, in turns.
+    """Decode the same requests with this engine and with transformers, plainly and with drafts, interleaved.
 
     Transformers' generate runs plainly, with prompt lookup and with an assistant model, on the same model object.
     With recorded outputs the passes are real, but every way is made to write the record. The exit status is 1 if
@@ -63,14 +63,14 @@ class BenchGenerateSettings(CommandSettings):
     generation: GenerationConfig = GenerationConfig()
     """How tokens are chosen; at most 128 unless said otherwise."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if there is one. What it learned before, it knows."""
+    """The drafter sidecar, if there is one. It keeps what it learned before."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Measure and print; 1 if drafts changed a token where they must not."""
     settings = _completed(load_settings(BenchGenerateSettings, "bench generate", arguments))
     if sum((settings.prompts is not None, bool(settings.replay), settings.demo)) != 1:
-        raise ConfigError("say what to decode: one of --prompts FILE, --replay TRACES and --demo")
+        raise ConfigError("name what to decode: one of --prompts FILE, --replay TRACES and --demo")
     if settings.assistant is not None and settings.batch > 1:
         raise ConfigError("assisted generation takes one request at a time; leave --assistant or --batch out")
     from speculant_verifier.bench.generate_runs import measure_generate

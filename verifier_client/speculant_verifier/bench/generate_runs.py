@@ -79,7 +79,7 @@ def _groups(settings: BenchGenerateSettings, target: TargetModel) -> list[Reques
 
 
 def _decoder(settings: BenchGenerateSettings, target: TargetModel, progress: BenchProgress) -> SpeculativeDecoder:
-    """Return a decoder, of which the drafter is wanted, and what it knows of costs."""
+    """Return a decoder, of which the drafter is wanted, and its costs."""
 
     def opened(path: Path | None) -> SpeculativeDecoder:
         return SpeculativeDecoder(

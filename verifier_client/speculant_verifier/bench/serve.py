@@ -27,7 +27,7 @@ _NUM_WARM_UP = 4
 
 
 class BenchServeSettings(CommandSettings):
-    """Ask a service for many streams at a time, in turns without and with drafts.
+    """Ask a service for many streams at a time, without and with drafts interleaved.
 
     Without --url the demo's model is served for it, with a drafter of its own. The exit status is 1 if a request
     failed.

@@ -13,7 +13,7 @@ import httpx2
 
 from speculant_graph.errors import SpeculantError
 
-_PATIENCE_S = 600.0
+_TIMEOUT_S = 600.0
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class LoadClient:
         self._url, self._num_streams = url.rstrip("/"), num_streams
         self._options: dict[str, Any] = {
             "headers": {"authorization": f"Bearer {key}"} if key else {},
-            "timeout": _PATIENCE_S,
+            "timeout": _TIMEOUT_S,
             "limits": httpx2.Limits(max_connections=num_streams, max_keepalive_connections=num_streams),
         }
 

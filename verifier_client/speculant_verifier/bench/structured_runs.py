@@ -72,7 +72,7 @@ class StructuredRuns:
     def records(self, count: int) -> dict[str, Any]:
         """Let the model write records, with drafts and without; and force others upon it, in a tokenizer's own words.
 
-        The latter tell what drafts bring: a model of random weights spells words as no real one does.
+        The latter show what drafts bring: a model of random weights spells words as no real one does.
         """
         free = [
             BenchRequest((*self._prompt, *self._target.encode(f"{index}. ")), _LONGEST, grammar=self._grammar)

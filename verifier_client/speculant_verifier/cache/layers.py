@@ -12,7 +12,7 @@ from speculant_verifier.cache.moves import Buffer, memory_of, move_slots
 
 
 class SlotLayer(CacheLayerMixin):
-    """Buffers ``[rows, kv_heads, slots, head_dim]``; the cache says before every pass where to write and read.
+    """Buffers ``[rows, kv_heads, slots, head_dim]``; the cache sets before every pass where to write and read.
 
     Buffers are zeroed, never empty: a NaN in a masked slot would still poison the output (0 x NaN).
     """

@@ -1,4 +1,4 @@
-"""What a cache must know of its model, and the plan of one pass."""
+"""What a cache needs of its model, and the plan of one pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from speculant_verifier.attention import MaskForm
 
-_STEP = 16  # of slots: kernels want masks whose rows are aligned
+_STEP = 16  # of slots: kernels need masks whose rows are aligned
 _STEP_OF_BLOCKS = 128  # flex_attention's blocks; every new shape is compiled, so there should be few
 
 

@@ -16,7 +16,7 @@ _MOST_FOLDED = 64
 
 
 class MaskMaker:
-    """Makes the masks of one kind of layers, for one pass after the other: a mask lives until the next one is made."""
+    """Makes the masks of one kind of layers, pass by pass: a mask is valid until the next one is made."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout

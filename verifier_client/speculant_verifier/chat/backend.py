@@ -1,4 +1,4 @@
-"""Who answers in a conversation: what the loop must know of them."""
+"""What answers in a conversation: the interface of the loop."""
 
 from __future__ import annotations
 

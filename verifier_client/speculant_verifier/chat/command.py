@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ChatGenerationConfig(GenerationConfig):
-    """How tokens are chosen in a conversation, whose answers have room."""
+    """How tokens are chosen in a conversation, whose answers may be long."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 1024
     """Most new tokens of an answer."""

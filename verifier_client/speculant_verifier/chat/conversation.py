@@ -53,7 +53,7 @@ class Conversation:
         }
 
     def run(self) -> int:
-        """Talk; return 1 if a message that nobody typed had no answer.
+        """Talk; return 1 if a message from a pipe had no answer.
 
         Raises:
             KeyboardInterrupt: Ctrl-C while messages come from a pipe.

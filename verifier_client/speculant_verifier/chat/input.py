@@ -1,4 +1,4 @@
-"""Lines that somebody types, with editing and history, or lines of a pipe."""
+"""Lines that a user types, with editing and history, or lines of a pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Input:
     """Where messages come from: a prompt on a terminal, whose history is not kept on disk, or standard input."""
 
     def __init__(self, commands: Sequence[str], *, is_colored: bool) -> None:
-        """Set up the prompt, if there is somebody to type.
+        """Set up the prompt, if the input is a terminal.
 
         Args:
             commands: completed by Tab.
@@ -57,6 +57,6 @@ def _session(commands: Sequence[str], *, is_colored: bool) -> PromptSession[str]
         color_depth=None if is_colored else ColorDepth.MONOCHROME,
         output=create_output(sys.stderr),  # answers alone go to standard output
     )
-    # A terminal that does not say where its cursor is serves a prompt of a line as well: no warning about that.
+    # A terminal that does not report its cursor serves a prompt of a line as well: no warning about that.
     session.app.renderer.cpr_not_supported_callback = None
     return session

@@ -25,7 +25,7 @@ class LocalBackend:
         Raises:
             GenerationError: the model has no chat template that takes messages of a user.
         """
-        decoder.chat_prompt([{"role": "user", "content": "Hello"}])  # said now rather than after the first message
+        decoder.chat_prompt([{"role": "user", "content": "Hello"}])  # fails now rather than after the first message
         self.name = PurePath(decoder.target.name).name
         self.finish_reason = ""
         self._decoder, self._config = decoder, config

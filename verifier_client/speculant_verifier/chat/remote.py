@@ -17,8 +17,8 @@ from speculant_graph.rpc.urls import checked_url, open_url
 from speculant_verifier.chat.backend import Delta, Messages
 from speculant_verifier.run_statistics import RunStatistics
 
-_PATIENCE_S = 300.0
-"""With a server that says nothing; reading a long conversation takes its time."""
+_TIMEOUT_S = 300.0
+"""With a silent server; reading a long conversation takes its time."""
 _SAME_NAMES = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "min_tokens", "seed", "stop",
     "bad_words", "logit_bias",
@@ -36,8 +36,8 @@ class RemoteBackend:
 
         Args:
             url: where the API begins, such as ``http://127.0.0.1:8000/v1``.
-            config: settings; those that nobody has set are left to the server.
-            api_key: for servers that want one, else empty.
+            config: settings; those that are not set are left to the server.
+            api_key: for servers that need one, else empty.
             model: name of the model; empty: the server's first one.
 
         Raises:
@@ -78,7 +78,7 @@ class RemoteBackend:
                         fields = choice.get("delta") or {}
                         delta = Delta(fields.get("content") or "", fields.get("reasoning_content") or "")
                         if delta.reasoning or delta.content:
-                            num_tokens += 1  # at least; the last chunk says how many
+                            num_tokens += 1  # at least; the last chunk has the count
                             first_s = first_s or time.perf_counter() - started_s
                         self.finish_reason = choice.get("finish_reason") or self.finish_reason
                         yield delta
@@ -99,13 +99,13 @@ class RemoteBackend:
 
     @contextmanager
     def _reading(self, path: str, body: object = None) -> Iterator[HTTPResponse]:
-        """Open an endpoint; what goes wrong while its answer is read is told in the same words."""
+        """Open an endpoint; errors while its answer is read have the same texts."""
         data = None if body is None else json.dumps(body).encode()
         request = Request(f"{self._url}/{path}", data, {"Content-Type": "application/json"})
         if self._key:
             request.add_unredirected_header("Authorization", f"Bearer {self._key}")
         try:
-            with open_url(request, _PATIENCE_S) as answer:
+            with open_url(request, _TIMEOUT_S) as answer:
                 yield answer
         except HTTPError as error:
             raise GenerationError(_refusal(error, self._url)) from error
@@ -119,7 +119,7 @@ class RemoteBackend:
 
 
 def _fields(config: GenerationConfig) -> dict[str, Any]:
-    """Return the settings that somebody has set, as the API calls them."""
+    """Return the settings that are set, as the API calls them."""
     fields: dict[str, Any] = {}
     for name, value in config.model_dump(mode="json", include=config.model_fields_set).items():
         if name in _NAMES:
@@ -142,14 +142,14 @@ def _events(answer: HTTPResponse) -> Iterator[dict[str, Any]]:
 def _refusal(error: HTTPError, url: str) -> str:
     with error:
         try:
-            said = _message(json.load(error))
+            reason = _message(json.load(error))
         except (ValueError, OSError, HTTPException):
-            said = error.reason
+            reason = error.reason
     if error.code == 401:
-        return f"the server wants a key ({said}); set SPECULANT_API_KEY"
+        return f"the server needs a key ({reason}); set SPECULANT_API_KEY"
     if error.code == 404:
-        return f"there is no OpenAI-compatible API at {url} (404: {said}); give the address up to /v1"
-    return f"the server refuses ({error.code}): {said}"
+        return f"there is no OpenAI-compatible API at {url} (404: {reason}); give the address up to /v1"
+    return f"the server refuses ({error.code}): {reason}"
 
 
 def _message(value: Any) -> str:

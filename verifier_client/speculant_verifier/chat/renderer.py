@@ -12,7 +12,7 @@ from speculant_verifier.run_statistics import RunStatistics
 
 
 class Renderer:
-    """Shows answers as they come. Thoughts, and what was drafted, are told where somebody looks."""
+    """Shows answers as they come. Thoughts, and what was drafted, are shown on a terminal."""
 
     def __init__(self, answers: Console, notes: Console) -> None:
         """Take both consoles."""
@@ -54,7 +54,7 @@ class Renderer:
         self._notes.print(printable(line + why), style=DIM_STYLE, markup=False)
 
     def note(self, text: str) -> None:
-        """Tell something that is no answer."""
+        """Show something that is no answer."""
         write(self._notes, f"{text}\n")
         self._notes.file.flush()
 

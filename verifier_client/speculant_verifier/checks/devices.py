@@ -1,4 +1,4 @@
-"""What ``speculant doctor`` says of the devices that torch sees."""
+"""What ``speculant doctor`` checks of the devices that torch sees."""
 
 from __future__ import annotations
 

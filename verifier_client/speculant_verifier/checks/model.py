@@ -1,4 +1,4 @@
-"""What ``speculant doctor`` says of a model."""
+"""What ``speculant doctor`` checks of a model."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class DemoReport:
         self._console = Console(highlight=False)
         self._outcomes: list[Outcome] = []
 
-    def say(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Print a line about the preparations."""
         self._console.print(line, soft_wrap=True)
 

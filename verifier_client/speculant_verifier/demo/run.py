@@ -1,4 +1,4 @@
-"""What the demo does, step by step; :mod:`.report` says how it looks."""
+"""What the demo does, step by step; :mod:`.report` lays it out."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
         command = ["--listen", address, "--graph", str(graph_path), "--log-level", "WARNING"]
         process = stack.enter_context(running_module("speculant_drafter", command))
         await_health(process, address)
-        report.say(f"sidecar: process {process.pid} serves it at {address}")
+        report.show_line(f"sidecar: process {process.pid} serves it at {address}")
         # One thread: matrices this small gain nothing from more, and threads that wait for each other would fight
         # with the sidecar for the cores.
         target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
-        report.say(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
+        report.show_line(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
         client = DrafterClient(
             # Otherwise what the first run accepted would be in the graph for the one that is measured.
             ClientConfig(address=address, deadline_ms=100.0, learn=False),
@@ -73,7 +73,7 @@ def _graph(folder: Path, report: DemoReport) -> Path:
     if path.is_file():
         try:
             if NgramGraph.load(path).metadata.tokenizer.sha256 == tokenizer.fingerprint.sha256:
-                report.say(f"graph:   {path} is there already")
+                report.show_line(f"graph:   {path} is there already")
                 return path
         except GraphError:
             pass  # of an older release: build it again
@@ -82,7 +82,7 @@ def _graph(folder: Path, report: DemoReport) -> Path:
     builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER))
     with show_progress() as progress:
         graph = builder.build(files, path, progress=progress)
-    report.say(
+    report.show_line(
         f"graph:   {graph.metadata.num_tokens:,} tokens of {len(files)} standard library files, "
         f"{sum(graph.metadata.transitions_per_order):,} transitions, {path.stat().st_size / 1e6:.0f} MB"
     )

@@ -1,7 +1,7 @@
 """LoRA adapters of a draft model: checked as a whole before anything changes, then added to a model.
 
 An adapter is a folder in peft's own format, so that other programs load it, too. Beside peft's two files
-``speculant.json`` says which ``config.json`` the model had that it was trained for, and how well it did.
+``speculant.json`` records which ``config.json`` the model had that it was trained for, and how well it did.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _NAMING = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """What an adapter's folder says of itself."""
+    """The note in an adapter's folder."""
 
     folder: Path
     """Where it is, links resolved: this version stays the same while another is published."""
     digest: str
     """sha256 of the weights' file."""
     base: str
-    """Name or folder of the model that it was trained for; empty if it does not say."""
+    """Name or folder of the model that it was trained for; empty if that is not recorded."""
     base_digest: str
     """Digest of that model's configuration (:func:`base_digest`); empty if another program trained it."""
     tenants: frozenset[str] | None
-    """Whose text it was trained on, and whose sequences alone it may so draft for; None: everybody's."""
+    """Whose text it was trained on, and whose sequences alone it may so draft for; None: all."""
     note: Mapping[str, Any]
     """Figures of its training, as ``speculant.json`` has them."""
 
@@ -94,7 +94,7 @@ def check_adapter(folder: Path | str, model: PreTrainedModel, base_name: str) ->
 
     Raises:
         ConfigError: it was trained for another model, its tensors are not those of this model, or not all numbers are
-            finite; one line that says what to do.
+            finite; one line that ends in what to do.
     """
     info = read_adapter(folder)
     another = f"choose an adapter of '{base_name}', or train one with 'speculant train'"
@@ -158,7 +158,7 @@ def decoded(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def base_digest(name: str) -> str:
-    """Return sha256 of what a model's ``config.json`` says; empty if it is not on this machine.
+    """Return the sha256 of a model's ``config.json``; empty if it is not on this machine.
 
     Args:
         name: a folder, or a name whose files are in the hub's cache.
@@ -170,7 +170,7 @@ def base_digest(name: str) -> str:
     if not isinstance(found, (str, Path)) or not Path(found).is_file():
         return ""
     content = _read_json(Path(found))
-    # Whoever saves a model again changes these.
+    # Saving a model again changes these.
     kept = {key: value for key, value in content.items() if key not in {"_name_or_path", "transformers_version"}}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
@@ -179,7 +179,7 @@ def base_digest(name: str) -> str:
 def quiet_peft() -> Iterator[None]:
     """Keep back two warnings of peft about itself.
 
-    It uses a name that transformers wants to be rid of, and finds its own patterns for experts odd.
+    It uses a name that transformers deprecates, and warns of its own patterns for experts.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -188,7 +188,7 @@ def quiet_peft() -> Iterator[None]:
 
 
 def add_to_note(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Add figures to what an adapter's folder says of itself."""
+    """Add figures to the note in an adapter's folder."""
     note = {**_read_json(folder / NOTE_FILE), **figures}
     (folder / NOTE_FILE).write_text(json.dumps(note), encoding="utf-8")
 

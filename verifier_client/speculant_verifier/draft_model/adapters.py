@@ -48,7 +48,7 @@ class Adapter:
     digest: str
     """sha256 of its weights; empty: none."""
     tenants: frozenset[str] | None = None
-    """Whose sequences alone it drafts for; None: everybody's."""
+    """Whose sequences alone it drafts for; None: all."""
 
 
 BASE = Adapter("", "", "")
@@ -107,7 +107,7 @@ class Adapters:
             drafter: what drafts.
             base: the model without an adapter; it stays so, and adapters are added to copies of it.
             config: its settings: names of adapters.
-            identity: what records say of the draft model; it is kept up to date.
+            identity: what records hold of the draft model; it is kept up to date.
 
         Raises:
             ConfigError: the adapter that the settings name can't be used.
@@ -236,7 +236,7 @@ class Adapters:
             return
         num_tokens, only_before, only_now = self._num_compared, self._only_before, self._only_now
         with self._lock:
-            if self._previous is not previous:  # somebody was quicker
+            if self._previous is not previous:  # another swap was quicker
                 return
             self._swap(previous)
             self._previous = None

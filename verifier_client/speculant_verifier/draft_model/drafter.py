@@ -1,7 +1,7 @@
 """A drafter that asks a language model where that pays: beside n-grams, or alone.
 
-For every step n-grams draft first. The price then says pass by pass whether the model is asked about nodes of these
-trees, and about how many; what it says is mixed with what the n-grams said (:mod:`.reliability`), and the most probable
+For every step n-grams draft first. The price then decides pass by pass whether the model is asked about nodes of these
+trees, and about how many; its candidates are mixed with the n-grams' (:mod:`.reliability`), and the most probable
 nodes are drafted. For rules that weigh p against q the model alone draws chains or trees (:mod:`.drawing`). All
 sequences of a batch share the passes. The text can't depend on any of it.
 """
@@ -85,7 +85,7 @@ class ModelDrafter:
         self._tenants: frozenset[str] | None = None
         self._hits: deque[bool] = deque(maxlen=HIT_WINDOW)
         self.ended: Callable[[Sequence[TokenId]], None] = lambda text: None
-        """Told of every sequence that has ended."""
+        """Called for every sequence that has ended."""
         self.num_passes = 0
         """Passes of the model since it was made."""
         self.passes_s = 0.0
@@ -120,7 +120,7 @@ class ModelDrafter:
 
         Args:
             model: the other one.
-            tenants: whose sequences alone it is asked about, the empty one being of those without; None: everybody's.
+            tenants: whose sequences alone it is asked about, the empty one being of those without; None: all.
         """
         self._next = model, tenants
         self._hits = deque(maxlen=HIT_WINDOW)
@@ -301,8 +301,8 @@ class ModelDrafter:
         for index, each in enumerate(batch):
             if each.session.cached is None:
                 each.session.cached = self._passes.add()
-            room = self._passes.model.max_length - len(each.step.token_ids) - each.budget
-            if each.session.cached is not None and room > 0:
+            capacity = self._passes.model.max_length - len(each.step.token_ids) - each.budget
+            if each.session.cached is not None and capacity > 0:
                 members[index] = each.session.cached
         self._passes.follow(list(members.values()), [batch[index].step.token_ids for index in members])
         return members

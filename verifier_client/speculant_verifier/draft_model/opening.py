@@ -57,7 +57,7 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
 
     Args:
         config: the model.
-        verifier: whatever else there is to say about loading.
+        verifier: all other settings of loading.
 
     Raises:
         ConfigError: either can't be loaded.

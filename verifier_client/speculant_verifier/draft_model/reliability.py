@@ -50,10 +50,10 @@ class Reliability:
     """How often one model was right so far, by kinds of situations."""
 
     def __init__(self) -> None:
-        """Begin with equal shares where both know something."""
+        """Begin with equal shares where both have candidates."""
         self._shares = [[_SHARE_PRIOR, 0.5 * _SHARE_PRIOR] for _ in range(_CLASSES * _CLASSES)]
         for sureness in range(_CLASSES):
-            self._shares[sureness] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # n-grams know nothing
+            self._shares[sureness] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # without candidates of n-grams
         self._bins = [[0.0, 0.0, 0.0] for _ in range(_HALF_OCTAVES * 4)]
         # By situation: visits, and at how many of them the model was right. The prior
         # assumes a good model.

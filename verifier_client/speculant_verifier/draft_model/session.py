@@ -1,4 +1,4 @@
-"""What a drafter with a language model knows of one sequence, and of a step of it."""
+"""The state of one sequence in a drafter with a language model, and of a step of it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DraftSession:
 
     @property
     def tenant(self) -> str:
-        """Whose text it is; empty if the caller did not say."""
+        """Whose text it is; empty if the caller named none."""
         return (self.options.tenant if self.options is not None else None) or ""
 
     def begin(self, step: SequenceStep, draft: Draft) -> None:

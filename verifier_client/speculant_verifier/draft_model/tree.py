@@ -34,9 +34,9 @@ class Node:
     """As a parent in the model's passes; -1 if the model was not asked about it."""
     children: list[int] = field(default_factory=list)
     row: Sequence[Candidate] = ()
-    """What the model said."""
+    """The model's candidates for its children, best first."""
     ngrams: Sequence[Candidate] = ()
-    """What n-grams said of its children, best first."""
+    """The n-grams' candidates for its children, best first."""
 
 
 class DraftTree:
@@ -70,7 +70,7 @@ class DraftTree:
         """Return the nodes that the model was not asked about and whose children may be drafted, parents first.
 
         Args:
-            reliability: knows what asking brings.
+            reliability: predicts what asking brings.
             chosen: the most probable nodes, as many as may be drafted. Children of others are less probable than these.
             max_depth: a node so deep has no children.
 
@@ -84,7 +84,7 @@ class DraftTree:
         ]
 
     def expand(self, index: int, row: Sequence[Candidate], reliability: Reliability, max_branches: int) -> None:
-        """Take what the model says after a node; :meth:`update` then."""
+        """Take the model's candidates after a node; :meth:`update` then."""
         node = self.nodes[index]
         node.row = row
         known = {self.nodes[child].token_id: child for child in node.children}

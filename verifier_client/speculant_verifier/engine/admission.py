@@ -42,7 +42,7 @@ class Admission:
         if plan is not None:
             most = min(most, plan.kv_tokens)
         self._max_tokens = self.cache.max_slots = config.max_kv_tokens or most
-        # Where weights are streamed, memory is worth more to them, unless somebody says otherwise.
+        # Where weights are streamed, memory is worth more to them, unless the settings differ.
         is_asked = plan is None or "prefix_cache" in config.model_fields_set
         self.prefixes = PrefixCache(self.cache, config.prefix_cache if is_asked else 0)
         """What earlier sequences have read."""

@@ -1,4 +1,4 @@
-"""Asking for drafts: how many nodes for whom, in one message; what comes back is not trusted."""
+"""Asking for drafts: how many nodes for whom, in one message; what comes back is checked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Drafting:
         self._has_warned = False
 
     def spare_bytes(self) -> int | None:
-        """Return the memory that is spare beside what the next pass takes for a moment; None if nobody knows."""
+        """Return the memory that is spare beside what the next pass takes for a moment; None if unknown."""
         spare = self._target.spare_bytes()
         return None if spare is None else spare - self._logit_bytes
 
@@ -90,7 +90,7 @@ class Drafting:
         if not is_usable or len(self._usable_nodes(draft, len(draft), looks_at_q=True)) < len(draft):
             raise GenerationRequestError(
                 f"the draft is no tree of token ids 0..{self._target.vocabulary_size - 1} whose parents come before "
-                "their children, with a distribution for every node or for none; mend it"
+                "their children, with a distribution for every node or for none; fix it"
             )
 
     def drafts(self, sequences: Sequence[ActiveSequence]) -> list[Draft]:
@@ -168,7 +168,7 @@ class Drafting:
             usable = constraint.usable(sequence.token_ids, draft)
             fitted = draft.part(usable)
             fitted = with_forced(constraint, sequence.token_ids, fitted, max(len(fitted), most))
-        except GenerationRequestError:  # which the request will be told of when its tokens are chosen
+        except GenerationRequestError:  # which ends the request when its tokens are chosen
             return (), EMPTY_DRAFT
         return [nodes[node] for node in usable], fitted
 
@@ -187,7 +187,7 @@ class Drafting:
         except Exception as error:  # drafters are anybody's code
             problem = repr(error)
         if not self._has_warned:
-            logger.warning("the drafter fails, going on without its drafts: {}; mend it, or leave it out", problem)
+            logger.warning("the drafter fails, going on without its drafts: {}; fix it, or leave it out", problem)
             self._has_warned = True
         return None
 
@@ -205,14 +205,14 @@ class Drafting:
         return self._drafted_nodes if wanted is None else min(self._drafted_nodes, wanted)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
-        room = self._target.max_length - len(sequence.token_ids)
+        capacity = self._target.max_length - len(sequence.token_ids)
         # The last emitted token is the model's own, so a draft may fill all but one of what remains.
-        most = max(0, min(sequence.num_remaining, room) - 1)
+        most = max(0, min(sequence.num_remaining, capacity) - 1)
         wanted = None if sequence.external_draft is not None else sequence.config.max_depth
         return most if wanted is None else min(most, wanted)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
-        """Whether a draft is a tree within its budget, as its type promises."""
+        """Whether a draft is a tree within its budget, as its type requires."""
         size = len(draft.token_ids)
         if size > budget or len(draft.parents) != size:
             return False

@@ -2,7 +2,7 @@
 
 One step is: a chunk of the prompts that wait, one message to the drafter for all sequences, one forward pass over
 what is pending of each sequence and its draft, the rule, the commit, the outputs. What goes wrong with one request
-ends that one alone. The engine knows neither text nor gRPC, and belongs to one thread at a time.
+ends that one alone. The engine depends on neither text nor gRPC, and belongs to one thread at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 
 @runtime_checkable
 class WeighingDrafter(Protocol):
-    """A drafter that decides itself whether its time pays, and wants to know what passes take."""
+    """A drafter that decides itself whether its time pays, and needs the times of passes."""
 
     def weighed_s(self) -> float:
         """Return the seconds spent so far that it weighed against what they bring."""
@@ -80,7 +80,7 @@ class Engine:
             cost: what passes cost; None: as on a typical machine.
             must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
             record: which finished requests are recorded, and where; None, or without a folder: none are.
-            identity: what records say that the engine does not know; the caller may change it at any time.
+            identity: what records hold that does not come from the engine; the caller may change it at any time.
 
         Raises:
             ConfigError: the folder of records can't be made.
@@ -192,7 +192,7 @@ class Engine:
             GenerationError: the draft can't be verified; the sequence goes on waiting.
         """
         if sequence not in self._running and sequence not in self._waiting:
-            return  # it has ended, as its output says
+            return  # it has ended, as its output shows
         if not sequence.is_idle:
             raise GenerationError("this sequence takes no draft now; wait for the outcome of the one before")
         self._drafting.check(draft)
@@ -340,7 +340,7 @@ class Engine:
             self._failed.append(_failure(sequence, error))
             self._leave(sequence)
         except Exception as error:  # drafters are anybody's code
-            logger.warning("the drafter can't begin a session, going on without drafts: {!r}; mend it", error)
+            logger.warning("the drafter can't begin a session, going on without drafts: {!r}; fix it", error)
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         totals = self.totals
@@ -353,7 +353,7 @@ class Engine:
         if self._weighing is not None:
             self._weighing.note_pass(len(sequences), width, pass_s)
             draft_s -= self._weighing.weighed_s() - weighed_s
-        if draft_s > 0.0 and self._drafter.state == "ok":  # an outage says nothing of what drafts are worth
+        if draft_s > 0.0 and self._drafter.state == "ok":  # an outage is no evidence of what drafts are worth
             num_tokens = sum(len(output.token_ids) for output in outputs)
             self._controller.note_time(len(sequences), width, num_tokens, draft_s, pass_s)
         return outputs

@@ -51,7 +51,7 @@ class LogitsCache:
         return self._cache.get(self._key(sequence))
 
     def keep(self, sequence: ActiveSequence, draft: Draft, path: Sequence[int], logits: Tensor) -> None:
-        """Remember what a pass said, before its tokens become part of the sequence.
+        """Keep the logits of a pass, before its tokens become part of the sequence.
 
         Args:
             sequence: as it was before the pass.

@@ -26,13 +26,13 @@ class Prefill:
     def selected(self, sequences: Sequence[ActiveSequence]) -> list[ActiveSequence]:
         """Return those to read a chunk of now: the ones that have waited longest.
 
-        Short prompts are read together, as long as the padded pass stays within the chunk and within their room.
+        Short prompts are read together, as long as the padded pass stays within the chunk and within their rows' slots.
         """
         selected: list[ActiveSequence] = []
         width = deepest = 0
         for sequence in sorted(sequences, key=lambda each: each.number):
             width, deepest = max(width, self._take(sequence)), max(deepest, sequence.num_cached)
-            if selected and ((len(selected) + 1) * width > self._chunk or not self._has_room(deepest, width)):
+            if selected and ((len(selected) + 1) * width > self._chunk or not self._has_capacity(deepest, width)):
                 break
             selected.append(sequence)
         return sorted(selected, key=lambda each: each.row)
@@ -61,10 +61,10 @@ class Prefill:
         take = min(sequence.num_pending - 1, self._chunk)
         if sequence.window_at is not None and sequence.num_cached < sequence.window_at:
             take = min(take, sequence.window_at - sequence.num_cached)
-        if not self._has_room(sequence.num_cached, take):
+        if not self._has_capacity(sequence.num_cached, take):
             take = 1 << take.bit_length() - 1  # which no kernel pads
         return take
 
-    def _has_room(self, deepest: int, width: int) -> bool:
-        room = self._cache.most_slots
-        return room is None or deepest + self._cache.layout.width_of(width) <= room
+    def _has_capacity(self, deepest: int, width: int) -> bool:
+        capacity = self._cache.most_slots
+        return capacity is None or deepest + self._cache.layout.width_of(width) <= capacity

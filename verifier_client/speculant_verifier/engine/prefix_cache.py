@@ -2,7 +2,7 @@
 
 What is kept is a copy beside the rows of the cache, so that it takes no part in the batch. Layers that see everything
 can go on behind any of its positions. Sliding layers hold only the window before the last one; therefore windows are
-copied where somebody is likely to go on: at the end of the prompt, at the end of the output, and where a prompt was
+copied where later requests may go on: at the end of the prompt, at the end of the output, and where a prompt was
 seen to part from what is kept.
 """
 
@@ -75,7 +75,7 @@ class PrefixCache:
         sequence.num_cached = sequence.num_from_prefix_cache = length
 
     def note(self, sequence: ActiveSequence) -> None:
-        """Copy the windows of a sequence where somebody may go on."""
+        """Copy the windows of a sequence where a later request may go on."""
         if self._window and self._bound:
             end = sequence.num_cached
             start = max(0, end - self._window + 1)

@@ -46,7 +46,7 @@ class MemoryPressure:
 
         Args:
             parts: in the order in which they are reduced.
-            spare: bytes that are free beyond what should be; negative where memory is short, None if nobody knows.
+            spare: bytes that are free beyond what should be; negative where memory is short, None if unknown.
             totals: what was reduced is counted there.
             free_up: gives back what is kept for later, before anything is reduced.
         """
@@ -64,7 +64,7 @@ class MemoryPressure:
         self._due_s = now_s + _PAUSE_S
         try:
             self._adapt(now_s)
-        except GenerationError as error:  # weights that can't be read; passes that need them say so to their requests
+        except GenerationError as error:  # weights that can't be read; the requests whose passes need them fail
             logger.warning("what is kept in memory can't be changed: {}", error)
 
     def _adapt(self, now_s: float) -> None:

@@ -5,7 +5,7 @@ Only requests that have drafts of the drafter's are recorded: not those whose ca
 either.
 
 The most probable tokens are those of the target's raw logits, before a request's processors and temperature. So records
-of greedy and sampled requests are of one kind: who learns from them learns the model, not the settings of a request.
+of greedy and sampled requests are of one kind: training on them learns the model, not the settings of a request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Records:
             target: the model.
             config: it names a folder.
             draft: how drafts are made.
-            identity: what records say beside; it may change.
+            identity: what else records hold; it may change.
 
         Raises:
             ConfigError: the folder can't be made.

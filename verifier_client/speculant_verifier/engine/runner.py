@@ -1,8 +1,8 @@
 """One engine for many callers: threads that iterate, and tasks of an event loop.
 
-Whoever waits for an output and finds nobody at work does the next step, for everybody; so a single caller decodes in
-its own thread, without another in between. Tasks of an event loop can't, so a thread works for as long as any of them
-waits.
+A thread that waits for an output while no step is running becomes the step owner and does the next step, for all
+callers; so a single caller decodes in its own thread, without another in between. Tasks of an event loop can't, so a
+worker thread runs for as long as any of them waits.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Runner:
     """Shares an engine. Safe to use from any thread."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take an engine, which nobody else may use from now on."""
+        """Take an engine, which no other code may use from now on."""
         self._engine = engine
         self._changed = threading.Condition()
-        self._step_owner: object = None  # who does a step
+        self._step_owner: object = None  # the caller, or the runner for its worker thread
         self._arriving: list[_OutputQueue] = []
         self._open: list[_OutputQueue] = []
         self._owners: dict[int, _OutputQueue] = {}
@@ -95,10 +95,10 @@ class Runner:
         return DraftSession(self, request)
 
     def close(self) -> None:
-        """End everything after the step that is being done; who still waits gets an error, and so do later calls."""
+        """End everything after the step that is being done; calls that wait, and later ones, get an error."""
         with self._changed:
             self._is_closed = True
-            self._tell_all(GenerationError(_CLOSED))  # first, as whoever works would go on for as long as it reads
+            self._fail_all(GenerationError(_CLOSED))  # first, as a step owner would go on for as long as it reads
             while self._step_owner is not None:
                 self._changed.wait()
             self._apply_changes()
@@ -149,7 +149,7 @@ class Runner:
 
     @property
     def _has_tasks(self) -> bool:
-        """Whether any task waits, or may; not those who have all that they wait for, and are slow to read it."""
+        """Whether any task waits, or may; not those whose outputs are all queued and are read slowly."""
         return any(queue.is_of_task for queue in (*self._owners.values(), *self._arriving))
 
     def _work(self) -> None:
@@ -169,7 +169,7 @@ class Runner:
                 raise
 
     def _step(self) -> None:
-        """Do one step and hand out what it emitted; an error that ends the engine's step goes to everybody."""
+        """Do one step and hand out what it emitted; an error that ends the engine's step goes to all callers."""
         try:
             with self._changed:
                 self._apply_changes()
@@ -189,7 +189,7 @@ class Runner:
                 self._changed.notify_all()
 
     def _apply_changes(self) -> None:
-        """Begin what has arrived and end what nobody wants; by whoever may touch the engine."""
+        """Begin what has arrived and end what was cancelled; only for the step owner, or where there is none."""
         arriving, self._arriving = self._arriving, []
         for queue in arriving:
             if queue.is_cancelled:  # it never began
@@ -200,7 +200,7 @@ class Runner:
                     sequence = self._engine.add(request)
                     queue.sequences.append(sequence)
                     self._owners[id(sequence)] = queue
-            except Exception as error:  # whatever one call asks for is no business of the others
+            except Exception as error:  # an error of one call must not reach the others
                 queue.is_cancelled = True
                 queue.put(error)
         for queue in self._open:
@@ -226,11 +226,11 @@ class Runner:
         owner.put(output)
 
     def _fail(self, error: BaseException) -> None:
-        # Ctrl-C and the like are meant for the one who was working.
-        self._tell_all(error if isinstance(error, Exception) else GenerationError(_INTERRUPTED))
+        # Ctrl-C and the like are meant for the thread that did the step.
+        self._fail_all(error if isinstance(error, Exception) else GenerationError(_INTERRUPTED))
         self._apply_changes()
 
-    def _tell_all(self, error: Exception) -> None:
+    def _fail_all(self, error: Exception) -> None:
         for queue in (*self._open, *self._arriving):
             queue.is_cancelled = True
             queue.put(error)
@@ -240,7 +240,7 @@ class DraftSession:
     """A sequence in the engine whose drafts its owner brings, for a task of an event loop."""
 
     def __init__(self, runner: Runner, request: Request) -> None:
-        """Let the sequence join as soon as there is room; :meth:`Runner.session` is the usual way."""
+        """Let the sequence join as soon as a row is free; :meth:`Runner.session` is the usual way."""
         self._runner, self._is_over = runner, False
         self._queue, self._read = _queue_of_task([replace(request, brings_drafts=True)])
         runner._submit(self._queue)
@@ -274,7 +274,7 @@ def _queue_of_task(requests: Sequence[Request]) -> tuple[_OutputQueue, asyncio.Q
     def put(item: _Item) -> None:
         try:
             loop.call_soon_threadsafe(read.put_nowait, item)
-        except RuntimeError:  # the loop is closed, so nobody reads any more
+        except RuntimeError:  # the loop is closed, so there is no reader any more
             queue.is_cancelled = True
 
     queue = _OutputQueue(requests, put, is_of_task=True)

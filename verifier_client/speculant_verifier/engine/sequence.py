@@ -22,8 +22,8 @@ from speculant_verifier.speculation.target_cache import PrefixKey
 from speculant_verifier.structured import Grammar
 
 StopCheck = Callable[[Sequence[TokenId]], int | None]
-"""Told of newly emitted tokens, it says how many of them stay if the text ends with them, or None. It keeps count of
-what it was told, so every token is told once."""
+"""Takes newly emitted tokens and returns how many of them stay if the text ends with them, or None. It keeps count of
+them, so every token is passed once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Request:
     refusal: str = ""
     """Why it can't be decoded, if that is known already: it ends with this error."""
     session: SessionOptions | None = None
-    """What its session with the drafter wants beside the drafter's own settings."""
+    """Options of its session with the drafter beside the drafter's own settings."""
     brings_drafts: bool = False
     """The caller drafts: a step waits until it has submitted a draft (:meth:`Engine.submit_draft`)."""
 
@@ -88,7 +88,7 @@ class ActiveSequence:
     end_token_ids: frozenset[TokenId] = frozenset()
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
     feedback: Feedback | None = None
-    """What the drafter is told with the next step."""
+    """What the drafter gets with the next step."""
     draft_nodes: Sequence[int] = ()
     """Per node of the latest draft, its index in the drafter's message, of which nodes may have been left out."""
     has_session: bool = False
@@ -138,7 +138,7 @@ class ActiveSequence:
 
     @property
     def tenant(self) -> str:
-        """Whose text it is: how soon an answer comes must not tell a tenant what another one has asked."""
+        """Whose text it is: how soon an answer comes must not reveal to a tenant what another one has sent."""
         options = self.request.session
         return "" if options is None else options.tenant or ""
 

@@ -12,7 +12,7 @@ _STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 _DRAFT_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
 _WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 NODE_BOUNDS = (1, 4, 8, 16, 32, 64)
-"""Passes are told apart by the most nodes of any row, the root included; one more kind has more than all of these."""
+"""Passes are classified by the most nodes of any row, the root included; one more kind has more than all of these."""
 RECENT_REQUESTS = 64
 """How many requests recent acceptance is of."""
 
@@ -85,7 +85,7 @@ class EngineTotals:
     accepted_by_depth: list[int] = field(default_factory=list)
     """How many of them were accepted."""
     accepted_by_source: dict[DraftSourceName, int] = field(default_factory=lambda: {"ngrams": 0, "model": 0, "both": 0})
-    """Accepted nodes by what proposed them, of drafts that say so: those of a draft model's drafter."""
+    """Accepted nodes by what proposed them, of drafts that name it: those of a draft model's drafter."""
     draft_times: Histogram = field(default_factory=lambda: Histogram(_DRAFT_BOUNDS_S))
     """Seconds until the drafts of a step were there."""
     pass_times: tuple[Histogram, ...] = field(

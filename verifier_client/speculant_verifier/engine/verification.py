@@ -42,7 +42,7 @@ class Verification:
         totals: EngineTotals,
         records: Records | None,
     ) -> None:
-        """Take the model, its cache, and who records what happens, if anyone does."""
+        """Take the model, its cache, and the recorder, if there is one."""
         self._target, self._cache, self._totals = target, cache, totals
         self._row_width = target_row_width(draft)
         self._records = records
@@ -74,7 +74,7 @@ class Verification:
         Args:
             sequences: with few pending tokens, in the order of their rows.
             drafts: the draft below the last pending token of each.
-            drafting: told what became of them.
+            drafting: receives what became of them.
         """
         clock, stall_s = [time.perf_counter()], self._target.stall_s
         pending = [each.token_ids[each.num_cached :] for each in sequences]
@@ -208,7 +208,7 @@ def _message(error: Exception) -> str:
         return str(error)
     if is_out_of_memory(error):
         return OUT_OF_MEMORY
-    return f"a logits processor or a stop check failed ({type(error).__name__}: {error}); mend or leave it out"
+    return f"a logits processor or a stop check failed ({type(error).__name__}: {error}); fix or leave it out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class _Outcome:
 
 
 class _Forced:
-    """A target that chooses what it is told to."""
+    """A target whose choices are given."""
 
     def __init__(self, row: RowTarget, token_ids: Sequence[TokenId], depths: Sequence[int]) -> None:
         self._row, self._token_ids, self._depths = row, token_ids, depths

@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
-    """Load what the settings name, and say so if it drafts nothing."""
+    """Load what the settings name, with a warning if it drafts nothing."""
     from speculant_verifier.console import quiet_transformers, waiting_for
     from speculant_verifier.sources import require_sources
 

@@ -86,7 +86,7 @@ class JsonPrinter:
     def __init__(
         self, output: TextIO, decode: Callable[[Sequence[TokenId]], str], measure: Callable[[], RunStatistics]
     ) -> None:
-        """Take where objects go, what turns token ids into text, and what says how the run is going."""
+        """Take where objects go, what turns token ids into text, and what shows how the run is going."""
         self._output, self._decode, self._measure = output, decode, measure
         self._unfinished: dict[_Key, list[StepEvent]] = {}
 
@@ -156,7 +156,7 @@ def _logprobs(at: TokenLogprobs, decode: Callable[[Sequence[TokenId]], str]) -> 
 
 
 def ending(reasons: Sequence[str], num_samples: int, missing: str) -> str:
-    """Say how the samples of a run ended.
+    """Return how the samples of a run ended.
 
     Args:
         reasons: of those that did.

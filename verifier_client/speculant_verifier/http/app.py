@@ -38,7 +38,7 @@ from speculant_verifier.http.streaming import Decoding, GenerationResponse
 from speculant_verifier.load import Load
 
 API = ("/v1/",)
-"""What paths begin with that are for clients who may come in."""
+"""Prefixes of paths that need access."""
 _ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/responses")
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A field is wrong, unknown or not supported."},
@@ -75,13 +75,12 @@ def create_app(
     Args:
         decoder: decodes; the caller closes it, after the server.
         config: model name and limits.
-        policy: who may come in, or what says so at every request.
+        policy: the access policy, or what returns it at every request.
         defaults: settings that requests do not name.
         load: counts what is under way, here and elsewhere.
         read_problem: why nothing is served, one line; empty if it is. Called in the event loop.
         render_metrics: text for Prometheus. Called in the event loop.
-        count_request: told of every request to the API that is over: its endpoint and the status. Called in the event
-            loop.
+        count_request: called in the event loop for every request to the API that is over, with endpoint and status.
 
     Raises:
         ConfigError: the model was given without its tokenizer.

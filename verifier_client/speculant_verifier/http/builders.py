@@ -27,7 +27,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model, as answers tell of it."""
+    """The model, as answers describe it."""
 
     id: str
     """How clients call it."""
@@ -48,7 +48,7 @@ class RequestContext:
     config: GenerationConfig
     """Settings of all prompts."""
     session: SessionOptions | None = None
-    """What it wants of the drafter."""
+    """Options of its session with the drafter."""
     with_usage: bool = False
     """Whether a stream ends with token counts."""
     predicted: tuple[TokenId, ...] = ()
@@ -125,7 +125,7 @@ class AnswerBuilder(ABC):
 
     @abstractmethod
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Yield what a stream says of an event, and after the last one of all choices."""
+        """Yield what a stream sends for an event, and after the last one of all choices."""
 
     def frame(self, fields: Fields) -> str:
         """Return a chunk as it is sent."""
@@ -173,7 +173,7 @@ class _ChoicesBuilder(AnswerBuilder):
         return self._object(self.kind, choices) | self._usage() | self._speculation()
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Yield what a stream says of an event, and after the last one of all choices."""
+        """Yield what a stream sends for an event, and after the last one of all choices."""
         index, choice, pieces = self._read(event)
         for fields, reason in self._pieces(event, choice, pieces):
             chunk = self._object(self.chunk_kind, [{"index": index, **fields, "finish_reason": reason}])
@@ -256,8 +256,8 @@ class CompletionBuilder(_ChoicesBuilder):
             yield self._text(choice, text, event.logprobs), None if event.result is None else choice.reason
 
     def _text(self, choice: _Choice, text: str, logprobs: Sequence[TokenLogprobs]) -> Fields:
-        told = self._model.texts.completion(logprobs, choice.offsets) if self._with_logprobs else None
-        return {"text": text, "logprobs": told}
+        rows = self._model.texts.completion(logprobs, choice.offsets) if self._with_logprobs else None
+        return {"text": text, "logprobs": rows}
 
 
 def to_json(fields: Fields) -> str:

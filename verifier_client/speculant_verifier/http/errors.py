@@ -1,6 +1,6 @@
-"""Errors as OpenAI's clients know them: a status and one object with message, type, param and code.
+"""Errors as OpenAI's clients expect them: a status and one object with message, type, param and code.
 
-Messages are ours, one line that ends in what to do. What an exception of Python or of a library says is for the log.
+Messages are ours, one line that ends in what to do. The text of an exception of Python or of a library is for the log.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _EXPECTED = {
     "echo": "not served other than false; leave it out",
     "background": "not served other than false; leave it out",
 }
-"""For fields that take several shapes: what pydantic says of each of them would confuse."""
+"""For fields that take several shapes: pydantic's message for each of them would confuse."""
 _OF_LIBRARY = {"end_token_ids": "stop_token_ids", "ignore_end_tokens": "ignore_eos"}
 """Settings of the library, and what they are called here."""
 _FIELDS = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
 
 
 class ApiError(HTTPException):
-    """Why a request gets no answer, as the client is told."""
+    """Why a request gets no answer, as the client gets it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ApiError(HTTPException):
 
 
 def error_of(error: Exception) -> ApiError:
-    """Return what a client is told of a failure, wherever in the server it came up."""
+    """Return what a client gets for a failure, wherever in the server it came up."""
     message = str(error)
     match error:
         case ApiError():
@@ -103,12 +103,12 @@ def error_of(error: Exception) -> ApiError:
             return ApiError(503, message, kind="server_error", code="unavailable")
         case HTTPException():
             return _of_framework(error)
-    message = "the server failed; tell its operator the x-request-id"
+    message = "the server failed; give its operator the x-request-id"
     return ApiError(500, message, kind="server_error", code="internal_error")
 
 
 def no_such_model(model_id: str) -> ApiError:
-    """Return what is said of other models' names.
+    """Return the error for other models' names.
 
     Args:
         model_id: how clients call this one.
@@ -152,7 +152,7 @@ def _of_framework(error: HTTPException) -> ApiError:
     messages = {
         400: "the body can't be read; send a JSON object in UTF-8",
         404: "there is nothing at this path; /openapi.json lists what there is",
-        405: "this path does not take the method; /openapi.json says which",
+        405: "this path does not take the method; /openapi.json lists them",
     }
     code = "request_too_large" if error.status_code == 413 else None
     return ApiError(error.status_code, messages.get(error.status_code, error.detail), code=code)

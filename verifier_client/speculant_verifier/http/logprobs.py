@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's clients know them."""
+"""Log-probabilities as OpenAI's clients expect them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TokenTexts:
 
         Args:
             tokens: emitted ones.
-            offsets: of the choice, told of all tokens before these.
+            offsets: of the choice, already given all tokens before these.
         """
         return {
             "tokens": [self.text_of(at.token_id) for at in tokens],

@@ -92,7 +92,7 @@ class RequestMapping:
     def session(
         self, options: SpeculantOptions | None, principal: Principal, conversation: str | None = None
     ) -> SessionOptions | None:
-        """Return what a request's session with the drafter wants.
+        """Return the options of a request's session with the drafter.
 
         Raises:
             AccessError: the tenant or the graph is not the client's.
@@ -108,7 +108,7 @@ class RequestMapping:
         session = self.session(request.speculant, principal, request.prompt_cache_key)
         config = generation_config(request, self._defaults, self._decoder.target)
         self._load.require_length(config.max_tokens)
-        self._load.require_room(num_prompts * config.n)
+        self._load.require_capacity(num_prompts * config.n)
         return config, session
 
     async def _context(
@@ -149,7 +149,7 @@ class RequestMapping:
 
 
 def _template_refusal(error: GenerationError) -> str:
-    """Return what a template says on purpose; of its accidents nothing."""
+    """Return what a template raises on purpose; nothing of its accidents."""
     cause = error.__cause__
     if cause is None or (isinstance(cause, TemplateError) and not isinstance(cause, UndefinedError)):
         return str(error)

@@ -76,7 +76,7 @@ class SpeculantOptions(Schema):
     draft_temperature: Annotated[float, Field(gt=0)] | None = None
     """What drafts are drawn with, instead of the server's temperature."""
     tenant: Name | None = None
-    """Whose text it is: drafts come from what this tenant's earlier requests accepted, and from nobody else's."""
+    """Whose text it is: drafts come from what this tenant's earlier requests accepted, and from no other tenant's."""
     graph: Name | None = None
     """The drafter's graph of this name, instead of the server's choice."""
     learn: bool | None = None
@@ -129,7 +129,7 @@ class GenerationRequest(Schema):
     """What both endpoints take."""
 
     model: str
-    """The model's name, as /v1/models says it."""
+    """The model's name, as in /v1/models."""
     stream: bool = False
     """Send server-sent events as text comes."""
     stream_options: StreamOptions | None = None
@@ -143,7 +143,7 @@ class GenerationRequest(Schema):
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Samples of each prompt; sample i uses the seed + i."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Seed of the random stream; without one the server draws one and says it."""
+    """Seed of the random stream; without one the server draws one and returns it."""
     stop: _Stop | None = None
     """End before any of these texts."""
     logit_bias: _Biases | None = None
@@ -217,13 +217,13 @@ class ChatMessage(Schema):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    """Who speaks."""
+    """The author's role."""
     content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
-    """What is said; the texts of parts are joined by line feeds. May be missing beside tool_calls."""
+    """The content; the texts of parts are joined by line feeds. May be missing beside tool_calls."""
     name: str | None = None
-    """For chat templates that know names."""
+    """For chat templates that take names."""
     reasoning_content: str | None = None
-    """What the model thought before an answer, for chat templates that want it."""
+    """Reasoning before an answer, for chat templates that take it."""
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """What an assistant's message called."""
     tool_call_id: Name | None = None
@@ -314,7 +314,7 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """What the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    """Whether it may, may if it wants to, or must, or which one it must call."""
+    """Whether it may not, may, or must, or which one it must call."""
     parallel_tool_calls: bool = True
     """Whether an answer that must call may call several."""
     reasoning_effort: ReasoningEffort | None = None

@@ -24,7 +24,7 @@ from speculant_verifier.http.errors import error_of
 from speculant_verifier.load import Load, failure_of, read_ahead
 from speculant_verifier.results import StepEvent
 
-_READER_PATIENCE_S = 120.0
+_READER_TIMEOUT_S = 120.0
 """Longest time without a byte being read."""
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [
@@ -93,7 +93,7 @@ class GenerationResponse(Response):
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
-                with suppress(_ReaderSleepsError):  # the server closes what has no end
+                with suppress(_ReaderTimeoutError):  # the server closes what has no end
                     await answering
         finally:
             for task in (answering, leaving):
@@ -119,19 +119,19 @@ class GenerationResponse(Response):
                         has_begun = True
                     for chunk in self._builder.chunks(event):
                         await _sent(send, _event(self._builder.frame(chunk)))
-        except _ReaderSleepsError:
+        except _ReaderTimeoutError:
             raise
         except Exception as error:
             if not has_begun:
                 raise
-            told = error_of(error)
-            if told.status == 500:
+            found = error_of(error)
+            if found.status == 500:
                 logger.opt(exception=error).error("a stream failed")
-            await _sent(send, _event(self._builder.failure(told)))
+            await _sent(send, _event(self._builder.failure(found)))
         await _sent(send, _event(self._builder.ending, more_body=False))
 
 
-class _ReaderSleepsError(Exception):
+class _ReaderTimeoutError(Exception):
     """The client has not read for a long time."""
 
 
@@ -139,13 +139,13 @@ async def _sent(send: Send, message: Message) -> None:
     """Send, unless nothing is read for too long.
 
     Raises:
-        _ReaderSleepsError: the connection is to be closed.
+        _ReaderTimeoutError: the connection is to be closed.
     """
     try:
-        async with asyncio.timeout(_READER_PATIENCE_S):
+        async with asyncio.timeout(_READER_TIMEOUT_S):
             await send(message)
     except TimeoutError:
-        raise _ReaderSleepsError from None
+        raise _ReaderTimeoutError from None
 
 
 def _event(text: str, *, more_body: bool = True) -> Message:

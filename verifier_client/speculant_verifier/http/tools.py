@@ -30,7 +30,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         elif message.tool_calls and message.role != "assistant":
             problem = "tool_calls", "belongs to messages of the assistant; leave it out"
         elif message.role == "tool" and message.tool_call_id is None:
-            problem = "tool_call_id", "is missing: say which call the message answers"
+            problem = "tool_call_id", "is missing: name the call that the message answers"
         elif message.role != "tool" and message.tool_call_id is not None:
             problem = "tool_call_id", "belongs to messages of tools; leave it out"
         if problem is not None:
@@ -53,7 +53,7 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[dict[str
     if len(set(names)) < len(names):
         raise ApiError(400, "two tools have one name; give each its own", param="tools")
     if not tools and choice not in (None, "none", "auto"):
-        raise ApiError(400, "tool_choice wants a call, but there are no tools; give some", param="tool_choice")
+        raise ApiError(400, "tool_choice requires a call, but there are no tools; give some", param="tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise ApiError(
             400, f"tool_choice names '{choice.function.name}', which is not among the tools", param="tool_choice"
@@ -61,11 +61,11 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[dict[str
     for index, tool in enumerate(tools):
         if (tool.function.parameters or {}).get("type", "object") != "object":
             param = f"tools.{index}.function.parameters"
-            raise ApiError(400, f"{param} is the schema of an object, which has the arguments; mend it", param=param)
+            raise ApiError(400, f"{param} is the schema of an object, which has the arguments; fix it", param=param)
     if tools and style is None and choice != "none":
         raise ApiError(
             400,
-            "not supported here: 'tools', the model's chat template knows none, or calls of an unknown kind; "
+            "not supported here: 'tools', the model's chat template takes none, or calls of an unknown kind; "
             "leave them out",
             param="tools",
             code="unsupported_parameter",

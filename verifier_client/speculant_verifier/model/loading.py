@@ -1,4 +1,4 @@
-"""Loading a checkpoint: number types, devices, quantised weights, and errors that say what to change."""
+"""Loading a checkpoint: number types, devices, quantised weights, and errors that name what to change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from speculant_verifier.sources import (
     is_tokenizer_local,
 )
 
-_REMEDY = "Give a folder with a checkpoint, or the hub name of a model you may download (--verifier.model-name)."
+_FIX = "Give a folder with a checkpoint, or the hub name of a model you may download (--verifier.model-name)."
 _SAMPLE = 1 << 28
 """Bytes that are read to find out how fast that is."""
 
@@ -91,12 +91,12 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True) -> PreTrained
                 **options,
             )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, MemoryError, SafetensorError) as error:
-        # On a CPU torch says no memory by an error without a type of its own.
+        # On a CPU torch reports full memory by an error without a type of its own.
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error):
             raise ConfigError(
                 f"model '{config.model_name}' does not fit into the memory of '{device}'; {SMALLER}"
             ) from error
-        raise ConfigError(f"can't load model '{config.model_name}': {sentence(error)} {_REMEDY}") from error
+        raise ConfigError(f"can't load model '{config.model_name}': {sentence(error)} {_FIX}") from error
     model: PreTrainedModel
     model, report = loaded
     # transformers fills what is missing with random numbers, which would decode without complaint.

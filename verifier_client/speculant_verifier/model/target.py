@@ -93,7 +93,7 @@ class TargetModel:
         """Load model and tokenizer from a folder or from the hub.
 
         Raises:
-            ConfigError: either can't be loaded; the message says why and what to change.
+            ConfigError: either can't be loaded; the message names the reason and what to change.
         """
         tokenizer, fingerprint = load_tokenizer(config)
         return cls(
@@ -170,9 +170,9 @@ class TargetModel:
             self.offload.close()
 
     def spare_bytes(self) -> int | None:
-        """Return the memory that is free beyond what should stay so, negative if there is less; None if nobody knows.
+        """Return the memory that is free beyond what should stay so, negative if there is less; None if unknown.
 
-        A GPU says by errors that its memory has ended, so that nobody needs to look.
+        A GPU reports by errors that its memory is full, so that no poll is needed.
         """
         free = available_bytes() if self.device.type == "cpu" else None
         if free is None:
@@ -251,7 +251,7 @@ class TargetModel:
 
     @torch.inference_mode()
     def prefill(self, token_ids: Sequence[Sequence[TokenId]], cache: SlotCache, rows: Sequence[int]) -> None:
-        """Read stretches of prompts into rows and commit them; no logits are computed.
+        """Read chunks of prompts into rows and commit them; no logits are computed.
 
         Args:
             token_ids: of every row.

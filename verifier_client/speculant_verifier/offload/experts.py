@@ -2,8 +2,8 @@
 
 All layers share one pool. A narrow pass reads the experts that the router chose and the pool does not hold, and, while
 a layer is computed, what the next one's router would choose of its input: hidden states change little from layer to
-layer. What was guessed wrong and has not begun to be read is given up. A pass that wants most experts of a layer will
-want those of the next one, too, and they are read while this one is computed.
+layer. What was guessed wrong and has not begun to be read is given up. A pass that needs most experts of a layer will
+need those of the next one, too, and they are read while this one is computed.
 Which one is evicted is drawn: passes go through the layers in order, so that the longest unused expert would be the
 very next one that is needed.
 """
@@ -88,7 +88,7 @@ class ExpertPool:
         hidden, chosen, *rest = args
         wanted = [(layer, index) for index in torch.unique(chosen).tolist()]
         if self._is_torn:
-            self._source.settle()
+            self._source.drain()
             self._forget()
         self._is_torn = True
         self._give_up(wanted)

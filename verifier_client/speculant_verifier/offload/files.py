@@ -1,8 +1,8 @@
 """Where weights are in the files of a checkpoint, and threads that read them past the page cache.
 
 The page cache would take the memory that the budget is to leave alone, and copy every byte once more. So files are read
-in aligned stretches (``O_DIRECT``) into small buffers, from which the numbers go to where they are used, in the number
-type that they have there. A file system that can't do that is read plainly, and told to forget.
+in aligned chunks (``O_DIRECT``) into small buffers, from which the numbers go to where they are used, in the number
+type that they have there. A file system that can't do that is read through the page cache, which is then dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from speculant_graph.errors import ConfigError, GenerationError
 
 _CHUNK = 4 << 20
 _ALIGNED = 4096
-_STRETCH = 1 << 26
+_CHUNK = 1 << 26
 """Of a measurement."""
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -95,18 +95,18 @@ def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
         most: bytes to read.
     """
     pieces = [
-        StoredTensor(str(path), first, torch.uint8, (_STRETCH,))
+        StoredTensor(str(path), first, torch.uint8, (_CHUNK,))
         for path in sorted(folder.glob("*.safetensors"))
-        for first in range(0, path.stat().st_size - _STRETCH + 1, _STRETCH)
-    ][: most // _STRETCH]
+        for first in range(0, path.stat().st_size - _CHUNK + 1, _CHUNK)
+    ][: most // _CHUNK]
     if not pieces:
         return 0.0
-    reader, scratch = WeightReader(), torch.empty(_STRETCH, dtype=torch.uint8)
+    reader, scratch = WeightReader(), torch.empty(_CHUNK, dtype=torch.uint8)
     started_s = time.perf_counter()
     reader.wait(reader.read([(piece, scratch) for piece in pieces]))
     elapsed_s = time.perf_counter() - started_s
     reader.close()
-    return len(pieces) * _STRETCH / elapsed_s
+    return len(pieces) * _CHUNK / elapsed_s
 
 
 class WeightReader:
@@ -150,7 +150,7 @@ class WeightReader:
             part.result()
         self.stall_s += time.perf_counter() - started_s
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Return when nothing is written any more; what had not begun is not read."""
         self._threads.shutdown(cancel_futures=True)
         self._threads = ThreadPoolExecutor(self._num_threads, "speculant-weights")
@@ -196,7 +196,7 @@ class WeightReader:
         with self._lock:
             if path not in self._files:
                 self._files[path] = os.open(path, os.O_RDONLY)
-                with suppress(OSError):  # a file system without; some say so at the first read only
+                with suppress(OSError):  # a file system without; some fail at the first read only
                     file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
                     try:
                         os.preadv(file, [mmap.mmap(-1, _ALIGNED)], 0)

@@ -97,7 +97,7 @@ class LayerStream:
             return
         if self._is_torn or self._turn[self._next % len(self._turn)] != index:
             self._is_torn = True
-            self._source.settle()
+            self._source.drain()
             self._start(self._turn.index(index))
         self._is_torn = True
         views, started = self._fetching.pop(self._next)

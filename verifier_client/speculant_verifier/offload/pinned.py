@@ -94,13 +94,13 @@ class PinnedWeights:
             self._stall_s += before.elapsed_time(after) / 1e3
         return self._stall_s
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Return when nothing is copied any more."""
         self._stream.synchronize()
 
     def close(self) -> None:
         """End what is being copied, and give the memory back."""
-        self.settle()
+        self.drain()
         for tensor in self._held:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
         self._held.clear()

@@ -31,7 +31,7 @@ _WIDEST = 256
 _MOST_SLOTS = 4096
 """Experts of a pool: transformers counts their tokens by a histogram of float32, which is exact up to so many."""
 _NUM_SLABS = 2
-"""Layers that have room beside those that stay: one is computed, and one is read."""
+"""Layers that fit beside those that stay: one is computed, and one is read."""
 _TOLERANCE = 1.05
 """Of a budget: what passes compute with comes and goes."""
 _CPU = torch.device("cpu")
@@ -58,25 +58,25 @@ class Plan:
     num_units: int
     """Units that the streamed modules consist of."""
     num_slots: int
-    """Units that there is room for."""
+    """Units that fit into memory."""
     least_slots: int
     """The fewest that do: of layers one that is computed and one that is read, of experts all of a layer."""
     resident_bytes: int
     """Weights beside the slots."""
     kv_tokens: int
-    """Tokens of keys and values that there is room for."""
+    """Tokens of keys and values that fit into memory."""
     most_nodes: int
-    """Nodes of a tree, of as many as can pay, whose logits there is room for in a full batch."""
+    """Nodes of a tree, of as many as can pay, whose logits fit into memory in a full batch."""
     budget: int
     """Bytes that all of the process may take, of the GPU's memory if there is one."""
     process_bytes: int
     """Of them, what it took before."""
     most_bytes: int | None
-    """Beyond them memory is short; None if nobody has bounded it."""
+    """Beyond them memory is short; None if it has no bound."""
 
     @property
     def placement(self) -> tuple[object, ...]:
-        """What passes cost depends on, roughly: budgets leave a little more or less room at every start."""
+        """What passes cost depends on, roughly: budgets leave a little more or less space at every start."""
         return self.unit, self.streamed, round(20 * self.num_kept / self.num_units)
 
     @property
@@ -96,13 +96,13 @@ class Plan:
             rate: bytes per second that weights are read with, if that is known.
         """
         kept = self.num_kept * self.unit_bytes
-        room = f"{_gb(kept)} for {self.num_kept} of {self.num_units} {self.unit}s"
+        space = f"{_gb(kept)} for {self.num_kept} of {self.num_units} {self.unit}s"
         if self.unit == "layer":
-            room += f", {_gb(self.least_slots * self.unit_bytes)} for {self.least_slots} that are read in turn"
+            space += f", {_gb(self.least_slots * self.unit_bytes)} for {self.least_slots} that are read in turn"
         seconds = f": {self.pass_bytes / rate:.2g} s at {rate / 1e9:.1f} GB/s" if rate else ""
         return [
             ("always in memory", _gb(self.resident_bytes)),
-            ("room for the others", room),
+            ("space for the others", space),
             ("read in a pass over many tokens", _gb(self.pass_bytes) + seconds),
             ("keys and values", f"{self.kv_tokens:,} tokens"),
             ("budget", f"{_gb(self.budget)}, of which the process had taken {_gb(self.process_bytes)}"),
@@ -138,7 +138,7 @@ def plan_for(
     bound = int(verifier.ram_budget if on_cpu else verifier.device_budget)
     budget = bound or process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
     wanted = verifier.resident_layers
-    # Without a budget nobody has said how much is for keys and values: they take what is left.
+    # Without a budget there is no setting for keys and values: they take what is left.
     if wanted is None and total <= budget - process - (_RESERVED * budget if bound else 0):
         return None
     layers = decoder_layers(model)
@@ -150,9 +150,9 @@ def plan_for(
     size = f"{_gb(total)} as {str(dtype).removeprefix('torch.')}"
     _require_streamable(model, layers, verifier, size, budget, may_stream=may_stream)
     kv_bytes = _kv_bytes(model, dtype)
-    kv_room = int(_KV_SHARE * reserved)
-    kv_tokens = verifier.max_kv_tokens or max(1, kv_room // kv_bytes)
-    taken = process + reserved + max(0, kv_tokens * kv_bytes - kv_room)
+    kv_reserved = int(_KV_SHARE * reserved)
+    kv_tokens = verifier.max_kv_tokens or max(1, kv_reserved // kv_bytes)
+    taken = process + reserved + max(0, kv_tokens * kv_bytes - kv_reserved)
     modules: dict[str, nn.Module] = experts or layers
     divisor = next((int(each.num_experts) for each in experts.values()), 1)  # type: ignore[arg-type]
     unit = max(map(_size, modules.values())) // divisor
@@ -178,7 +178,7 @@ def plan_for(
     if not experts:
         num_slots = min(num_slots, least + len(modules) - 1)
     if not on_cpu:
-        _require_room(total - fixed, verifier)
+        _require_memory(total - fixed, verifier)
     streamed = tuple(modules)
     logit_bytes = int((1.0 - _KV_SHARE) * reserved) // verifier.max_batch_size
     return Plan(
@@ -241,17 +241,17 @@ def _require_streamable(
     )
 
 
-def _require_room(num_bytes: int, verifier: VerifierConfig) -> None:
+def _require_memory(num_bytes: int, verifier: VerifierConfig) -> None:
     """Refuse weights that this machine's memory does not hold for its GPU.
 
     Raises:
         ConfigError: it does not.
     """
-    room = int(verifier.ram_budget) or available_bytes()
-    if room is not None and num_bytes + anonymous_bytes() > room:
+    available = int(verifier.ram_budget) or available_bytes()
+    if available is not None and num_bytes + anonymous_bytes() > available:
         raise ConfigError(
             f"of model '{verifier.model_name}' {_gb(num_bytes)} must lie in this machine's memory, more than the "
-            f"{_gb(room)} that it may take; {SMALLER}"
+            f"{_gb(available)} that it may take; {SMALLER}"
         )
 
 

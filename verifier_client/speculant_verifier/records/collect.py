@@ -17,7 +17,7 @@ _DECIMALS = 5
 
 @dataclass(slots=True)
 class RecordIdentity:
-    """What records say that neither the target nor the request knows; mutable, read when a request ends."""
+    """What records hold that comes from neither the target nor the request; mutable, read when a request ends."""
 
     draft_model: str = ""
     """Name of the draft model; empty if there is none."""

@@ -34,11 +34,11 @@ _SCHEMA = (
 
 
 def _consistent(record: RequestRecord) -> RequestRecord:
-    """Return a record in which every position has what is said per position, and every token there, too."""
+    """Return a record in which every position has an entry of every field per position."""
     pairs = ((record.drafted, record.sources), (record.top_token_ids, record.top_logprobs))
     lengths = {len(each) for pair in pairs for each in pair} | {len(record.accepted), len(record.output)}
     if len(lengths) > 1 or any([*map(len, ids)] != [*map(len, others)] for ids, others in pairs):
-        raise ValueError("what is said of the output differs from it in length")
+        raise ValueError("the fields per position differ from the output in length")
     return record
 
 
@@ -115,7 +115,7 @@ def read_records(folder: str | Path, *, tenant: str | None = None) -> list[Reque
 
     Args:
         folder: where the verifier writes its records; without any there are none.
-        tenant: whose; None: everybody's.
+        tenant: whose; None: of all tenants.
 
     Raises:
         ConfigError: the file can't be read.
@@ -128,7 +128,7 @@ def replay_of(folder: str | Path, tenant: str | None, count: int) -> list[Reques
 
     Args:
         folder: where the verifier writes its records.
-        tenant: whose; None: everybody's together.
+        tenant: whose; None: of all tenants together.
         count: most requests wanted. Up to ``record.replay`` of them the draw is uniform.
 
     Raises:

@@ -18,7 +18,7 @@ Recorded = Annotated[TokenId, Field(ge=0)]
 class RequestRecord:
     """One finished request: all that a draft model can learn from it.
 
-    What is said per position has an entry for every output token.
+    Each field per position has an entry for every output token.
     """
 
     request_id: str

@@ -47,9 +47,9 @@ class WriterStatistics:
 class RecordWriter:
     """Writes records to a folder.
 
-    Safe to use from several threads, and several processes may use one folder. The death of this process loses what
+    Safe to use from several threads, and several processes may use one folder. A crash of this process loses what
     came since the last time that the thread wrote. Nothing raises once it is made: what can't be written is counted,
-    and a warning says so once until it works again.
+    with one warning until it works again.
     """
 
     def __init__(self, config: RecordConfig, *, flush_s: float = 1.0) -> None:

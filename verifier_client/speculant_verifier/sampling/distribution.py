@@ -70,7 +70,7 @@ class Distribution:
         else:
             is_left = np.isin(token_ids, ids)
             all_weights[self._indices(token_ids[is_left])] = weights[is_left]
-            if weights[~is_left].any():  # tokens that the processors dropped and the caller still wants
+            if weights[~is_left].any():  # tokens that the processors dropped and the caller still needs
                 ids = np.concatenate((ids, token_ids[~is_left]))
                 order = np.argsort(ids)
                 ids, all_weights = ids[order], np.concatenate((all_weights, weights[~is_left]))[order]

@@ -257,7 +257,7 @@ def _largest_of_bfloat16(scores: Tensor) -> tuple[TokenId, float] | None:
     The bits of positive numbers are in the order of the numbers.
 
     Returns:
-        None where bits do not tell: if no score is above 0, or one is NaN.
+        None where bits do not decide: if no score is above 0, or one is NaN.
     """
     bits = scores.view(torch.int16).numpy()
     token = int(bits.argmax())

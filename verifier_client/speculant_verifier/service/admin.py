@@ -1,4 +1,4 @@
-"""The gRPC methods of those who look after a running verifier."""
+"""The gRPC methods for operators of a running verifier."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class VerifierAdminService:
 
 
 async def _list(_adapters: Adapters, _request: pb.ListAdaptersRequest) -> None:
-    """Do nothing: every answer says what drafts."""
+    """Do nothing: every answer holds what drafts."""
 
 
 async def _load(adapters: Adapters, request: pb.LoadAdapterRequest) -> None:
-    """Load an adapter by its name: who looks after a verifier does not choose what it reads of its machine."""
+    """Load an adapter by its name: an operator does not choose what it reads of its machine."""
     if request.name and request.name not in adapters.names:
         known = ", ".join(adapters.names) or "none, name some by draft_model.adapters"
         raise DraftRequestError(f"there is no adapter of this name; those of the settings are: {known}")

@@ -1,4 +1,4 @@
-"""What a decoder says, as messages of the wire."""
+"""A decoder's outputs, as messages of the wire."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def generate_response(event: StepEvent, seed: int) -> pb.GenerateResponse:
 
 
 def verify_response(step_id: int, output: StepOutput, forward_s: float) -> pb.VerifyResponse:
-    """Return the message that says what became of a draft.
+    """Return the message with what became of a draft.
 
     Args:
         step_id: the request's.

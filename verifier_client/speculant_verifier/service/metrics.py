@@ -25,7 +25,7 @@ RequestKey = tuple[str, str, str]
 
 _PREFIX = "speculant_verifier_"
 _DEEPEST = 32
-"""Acceptance is told by depth up to this one; deeper nodes count as of it."""
+"""Acceptance is counted by depth up to this one; deeper nodes count as of it."""
 _PHASES = ("prefill", "draft", "forward", "verify", "commit", "total")
 
 _Numbers = Callable[[SpeculativeDecoder], Iterable[tuple[str, float]]]
@@ -41,7 +41,7 @@ _COUNTERS = (
     ("drafted_nodes", "totals.drafted_by_depth", "Drafted nodes that were verified."),
     ("accepted_tokens", "totals.accepted_by_depth", "Drafted tokens that were emitted."),
     ("target_cache_hits", "target_cache.hits", "Tokens without a pass, from the target cache."),
-    ("target_cache_evictions", "target_cache.evicted", "Rows of the target cache that made room for others."),
+    ("target_cache_evictions", "target_cache.evicted", "Rows of the target cache that were evicted."),
     ("drafter_steps", "drafter.steps", "Steps that drafts were asked for."),
     ("drafter_failed_steps", "drafter.failed_steps", "Steps without an answer in time, also those not sent."),
     ("drafter_skipped_steps", "drafter.skipped_steps", "Steps not sent as the drafter was known to be down."),
@@ -77,7 +77,7 @@ _GAUGES = (
     ("drafter_paused_replicas", "drafter.paused_replicas",
      "Sidecars that are not asked now, as they failed: their breakers are open."),
     ("draft_model_judged_tokens", "draft_model.num_judged",
-     f"Latest tokens that say how good the present adapter is, at most {HIT_WINDOW}; it begins again with every swap."),
+     f"Latest tokens by which the present adapter is judged, at most {HIT_WINDOW}; it begins again with every swap."),
     ("draft_model_acceptance", "draft_model.acceptance",
      f"Share of these tokens, at most {HIT_WINDOW}, that it was right about; 0 before any."),
     ("memory_reductions_in_force", "totals.num_reductions_in_force", "Reductions that have not been taken back."),
@@ -97,7 +97,7 @@ _LABELLED_COUNTERS: tuple[tuple[str, str, str, _Numbers], ...] = (
      lambda it: it.totals.num_reductions.items()),
 )  # fmt: skip
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[SpeculativeDecoder], Histogram]], ...] = (
-    ("queue_seconds", "Time until a sequence got its place.", lambda it: it.totals.queue_times),
+    ("queue_seconds", "Time until a sequence got its slot.", lambda it: it.totals.queue_times),
     ("first_token_seconds", "Time from arrival to the first token.", lambda it: it.totals.first_token_times),
     ("token_seconds", "Time between tokens; those of a step share it.", lambda it: it.totals.token_times),
     ("request_seconds", "Time from arrival to the end.", lambda it: it.totals.request_times),
@@ -131,12 +131,12 @@ class _VerifierCollector(Collector):
             "Requests that are over, by API (http, grpc), endpoint or method, and status.",
             labels=["api", "endpoint", "code"],
         )
-        for labels, number in sorted(self._requests.items()):
-            requests.add_metric(labels, number)
+        for labels, count in sorted(self._requests.items()):
+            requests.add_metric(labels, count)
         yield requests
         num_open = 0 if decoder is None else decoder.num_sequences
         yield _gauge("open_sequences", "Sequences of requests that are decoded or wait.", num_open)
-        yield _counter("refused_requests", "Requests refused for want of room.", self._load.num_refused)
+        yield _counter("refused_requests", "Requests refused for want of capacity.", self._load.num_refused)
         if decoder is None:
             return
         sources = _sources(decoder)
@@ -188,8 +188,8 @@ def _number(sources: Mapping[str, object], path: str) -> float:
 
 
 def _by_depth(counts: list[int]) -> list[tuple[str, float]]:
-    told = counts[: _DEEPEST - 1] + [sum(counts[_DEEPEST - 1 :])] * (len(counts) >= _DEEPEST)
-    return [(str(depth), count) for depth, count in enumerate(told, start=1)]
+    counted = counts[: _DEEPEST - 1] + [sum(counts[_DEEPEST - 1 :])] * (len(counts) >= _DEEPEST)
+    return [(str(depth), count) for depth, count in enumerate(counted, start=1)]
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -133,7 +133,7 @@ def draft_of(request: pb.VerifyRequest, most_nodes: int) -> Draft:
         if len(counts) != size or counts.sum() != len(token_ids) or len(token_ids) != len(probabilities):
             raise GenerationRequestError(
                 "candidate_counts must have an entry for every node, and sum to the numbers of candidate_tokens and "
-                "candidate_probabilities; mend them"
+                "candidate_probabilities; fix them"
             )
         for end, count in zip(counts.cumsum().tolist(), counts.tolist(), strict=True):
             proposals.append(_proposal(token_ids[end - count : end], probabilities[end - count : end]))
@@ -146,7 +146,7 @@ def _proposal(token_ids: Any, probabilities: Any) -> Proposal:
     is_distribution = bool(np.isfinite(probabilities).all()) and bool((probabilities >= 0).all())
     if not is_distribution or not (np.diff(token_ids.astype(np.int64)) > 0).all():
         raise GenerationRequestError(
-            "candidate_tokens must ascend within a node and candidate_probabilities be numbers from 0 to 1; mend them"
+            "candidate_tokens must ascend within a node and candidate_probabilities be numbers from 0 to 1; fix them"
         )
     if not 0.999 < probabilities.sum(dtype=np.float64) < 1.001:
         raise GenerationRequestError("candidate_probabilities must sum to 1 within a node; normalise them")

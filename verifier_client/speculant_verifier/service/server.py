@@ -32,7 +32,7 @@ from speculant_verifier.service.metrics import RequestKey, render_metrics
 from speculant_verifier.service.service import SERVICE_NAME, VerifierService
 
 _LOADING, _DRAINING = "the model is being loaded", "the verifier is shutting down"
-_FAREWELL_S = 2.0
+_DRAIN_NOTICE_S = 2.0
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -146,7 +146,7 @@ class VerifierServer:
         logger.info("verifier ready on {}{}", ", ".join([*self.addresses, *urls]), more)
 
     async def stop(self) -> None:
-        """Say that nothing is served, let texts that are under way be finished, and let go."""
+        """Report NOT_SERVING, let texts that are under way be finished, and let go."""
         self._load.is_draining = True
         if self._learning is not None:
             await asyncio.to_thread(self._learning.close)
@@ -159,12 +159,12 @@ class VerifierServer:
         await stopping
         if self._load.num_sequences:
             advice = "" if self._is_stop_forced else "; raise service.grace_s for longer answers"
-            number = self._load.num_sequences
-            logger.warning("{} {} cut off{}", number, "sequence is" if number == 1 else "sequences are", advice)
+            count = self._load.num_sequences
+            logger.warning("{} {} cut off{}", count, "sequence is" if count == 1 else "sequences are", advice)
         if self._decoder is not None:
             await asyncio.to_thread(self._decoder.close)
         if self._http is not None:
-            await self._http.drain(_FAREWELL_S)  # who is cut off is told
+            await self._http.drain(_DRAIN_NOTICE_S)  # clients that are cut off get a notice
             await self._http.close()
         for endpoint in self._endpoints:
             endpoint.close()
@@ -192,9 +192,9 @@ class VerifierServer:
         self._http_requests[endpoint, str(status)] += 1
 
     def _render_metrics(self) -> bytes:
-        requests: dict[RequestKey, int] = {("http", *key): number for key, number in self._http_requests.items()}
+        requests: dict[RequestKey, int] = {("http", *key): count for key, count in self._http_requests.items()}
         requests |= {
-            ("grpc", *key): number for key, number in (self._interceptor.ended + self._admin_interceptor.ended).items()
+            ("grpc", *key): count for key, count in (self._interceptor.ended + self._admin_interceptor.ended).items()
         }
         return render_metrics(self._decoder, self._load, requests)
 

@@ -1,4 +1,4 @@
-"""The gRPC service: text for those who ask for it, verification for those who bring drafts."""
+"""The gRPC service: text, and verification of drafts that clients bring."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from speculant_verifier.service.requests import draft_of, generation_config, pro
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
 _END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 _MOST_FEEDBACK = 64
-_READER_PATIENCE_S = 120.0
+_READER_TIMEOUT_S = 120.0
 
 
 class VerifierService:
@@ -66,7 +66,7 @@ class VerifierService:
         )
 
     def drain(self) -> None:
-        """End the streams of those who bring drafts; texts that are under way are finished."""
+        """End the streams of clients that bring drafts; texts that are under way are finished."""
         for task in self._reading:
             task.cancel()
 
@@ -185,7 +185,7 @@ def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list
 async def _written(call: Call, response: Any) -> None:
     """Send a message, unless the client does not read for a long time."""
     try:
-        async with asyncio.timeout(_READER_PATIENCE_S):
+        async with asyncio.timeout(_READER_TIMEOUT_S):
             await call.context.write(response.SerializeToString())
     except TimeoutError:
-        raise DrafterUnavailableError(f"nothing was read for {_READER_PATIENCE_S:g} s; read as messages come") from None
+        raise DrafterUnavailableError(f"nothing was read for {_READER_TIMEOUT_S:g} s; read as messages come") from None

@@ -25,7 +25,7 @@ class SpeculationBackoff:
         self._resume_at, self._pause = 0, _FIRST_PAUSE
 
     def allows(self, step: int) -> bool:
-        """Say whether to draft at a step."""
+        """Return whether to draft at a step."""
         return step >= self._resume_at
 
     def observe(self, step: int, tokens: float, width_cost: float, draft_share: float) -> None:

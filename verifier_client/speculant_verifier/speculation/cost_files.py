@@ -44,7 +44,7 @@ def load_or_measure(
         tokens: tokens of each row.
         context: tokens in the cache.
         budget_s: longest time of a measurement, in seconds.
-        progress: told of hundredths, if it is measured.
+        progress: called with hundredths, if it is measured.
         folder: instead of :func:`cache_folder`.
     """
     conditions = describe_conditions(target) | {
@@ -57,8 +57,8 @@ def load_or_measure(
     known = _read(path)
     if known is not None:
         return known
-    patience = f"for up to {budget_s:.0f} s" if target.offload is None else "by a dozen passes"
-    logger.info("measuring what passes of '{}' cost on this machine, once, {}", target.name, patience)
+    duration = f"for up to {budget_s:.0f} s" if target.offload is None else "by a dozen passes"
+    logger.info("measuring what passes of '{}' cost on this machine, once, {}", target.name, duration)
     table = measure_costs(target, batches, tokens, context, budget_s, progress)
     _write(path, {**table.to_json(), "conditions": conditions})
     return table

@@ -64,7 +64,7 @@ def measure_costs(
         context: tokens that every row has in the cache.
         budget_s: longest time, in seconds. Two passes over one token are run however long they take; and of a model
             whose weights are read for every pass, all that is measured once.
-        progress: told of hundredths of the budget.
+        progress: called with hundredths of the budget.
     """
     started = time.perf_counter()
     probe = _Probe(target, min(context, target.max_length - max(tokens) - 1))

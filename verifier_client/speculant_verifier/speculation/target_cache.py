@@ -1,4 +1,4 @@
-"""What the target said after prefixes that it has seen (SpecExec's speculative cache, arXiv 2406.02532).
+"""The target's logits after prefixes that it has seen (SpecExec's speculative cache, arXiv 2406.02532).
 
 A forward pass over a draft tree computes the target's logits after every node, and most of those nodes are rejected. If
 one of their prefixes comes again, in a later step, in another sample of the prompt or in a request that is repeated,
@@ -6,7 +6,7 @@ its logits are looked up. They are kept as the model gave them: processors, temp
 
 A row of logits is large (0.8 MB for gpt-oss in float32), so all is arranged around copying little and keeping exactly
 what may be kept. The rows lie in one block that is taken when the first of them comes and never grows: it never
-exceeds its bound, and no row keeps others alive. It is on the device of the logits, where storing a row is
+exceeds its bound, and no row keeps others in memory. It is on the device of the logits, where storing a row is
 a copy that nothing waits for and a hit is used where it lies; a round trip to the CPU would cost more than it saves.
 """
 
@@ -84,7 +84,7 @@ class TargetCacheStatistics:
     stored: int = 0
     """Rows copied into the cache."""
     evicted: int = 0
-    """Rows that made room for others."""
+    """Rows that were evicted."""
     num_rows: int = 0
     """Rows held."""
     num_bytes: int = 0
@@ -127,7 +127,7 @@ class TargetCache:
     def get(self, key: PrefixKey) -> Tensor | None:
         """Return a copy of the logits after a prefix, shape ``[V]``, or None if they are not known.
 
-        A copy, because the row may make room for another while the caller still works on it; it takes a thousandth of
+        A copy, because the row may be evicted while the caller still works on it; it takes a thousandth of
         the pass that it saves.
         """
         slot = self._slots.get(key)
@@ -146,14 +146,14 @@ class TargetCache:
             first: indices of the rows to keep before all others and to evict after them, such as those of the accepted
                 path.
         """
-        room = self._num_bytes // max(1, logits.shape[1] * logits.element_size())
+        capacity = self._num_bytes // max(1, logits.shape[1] * logits.element_size())
         kept: dict[PrefixKey, int] = {}  # the first are the last to go
         for row in (*first, *range(len(keys))):
-            if len(kept) < room:
+            if len(kept) < capacity:
                 kept.setdefault(keys[row], row)
-        self._touch(kept)  # so that none of them makes room for another
+        self._touch(kept)  # so that none of them is evicted
         if new := {key: row for key, row in kept.items() if key not in self._slots}:
-            self._store(new, logits, room)
+            self._store(new, logits, capacity)
             self._touch(kept)
 
     def _touch(self, kept: dict[PrefixKey, int]) -> None:
@@ -161,20 +161,20 @@ class TargetCache:
             if key in self._slots:
                 self._slots.move_to_end(key)
 
-    def _store(self, new: dict[PrefixKey, int], logits: Tensor, room: int) -> None:
-        """Copy rows to free places, then to those of the longest unused."""
+    def _store(self, new: dict[PrefixKey, int], logits: Tensor, capacity: int) -> None:
+        """Copy rows to free slots, then to those of the longest unused."""
         # A tensor made in inference mode could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
             if self._block is None:
                 try:
-                    self._block = torch.empty((room, logits.shape[1]), dtype=logits.dtype, device=logits.device)
+                    self._block = torch.empty((capacity, logits.shape[1]), dtype=logits.dtype, device=logits.device)
                 except RuntimeError as error:  # decoding goes on without
                     logger.warning("no memory for target_cache, going on without; set it lower: {}", error)
                     self._num_bytes = 0
                     return
             slots: list[int] = []
             for key in new:
-                if len(self._slots) < room:
+                if len(self._slots) < capacity:
                     slot = len(self._slots)
                 else:
                     _, slot = self._slots.popitem(last=False)

@@ -37,7 +37,7 @@ class Constraint:
         self._ends = end_token_ids
         self._matcher, self._prompt_length, self._vocabulary_size = matcher, prompt_length, vocabulary_size
         self._seen: list[TokenId] = []
-        self._num_settled = 0  # of these, tokens of the sequence itself, which only ever grows
+        self._num_committed = 0  # of these, tokens of the sequence itself, which only ever grows
         self._forces_much = False
         self._masked: NDArray[np.float32] | None = None
         self._bits = np.zeros(-(-vocabulary_size // 32), np.int32)
@@ -89,7 +89,7 @@ class Constraint:
         return kept
 
     def forced(self, token_ids: Sequence[TokenId], path: Sequence[TokenId] = ()) -> list[TokenId]:
-        """Return tokens that spell what the form says must come next; none if it leaves a choice."""
+        """Return tokens that spell what the form forces next; none if it leaves a choice."""
         if self._is_over(token_ids, path) or self._forces_much:
             return []
         self._go_to(token_ids, path)
@@ -111,14 +111,14 @@ class Constraint:
         return bool(self._matcher.validate_tokens([token]))
 
     def _go_to(self, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> None:
-        wanted = [*token_ids[self._prompt_length + self._num_settled :], *path]
-        seen = self._seen[self._num_settled :]
+        wanted = [*token_ids[self._prompt_length + self._num_committed :], *path]
+        seen = self._seen[self._num_committed :]
         common = 0
         while common < min(len(seen), len(wanted)) and seen[common] == wanted[common]:
             common += 1
         if common < len(seen):
             self._matcher.rollback(len(seen) - common)
-            del self._seen[self._num_settled + common :]
+            del self._seen[self._num_committed + common :]
         if rest := wanted[common:]:
             count = self._matcher.try_consume_tokens(rest)
             self._seen += rest[:count]
@@ -126,7 +126,7 @@ class Constraint:
                 raise GenerationRequestError(
                     f"the output's form is too complex ({reason_of(self._matcher)}); simplify it"
                 )
-        self._num_settled = len(token_ids) - self._prompt_length
+        self._num_committed = len(token_ids) - self._prompt_length
 
 
 def reason_of(matcher: LLMatcher) -> str:

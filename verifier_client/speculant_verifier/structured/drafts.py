@@ -10,7 +10,7 @@ from speculant_verifier.structured.constraint import Constraint
 
 
 def with_forced(constraint: Constraint, token_ids: Sequence[TokenId], draft: Draft, most_nodes: int) -> Draft:
-    """Return the draft with what its form forces next, and after its most probable path, as far as there is room.
+    """Return the draft with what its form forces next, and after its most probable path, as far as its budget allows.
 
     New nodes come after all others.
     """

@@ -64,7 +64,7 @@ def form_of(config: GenerationConfig) -> str:
                 return config.grammar
         except (ValueError, RecursionError, LookupError, TypeError):
             pass
-        raise GenerationRequestError("grammar begins with '{', but is no JSON with a list of 'grammars'; mend it")
+        raise GenerationRequestError("grammar begins with '{', but is no JSON with a list of 'grammars'; fix it")
     return json.dumps({"lark_grammar": config.grammar}) if config.grammar else ""
 
 
@@ -136,12 +136,10 @@ class Grammars:
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
         probe = matcher.deep_copy()
         if not matcher.is_error() and not any(probe.compute_bitmask()) and not probe.is_accepting():
-            raise GenerationRequestError("the output's form can't be kept to: nothing is of this form; mend it")
+            raise GenerationRequestError("the output's form can't be kept to: nothing is of this form; fix it")
         if probe.is_error() or matcher.is_error():
             reason = reason_of(matcher if matcher.is_error() else probe)
-            raise GenerationRequestError(
-                f"the output's form can't be kept to: {reason}; mend it, or give a simpler one"
-            )
+            raise GenerationRequestError(f"the output's form can't be kept to: {reason}; fix it, or give a simpler one")
         grammar = Grammar(matcher, self._vocabulary_size, self._ends)
         with self._lock:
             self._known[text] = grammar

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from speculant_graph.types import TokenId
 
 PieceKind = Literal["reasoning", "content", "name", "arguments"]
-"""Thought, said, the name of a tool that is called, which begins a call, and more of its arguments, as JSON text."""
+"""Reasoning, content, the name of a called tool, which begins a call, and more of its arguments, as JSON text."""
 
 Piece = tuple[PieceKind, str]
 """A kind and text of it."""

@@ -1,1 +1,1 @@
-"""Training of the draft model: LoRA adapters from recorded requests. The engine knows nothing of it."""
+"""Training of the draft model: LoRA adapters from recorded requests. The engine does not depend on it."""

@@ -117,7 +117,7 @@ def _present(draft_model: DraftModelConfig, output: Path, model: PreTrainedModel
 
 
 def _read(settings: TrainSettings, tenant: str | None) -> list[RequestRecord]:
-    """Read a tenant's records, or everybody's: all failures, and replay as far as it can be used."""
+    """Read the records of one tenant or of all: all failures, and replay as far as it can be used."""
     from speculant_verifier.records.database import read_records, replay_of
 
     failures = read_records(settings.records, tenant=tenant)

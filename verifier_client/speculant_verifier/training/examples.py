@@ -109,7 +109,7 @@ def mixture(failures: Sequence[Item], replay: Sequence[Item], config: TrainConfi
 
 
 def of_one_tenant(records: Sequence[RequestRecord], tenant: str | None, *, is_shared: bool) -> list[RequestRecord]:
-    """Return the records that one adapter may be trained on: weights tell what they were trained on.
+    """Return the records that one adapter may be trained on: weights reveal what they were trained on.
 
     Raises:
         ConfigError: they are of several tenants and none is named, or of the one named there are none.
@@ -148,6 +148,6 @@ def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size:
 def _stable(record: RequestRecord) -> float:
     """Return a number in [0, 1) that depends on the prompt alone, on every machine.
 
-    The same prompt again, collected twice, say, is on the same side: it would be judged by what was learned by heart.
+    The same prompt again, collected twice, is on the same side: it would be judged by what was learned by heart.
     """
     return int.from_bytes(hashlib.sha256(np.array(record.prompt, "<i8").tobytes()).digest()[:8]) / 2**64

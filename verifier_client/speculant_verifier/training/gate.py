@@ -1,7 +1,7 @@
 """Whether a trained adapter may be published: requests that no training has seen are replayed before and after.
 
-What serves now, the adapter published before or none, and the candidate draft for the same requests in turn. Tokens a
-pass must rise, seconds must not, and what went well before must go on so.
+What serves now, the adapter published before or none, and the candidate draft for the same requests, interleaved.
+Tokens a pass must rise, seconds must not, and what went well before must go on so.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate says of a candidate."""
+    """The gate's verdict on a candidate."""
 
     is_better: bool
     """Whether it may be published."""
@@ -114,7 +114,7 @@ def judge(
 
 
 def compare(before: Replay, after: Replay, records: Sequence[RequestRecord]) -> Comparison:
-    """Replay requests with both, in turns, so that a noisy moment hits both; at least one request."""
+    """Replay requests with both, interleaved, so that a noisy moment hits both; at least one request."""
     pairs = []
     for index, record in enumerate(records):
         order = (before, after) if index % 2 else (after, before)

@@ -50,7 +50,7 @@ class TrainingProcess:
         Args:
             records: folder of records.
             draft_model: what is trained; its adapter is what serves now.
-            train: how; None: as the environment and the settings file say.
+            train: how; None: from the environment and the settings file.
 
         Raises:
             ConfigError: it can't be started, or there is no folder for its adapter.
@@ -59,7 +59,7 @@ class TrainingProcess:
         given: dict[str, object] = {f"draft_model__{name}": getattr(draft_model, name) for name in _OF_THE_MODEL}
         given |= {f"train__{name}": value for name, value in (train.model_dump().items() if train else ())}
         try:
-            output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights tell what they were trained on
+            output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal what they were trained on
             self._process = subprocess.Popen(
                 [*_PROGRAM, f"--records={records}", f"--output={output}"],
                 env=os.environ | {f"SPECULANT_{name.upper()}": str(value) for name, value in given.items()},

@@ -1,4 +1,4 @@
-"""Adapters come and go by rename: who opens one sees the old or the new, whole, whatever happens in between.
+"""Adapters come and go by rename: a reader sees the old or the new, whole, whatever happens in between.
 
 A folder can't be renamed over another, so an adapter's name is a link: ``legal`` points to ``legal.d/7``. The version
 before it is kept for going back. Readers resolve the link once, then read (:func:`~.adapters.read_adapter` does).
@@ -61,9 +61,9 @@ def publish(folder: Path, target: Path) -> Path:
 
 @contextmanager
 def _versions(target: Path) -> Iterator[Path]:
-    """Yield the folder of a name's versions, which is nobody else's meanwhile; a killed owner lets go of it."""
+    """Yield the folder of a name's versions, locked meanwhile; the lock of a killed owner is released."""
     folder = target.with_name(target.name + _SUFFIX)
-    folder.mkdir(mode=0o700, exist_ok=True)  # weights tell what they were trained on
+    folder.mkdir(mode=0o700, exist_ok=True)  # weights reveal what they were trained on
     with (folder / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder

@@ -72,7 +72,7 @@ def train_adapter(
     """
     started = time.monotonic()
     longest = min(config.max_tokens, model.config.get_text_config().max_position_embeddings)
-    # A first token without a prompt has nothing before it to be told from.
+    # A first token without a prompt has nothing before it to be predicted from.
     usable = [record for record in records if len(record.prompt) + len(record.output) > 1 and record.output]
     if len(usable) < 2:
         raise ConfigError("a training needs two requests at least, one of them to judge by; record more of them")

@@ -209,7 +209,7 @@ class Trainer:
         folder = self._folder / str(step)
         with self._as_published():
             self.model.save_pretrained(str(folder), save_embedding_layers=False)
-        (folder / "README.md").unlink(missing_ok=True)  # a form that nobody has filled in
+        (folder / "README.md").unlink(missing_ok=True)  # an empty form
         note = {"base_digest": self._base_digest, "step": step, **asdict(evaluation)}
         (folder / NOTE_FILE).write_text(json.dumps(note), encoding="utf-8")
         earlier, self.best = self.best, (folder, evaluation)

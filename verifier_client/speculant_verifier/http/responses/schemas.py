@@ -40,9 +40,9 @@ class Item(Schema):
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     """Which of these; without it, a message."""
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    """Of a message: who speaks."""
+    """Of a message: its author's role."""
     content: Content | None = None
-    """Of a message: what is said; the texts of parts are joined by line feeds. Of thoughts, which models whose chat
+    """Of a message: its content; the texts of parts are joined by line feeds. Of thoughts, which models whose chat
     template wants them get back: what is thought."""
     summary: Content | None = None
     """Of thoughts: used if there is no content."""
@@ -154,11 +154,11 @@ class ResponsesRequest(Schema):
     """A conversation to continue, item by item."""
 
     model: str
-    """The model's name, as /v1/models says it."""
+    """The model's name, as in /v1/models."""
     input: Annotated[_Items, BeforeValidator(_as_items, json_schema_input_type=str | _Items)]
     """A text of the user, or items from the first to the latest."""
     instructions: str | None = None
-    """What the model is told before everything else; those of earlier responses are not taken over."""
+    """The system message, before everything else; those of earlier responses are not taken over."""
     previous_response_id: Name | None = None
     """The response that this one goes on from: its input and output come before this input."""
     store: bool = True
@@ -176,7 +176,7 @@ class ResponsesRequest(Schema):
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """What the model may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
-    """Whether it may, may if it wants to, or must, or which one it must call."""
+    """Whether it may not, may, or must, or which one it must call."""
     parallel_tool_calls: bool = True
     """Whether an answer that must call may call several."""
     text: TextOptions | None = None
@@ -196,7 +196,7 @@ class ResponsesRequest(Schema):
     prompt_cache_key: Name | None = None
     """Names the conversation, so that the sidecar which learned from it drafts for it again."""
     prompt_cache_retention: str | None = None
-    """Ignored: the prefix cache keeps what it has room for."""
+    """Ignored: the prefix cache keeps what fits into it."""
     safety_identifier: str | None = None
     """Ignored."""
     user: str | None = None

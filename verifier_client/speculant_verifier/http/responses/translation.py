@@ -32,7 +32,7 @@ def as_chat(request: ResponsesRequest, items: Sequence[Item], conversation: str)
     Args:
         request: its settings.
         items: all of the conversation.
-        conversation: what drafters know it by.
+        conversation: its id for drafters.
     """
     fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAMES}
     fields |= {"messages": _messages(request.instructions, items), "prompt_cache_key": conversation}
@@ -77,7 +77,7 @@ def _text_of(parts: Content | None) -> str:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _Reply:
     """What the assistant did in one message."""
 
     reasoning: list[str] = field(default_factory=list)
@@ -100,26 +100,26 @@ def _messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str,
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    turn = _Turn()
+    reply = _Reply()
     for item in items:
         if item.type == "reasoning":
-            if turn.calls or turn.content is not None:
-                messages += turn.message()
-                turn = _Turn()
-            turn.reasoning.append(_text_of(item.content or item.summary))
+            if reply.calls or reply.content is not None:
+                messages += reply.message()
+                reply = _Reply()
+            reply.reasoning.append(_text_of(item.content or item.summary))
         elif item.role == "assistant":
-            if turn.calls or turn.content is not None:
-                messages += turn.message()
-                turn = _Turn()
-            turn.content = _text_of(item.content)
+            if reply.calls or reply.content is not None:
+                messages += reply.message()
+                reply = _Reply()
+            reply.content = _text_of(item.content)
         elif item.type == "function_call":
             function = {"name": item.name, "arguments": item.arguments}
-            turn.calls.append({"id": item.call_id, "type": "function", "function": function})
+            reply.calls.append({"id": item.call_id, "type": "function", "function": function})
         else:
-            messages += turn.message()
-            turn = _Turn()
+            messages += reply.message()
+            reply = _Reply()
             _add(messages, item)
-    return messages + turn.message()
+    return messages + reply.message()
 
 
 def _add(messages: list[dict[str, Any]], item: Item) -> None:
@@ -127,7 +127,7 @@ def _add(messages: list[dict[str, Any]], item: Item) -> None:
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text_of(item.output)})
         return
     text = _text_of(item.content)
-    # Templates know one message before those of the user, if that.
+    # Templates take one message before those of the user, if that.
     if item.role in _TOLD_FIRST and len(messages) == 1 and messages[0]["role"] in _TOLD_FIRST:
         messages[0]["content"] += f"\n\n{text}"
     else:
