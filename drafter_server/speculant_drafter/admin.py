@@ -77,7 +77,7 @@ class DrafterAdminService:
                     response: Message = await method(parsed(message_class, payload))
                 except GraphFileError as error:  # an administrator may read what is wrong with one
                     raise DraftRequestError(self._graphs.without_folders(str(error))) from error
-            logger.debug("{} by {}", name, call.principal.name or "anybody")
+            logger.debug("{} by {}", name, call.principal.name or "an anonymous client")
             return response.SerializeToString()
 
         return answer

@@ -49,7 +49,7 @@ class DrafterService:
             sessions: what is open.
             steps: answers steps.
             counts: where failures are counted.
-            tracer: told of sessions that open.
+            tracer: takes sessions that open.
         """
         self._graphs = graphs
         self._sessions = sessions

@@ -54,7 +54,7 @@ class GraphConfig(Config):
     jobs: Annotated[int, Field(ge=0, le=1_024)] = 0
     """Threads of a build; 0 takes one per core."""
     engine: Literal["local", "ray"] = "local"
-    """Who counts: threads of this process, or tasks of a Ray cluster that shares the output's folder."""
+    """What counts: threads of this process, or tasks of a Ray cluster that shares the output's folder."""
 
 
 class DraftConfig(Config):

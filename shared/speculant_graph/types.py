@@ -212,7 +212,7 @@ DEFAULT_OPTIONS = DraftOptions()
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """What a drafter is told about one sequence for one step."""
+    """What a drafter receives about one sequence for one step."""
 
     session_id: int
     """Id of the open session."""

@@ -50,7 +50,7 @@ class AdminSettings(CommandSettings):
 
 
 class _Call(NamedTuple):
-    """What an action asks of a server."""
+    """What an action requests of a server."""
 
     method: str
     needs: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """``speculant probe``: ask a running drafter or verifier whether it serves, for the probes of containers.
 
-It is asked every few seconds. So it reads no settings, whose libraries would take longer than all the rest.
+It runs every few seconds. So it reads no settings, whose libraries would take longer than all the rest.
 """
 
 from __future__ import annotations

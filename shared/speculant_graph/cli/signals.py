@@ -17,7 +17,7 @@ def signals_unwind() -> Iterator[None]:
         SystemExit: SIGTERM or SIGHUP; 128 and the signal's number.
         KeyboardInterrupt: Ctrl-C.
     """
-    if current_thread() is not main_thread():  # only that one can be told
+    if current_thread() is not main_thread():  # only that one handles signals
         yield
         return
 

@@ -37,7 +37,7 @@ class Replica:
         self.index = index
         self.address = address
         self.is_down = False
-        """Whether its breaker is open: steps must not ask it."""
+        """Whether its breaker is open: steps must not use it."""
         self.unanswered: dict[int, SentMessage] = {}
         """Messages on the stream by step id, oldest first. Ids are never used again, whatever becomes of the stream."""
         self.vocabulary_size = 0

@@ -75,7 +75,7 @@ def make_core(
 
 
 def error_of(call: Any) -> SpeculantError:
-    """Return the error that a failed call stands for, with the delay that a drafter over its limits asks for."""
+    """Return the error that a failed call stands for, with the delay that a drafter over its limits sets."""
     error = from_status(call.code(), call.details())
     if isinstance(error, DraftLimitError):
         for key, value, *_ in call.trailing_metadata() or ():

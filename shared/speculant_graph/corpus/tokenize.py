@@ -133,7 +133,7 @@ def _ids_of(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: b
 
 
 class CorpusTokenizer:
-    """A tokenizer of corpora: it adds no special token to a text, and recognises those in it only if it is told to."""
+    """A tokenizer of corpora: it adds no special token to a text, and recognises those in it only on request."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class StreamWriter:
             encode: text to ids; called by several threads at once.
             num_threads: threads that encode.
             most_in_flight: bound of the characters and ids that wait or are being encoded; one batch may be larger.
-            on_progress: told the bytes of files and the tokens that are done, after every batch.
+            on_progress: called with the bytes of files and the tokens that are done, after every batch.
 
         Raises:
             GraphError: the file can't be written (as in all methods).

@@ -1,6 +1,6 @@
 """Drafts for many sequences, from a graph and from what the sequences themselves accept.
 
-A sequence is opened, told what was accepted, asked for drafts, and closed. Every draft is made from all that is known
+A sequence is opened, extended by what was accepted, drafted for, and closed. Every draft is made from all that is known
 at that moment; what is accepted teaches the next one. Depends on neither sockets nor models.
 """
 

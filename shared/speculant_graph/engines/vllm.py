@@ -34,7 +34,7 @@ _SETTINGS = "--additional-config 'speculant'"
 
 
 class SpeculantProposer:
-    """What vLLM makes in every worker and asks after every pass."""
+    """What vLLM makes in every worker and calls after every pass."""
 
     def __init__(self, vllm_config: Any) -> None:
         """Read the settings below ``speculant`` of ``--additional-config`` and open what drafts come from.
@@ -70,7 +70,7 @@ class SpeculantProposer:
         atexit.register(self.close)  # vLLM does not report when it ends
 
     def load_model(self, *_: object, **__: object) -> None:
-        """Load nothing: vLLM asks every proposer to."""
+        """Load nothing: vLLM calls this of every proposer."""
 
     def propose(
         self,

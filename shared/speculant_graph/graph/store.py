@@ -144,7 +144,7 @@ def load_graph(path: str | Path, *, verify: bool = False, on_bytes: Callable[[in
     Args:
         path: the file; by :func:`save_graph`, a build, or ``pickle.dump(graph, file, protocol=5)``.
         verify: read all arrays and compare their checksums, which also brings the file into memory.
-        on_bytes: told the bytes that were verified.
+        on_bytes: called with the bytes that were verified.
 
     Raises:
         GraphFileError: the file is no graph, damaged, or of a version that this release can't read.

@@ -85,7 +85,7 @@ class HttpServer:
         return f"{self._address.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for the answers that are being given. The application refuses others, if it was told of a problem.
+        """Wait for the answers that are being given. The application refuses others, if it has a problem to report.
 
         Args:
             timeout_s: longest wait.

@@ -69,7 +69,7 @@ def _check_one(
             reason = f"{endpoint.address}: {from_status(error.code(), error.details())}"
             yield CheckResult("drafter", "fail", reason, "start it, and see its log; check address and credentials")
             return
-    theirs = next((str(value) for key, value in call.trailing_metadata() or () if key == VERSION_KEY), "not told")
+    theirs = next((str(value) for key, value in call.trailing_metadata() or () if key == VERSION_KEY), "unknown")
     fingerprint = Fingerprint(opened.tokenizer_name, opened.tokenizer_sha256.hex(), opened.vocabulary_size)
     tokenizers[f"the drafter at {endpoint.address}"] = fingerprint
     detail = (

@@ -1,6 +1,6 @@
 """The folder of what was learned: one SQLite database for each tenant, and one for what no tenant owns.
 
-One thread does all of it, in order, so that a caller waits for the disk only where it asks for an answer. A damaged
+One thread does all of it, in order, so that a caller waits for the disk only where it needs a result. A damaged
 database is moved aside, and its tenant begins anew.
 """
 

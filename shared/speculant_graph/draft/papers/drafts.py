@@ -48,7 +48,7 @@ class NgramStorage:
         return 0 if self.is_void else _BYTES_OF_A_CONTEXT * len(self._counts)
 
     def forget_rows(self) -> None:
-        """Forget what was told of the draft before."""
+        """Forget what was added of the draft before."""
         self._rows = {}
 
     def add_rows(self, rows: list[tuple[int, list[TokenId]]]) -> None:

@@ -83,16 +83,16 @@ def draft_tree(propose: Propose, budget: int, max_depth: int, max_branches: int)
         fewer nodes than asked for.
     """
     search = _Search(propose, max_branches)
-    chosen: list[_Node] = []
+    selected: list[_Node] = []
     frontier = [_ROOT]
-    while frontier and len(chosen) < budget:
+    while frontier and len(selected) < budget:
         node = heappop(frontier)
         if node.path:
-            chosen.append(node)
-        if len(node.path) < max_depth and len(chosen) < budget:
+            selected.append(node)
+        if len(node.path) < max_depth and len(selected) < budget:
             for child in search.children(node):
                 heappush(frontier, child)
-    return search.draft(chosen, budget, "specexec")
+    return search.draft(selected, budget, "specexec")
 
 
 def draft_beam(propose: Propose, budget: int, max_depth: int, width: int, max_branches: int) -> Draft:
@@ -109,12 +109,12 @@ def draft_beam(propose: Propose, budget: int, max_depth: int, width: int, max_br
         Nodes depth by depth; see :func:`draft_tree`.
     """
     search = _Search(propose, max_branches)
-    chosen: list[_Node] = []
+    selected: list[_Node] = []
     beam = [_ROOT]
     for _ in range(max_depth):
-        if not beam or len(chosen) >= budget:
+        if not beam or len(selected) >= budget:
             break
         children = [child for node in beam for child in search.children(node)]
-        beam = nsmallest(min(width, budget - len(chosen)), children)
-        chosen += beam
-    return search.draft(chosen, budget, "beam")
+        beam = nsmallest(min(width, budget - len(selected)), children)
+        selected += beam
+    return search.draft(selected, budget, "beam")

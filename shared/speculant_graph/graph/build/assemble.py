@@ -39,7 +39,7 @@ def assemble_graph(
         metadata: what is known of the graph; sizes are filled in.
         jobs: threads.
         watch: measures it.
-        on_level: told (levels done, all levels) after each step, copying and linking a level being one each.
+        on_level: called with (levels done, all levels) after each step, copying and linking a level being one each.
 
     Raises:
         GraphError: a level has more n-grams than fit.

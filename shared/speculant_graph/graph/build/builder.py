@@ -101,7 +101,7 @@ class GraphBuilder:
         Args:
             corpus: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
             output: the graph file.
-            progress: told about every step.
+            progress: called at every step.
             calibrate: learns from the tokens how reliable contexts are, such
                 as :func:`~speculant_graph.draft.pretraining.pretrain`.
 
@@ -185,7 +185,7 @@ class GraphBuilder:
 
         Args:
             paths: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
-            progress: told about every step.
+            progress: called at every step.
             calibrate: learns from the tokens how reliable contexts are, as in :meth:`build`.
 
         Returns:

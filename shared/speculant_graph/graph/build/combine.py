@@ -52,7 +52,7 @@ def merge_graphs(
         second: what follows it.
         output: the graph file; it may be the one that ``first`` or ``second`` was opened from.
         jobs: threads.
-        progress: told about every step.
+        progress: called at every step.
 
     Raises:
         TokenizerMismatchError: the tokenizers differ.
@@ -101,7 +101,7 @@ def update_graph(
         output: where the new graph goes; None replaces the old one when it is complete.
         config: how to read and count; tokenizer, largest order, boundaries and special tokens are the graph's, and must
             not be set to anything else.
-        progress: told about every step.
+        progress: called at every step.
 
     Raises:
         ConfigError: a setting contradicts the graph, or its tokenizer can't be loaded.
@@ -153,7 +153,7 @@ def prune_graph(
         min_count: lowest count to keep, at least 2.
         output: the graph file; it may be the one that ``graph`` was opened from.
         jobs: threads.
-        progress: told about every step.
+        progress: called at every step.
 
     Raises:
         GraphError: nothing would remain, or ``min_count`` is below 2 or below what the graph was pruned to before.

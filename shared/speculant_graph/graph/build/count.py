@@ -27,7 +27,7 @@ from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.machine import anonymous_bytes
 
 CountProgress = Callable[[int, int], None]
-"""Told (done, all) in positions of the token stream."""
+"""Called with (done, all) in positions of the token stream."""
 
 _PARTS_PER_JOB = 3
 _MIN_KEYS = 1 << 16
@@ -62,8 +62,8 @@ def count_tokens(
         jobs: threads or tasks.
         engine: ``local`` or ``ray``.
         watch: measures it.
-        on_count: told the positions that are counted.
-        on_save: told the steps of writing and linking the levels.
+        on_count: called with the positions that are counted.
+        on_save: called with the steps of writing and linking the levels.
 
     Raises:
         CorpusError: the stream is empty.

@@ -1,6 +1,6 @@
 """Sorted keys to records: one pass writes all levels at once.
 
-How many tokens a key shares with the key before it tells which levels begin a new record.
+How many tokens a key shares with the key before it determines which levels begin a new record.
 """
 
 from __future__ import annotations

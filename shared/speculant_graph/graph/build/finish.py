@@ -17,7 +17,7 @@ def finish_trie(trie: Trie, jobs: int, on_level: Callable[[int], None]) -> tuple
     Args:
         trie: its words are writable here.
         jobs: threads.
-        on_level: told the levels that are done, after each.
+        on_level: called with the levels that are done, after each.
 
     Returns:
         Contexts with a successor, for orders 1 to N.

@@ -1,4 +1,4 @@
-"""Steps: what a client asks and what it is answered; but for failures read, written and checked in the core."""
+"""Steps: what a client requests and what the server answers; but for failures read, written and checked in the core."""
 
 from __future__ import annotations
 

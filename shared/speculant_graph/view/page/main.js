@@ -36,7 +36,7 @@ async function refresh(question, { remember = "", keepTyped = false, isCut = sta
     await letGo;
     if (asking !== mine) return;
     answer = found;
-    complain("");
+    showError("");
     state = { ...state, ids: found.token_ids, isCut: isCut || found.num_tokens > found.token_ids.length };
     if (remember === "push") history.pushState({ state, depth: ++depth }, "");
     else if (remember === "replace") history.replaceState({ state, depth }, "");
@@ -45,7 +45,7 @@ async function refresh(question, { remember = "", keepTyped = false, isCut = sta
     if (asking !== mine || error.name === "AbortError") return;
     const repeat = () => refresh(question, { remember, keepTyped, isCut });
     if (error.status === 401) return void askForKey(repeat, error);
-    complain(error, repeat);
+    showError(error, repeat);
   } finally {
     if (asking === mine) main.setAttribute("aria-busy", "false");
   }
@@ -63,7 +63,7 @@ function append(ids) {
 }
 
 /** Say what is wrong, or by "" that nothing is. What may pass by itself is tried again, now and then or at once. */
-function complain(error, repeat = null) {
+function showError(error, repeat = null) {
   clearTimeout(waiting);
   attempt = PASSING.includes(error.status) ? repeat : null;
   const tries = attempt ? `. This page tries again every ${RETRY_MS / 1000} seconds.` : "";
@@ -303,7 +303,7 @@ function askForKey(then, error) {
 }
 byId("door").addEventListener("close", () => {
   const key = byId("token").value;
-  if (!key) return complain("a key is needed; reload the page to be asked again");
+  if (!key) return showError("a key is needed; reload the page to be asked again");
   keepKey(key);
   retry();
 });
@@ -325,13 +325,13 @@ async function start() {
   } catch (error) {
     main.setAttribute("aria-busy", "false");
     if (error.status === 401) return askForKey(start, error);
-    return complain(error, start);
+    return showError(error, start);
   }
-  complain("");
+  showError("");
   learnGlyphs(about.glyphs);
   byId("version").textContent = `speculant-graph ${about.version}`;
   if (snapshot) freeze();
-  if (!about.graphs.length) return complain("no graph is served to this key; name one in the access file, or load one");
+  if (!about.graphs.length) return showError("no graph is served to this key; name one in the access file, or load one");
   const first = about.graphs.find((each) => each.is_default) ?? about.graphs[0];
   const kept = history.state?.state;
   if (kept && about.graphs.some((each) => each.name === kept.graph)) ({ state, depth } = history.state);
