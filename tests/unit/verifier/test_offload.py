@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import random
 import re
@@ -18,6 +20,7 @@ from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig,
 from speculant_graph.errors import ConfigError, GenerationError
 from speculant_graph.machine import anonymous_bytes
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.engine import pressure
 from speculant_verifier.load import Load
 from speculant_verifier.model import TargetModel
 from speculant_verifier.offload import experts
@@ -108,7 +111,7 @@ def test_experts_of_the_next_layer_are_guessed(checkpoint, monkeypatch):
         length = 40 if number % 20 == 19 else 1
         assert torch.equal(logits(target, length, number), logits(whole, length, number))
         slots = [*pool._free, *pool._held.values(), *(slot for slot, _ in pool._leaving)]
-        assert sorted(slots) == list(range(target.offload.plan.num_slots))
+        assert sorted(slots) == list(range(target.offload.num_slots))
     assert any(guessed)
     assert all(router is not None for router in pool._routers)
     target.offload.close()
@@ -204,6 +207,29 @@ def test_a_file_that_can_not_be_read_fails_passes_until_it_can(tmp_path, checkpo
     target.offload.close()
 
 
+@pytest.mark.parametrize("back", [True, False])
+def test_a_file_that_can_not_be_read_while_more_or_less_is_kept(checkpoint, back):
+    whole, target = load(checkpoint), load(checkpoint, 3)
+    offload = target.offload
+    logits(target, 60)
+    if back:
+        while offload.reduce() is not None:
+            pass
+    wait = offload._source.wait
+
+    def fail(started):
+        offload._source.drain()
+        raise GenerationError("weights can't be read")
+
+    offload._source.wait = fail
+    with contextlib.suppress(GenerationError):
+        offload.restore() if back else offload.reduce()
+    offload._source.wait = wait
+    for number, length in enumerate((1, 60, 1, 3)):
+        assert torch.equal(logits(target, length, number), logits(whole, length, number))
+    offload.close()
+
+
 @pytest.mark.parametrize("resident", [0, 4])
 def test_a_pass_that_is_given_up_in_the_middle(tmp_path, resident):
     tiny_model("llama", num_layers=5).model.save_pretrained(tmp_path)
@@ -245,6 +271,63 @@ def test_a_pass_that_is_interrupted_leaves_nothing_half_read(checkpoint):
         reader.read = read
         assert torch.equal(logits(target, 20, number), logits(whole, 20, number))
     assert num_interrupted > 3
+    target.offload.close()
+
+
+@pytest.mark.parametrize("wanted", [(0, 3, 1, 0, 3), (3, 0, 0, 2)])
+def test_fewer_units_in_memory_and_more_again(checkpoint, wanted):
+    whole, target = load(checkpoint), load(checkpoint, 3)
+    offload = target.offload
+    least = offload.plan.least_slots
+    degree = least if offload.plan.unit == "expert" else 1
+    for number, kept in enumerate(wanted):
+        offload.resize(min(offload.plan.num_slots, least + kept * degree))
+        for length in (1, 30, 2):
+            assert torch.equal(logits(target, length, number), logits(whole, length, number))
+    offload.close()
+
+
+def test_memory_of_units_is_given_back(tmp_path):
+    """By degrees, down to what a pass needs, and taken again."""
+    for target in (tiny_gpt_oss(seed=3), tiny_model("llama", num_layers=9)):
+        config = target.model.config
+        config.intermediate_size = 16_384
+        type(target.model)(config).save_pretrained(tmp_path)
+        target.tokenizer.save_pretrained(tmp_path)
+        streamed = load(tmp_path, 3)
+        offload = streamed.offload
+        expected = logits(streamed, 60)
+        before, freed = anonymous_bytes(), []
+        while (num_bytes := offload.reduce()) is not None:
+            freed.append(num_bytes)
+        assert offload.num_slots == offload.plan.least_slots
+        assert len(freed) > 1
+        assert sum(freed) == (offload.plan.num_slots - offload.num_slots) * offload.plan.unit_bytes
+        assert before - anonymous_bytes() > 0.8 * sum(freed) > 10e6
+        assert torch.equal(logits(streamed, 60), expected)
+        for _ in freed:
+            offload.restore()
+        assert offload.num_slots == offload.plan.num_slots
+        assert torch.equal(logits(streamed, 60), expected)
+        offload.close()
+
+
+def test_streams_of_eight_requests_while_memory_comes_and_goes(checkpoint):
+    """Nobody gets a wrong token, and all that was reduced is as before in the end."""
+    whole, target = load(checkpoint), load(checkpoint, 2)
+    jobs = mixed_jobs(NUM_TOKENS)
+    generator = random.Random(0)
+    resize = target.offload.resize
+    spare = iter(generator.choice([-1, -1, 1 << 40]) for _ in itertools.count())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(target, "spare_bytes", lambda: next(spare), raising=True)
+        patched.setattr(pressure, "_PAUSE_S", 0.0)
+        patched.setattr(pressure, "_CALM_S", 0.0)
+        sizes = []
+        patched.setattr(target.offload, "resize", lambda num_slots: (sizes.append(num_slots), resize(num_slots)))
+        outcome = decode(target, jobs, None, 8, max_batch_size=8, strategy="tree")
+    assert outcome.outputs == [alone(whole, job) for job in jobs]
+    assert len(set(sizes)) > 1
     target.offload.close()
 
 

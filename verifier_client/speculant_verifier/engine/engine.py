@@ -106,7 +106,8 @@ class Engine:
         self._drafting = Drafting(target, drafter, self._controller, draft, self.totals, config.max_batch_size)
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self._verification = Verification(target, cache, config, draft, self.totals, self._records)
-        parts = (self.prefixes, self._verification.logits_cache, self._drafting, self._admission)
+        weights = () if target.offload is None else (target.offload,)
+        parts = (self.prefixes, self._verification.logits_cache, self._drafting, *weights, self._admission)
         self._pressure = MemoryPressure(parts, self._drafting.spare_bytes, self.totals, target.free_memory)
 
     @property
@@ -156,11 +157,7 @@ class Engine:
         return len(self._waiting)
 
     def add(self, request: Request) -> ActiveSequence:
-        """Take a request; what it lacks shows as an output of reason ``error``.
-
-        Returns:
-            The sequence, which its outputs name.
-        """
+        """Take a request and return its sequence, which its outputs name; what it lacks shows as an ``error``."""
         sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
         sequence.arrived_s = time.perf_counter()
         try:

@@ -10,6 +10,7 @@ very next one that is needed.
 
 from __future__ import annotations
 
+import mmap
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from speculant_verifier.offload.files import StoredTensor, WeightReader
 from speculant_verifier.offload.pinned import PinnedTensor, PinnedWeights
+from speculant_verifier.offload.space import new_space
 
 _MOST = 0.5
 """Of a layer's experts: where so many are wanted, all of the next one are expected to be."""
@@ -53,8 +55,11 @@ class ExpertPool:
         self.num_wanted = self.num_found = 0
         """Experts that passes wanted, and those of them that were there."""
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
-        self._can_give_up = like.device.type == "cpu"  # copies to a GPU go on
-        self._pool = {name: like.new_zeros((num_slots, *shape)) for name, shape in shapes.items()}
+        self.gives_back = like.device.type == "cpu"
+        """Whether memory is given back if there are fewer slots."""
+        rooms = {name: new_space((num_slots, *shape), like) for name, shape in shapes.items()}
+        self._pool = {name: pool for name, (pool, _) in rooms.items()}
+        self._memory = [memory for _, memory in rooms.values()]
         self._vectors = [  # such as biases, which are too short to be read one by one: they stay, and are copied
             {name: self._kept(stored, like) for name, stored in weights.items() if len(shapes[name]) == 1}
             for _, weights in modules
@@ -76,6 +81,26 @@ class ExpertPool:
             module.register_forward_pre_hook(
                 lambda _, args, kwargs, index=index: self._before(index, args, kwargs), with_kwargs=True
             )
+
+    def resize(self, num_slots: int) -> None:
+        """Use fewer of the first slots, or more again, between passes; memory of the others is given back."""
+        was_torn, self._is_torn = self._is_torn, True
+        self._give_up(())
+        for _, parts in self._leaving:
+            self._source.wait(parts)
+        self._leaving = []
+        for expert, slot in list(self._held.items()):
+            if slot >= num_slots:
+                self._wait(expert)
+                del self._held[expert]
+        used = set(self._held.values())
+        self._num_slots = num_slots
+        self._free = [slot for slot in range(num_slots) if slot not in used]
+        for memory, pool in zip(self._memory, self._pool.values(), strict=True):
+            first = -(-num_slots * pool[0].nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            if memory is not None and first < len(memory):
+                memory.madvise(mmap.MADV_DONTNEED, first)
+        self._is_torn = was_torn
 
     def _kept(self, stored: StoredTensor | PinnedTensor, like: Tensor) -> Tensor:
         tensor = like.new_empty(stored.shape)
@@ -103,7 +128,7 @@ class ExpertPool:
     def _guess(self, layer: int, hidden: Tensor, kept: Sequence[_Expert]) -> None:
         """Begin to read as many experts of the next layer as this one wanted, the surest first."""
         router = self._routers[layer]
-        if router is None or not self._can_give_up:
+        if router is None or not self.gives_back:  # copies to a GPU can't be given up
             return
         scores = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), *router).amax(0)
         order = scores.topk(min(len(kept), self._num_slots - len(kept))).indices.tolist()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers.utils import logging
 
 from speculant_verifier.offload.files import StoredTensor, WeightReader
 from speculant_verifier.offload.pinned import PinnedTensor, PinnedWeights
+from speculant_verifier.offload.space import new_space
 
 _Weights = Sequence[tuple[nn.Module, str, StoredTensor | PinnedTensor]]
 
@@ -18,13 +20,15 @@ _Weights = Sequence[tuple[nn.Module, str, StoredTensor | PinnedTensor]]
 class LayerStream:
     """Gives as many layers a slab of memory of their own as it may, and fetches the others in turn.
 
-    Those are fetched in the order of the forward pass, again and again, into two slabs. A slab is free as soon as its
+    Those are fetched in the order of the forward pass, round and round, into two slabs. A slab is free as soon as its
     layer is computed, and the next layer that has none is fetched into it; that of the next pass at the end of this
     one. Nothing is allocated for a pass.
     """
 
     num_wanted = num_found = 0
     """Experts."""
+    gives_back = True
+    """Whether memory is given back if there are fewer slots."""
 
     def __init__(
         self,
@@ -33,33 +37,45 @@ class LayerStream:
         like: Tensor,
         source: WeightReader | PinnedWeights,
     ) -> None:
-        """Read the layers that stay.
-
-        Args:
-            layers: all layers with their weights, in order.
-            num_slots: layers that fit into memory; those that are fetched in turn take two of them.
-            like: slabs have its number type and device.
-            source: where weights come from.
-        """
+        """Take layers and their weights; they get slabs of the number type and the device of a tensor."""
         self._source, self._layers = source, layers
         self._size = max(sum(_padded(stored) for _, _, stored in weights) for _, weights in layers)
-        self._slabs = [like.new_zeros(self._size) for _ in range(2)]
-        total, count = len(layers), len(layers) - (num_slots - len(self._slabs))
-        self._turn = [each for each in range(total) if (each + 1) * count // total > each * count // total]
-        self._resident = set(range(total)) - set(self._turn)
+        self._slabs = [new_space((self._size,), like)[0] for _ in range(2)]
+        self._own: dict[int, Tensor] = {}  # slabs of layers that stay
+        self._turn: list[int] = []  # layers that are fetched
         self._fetching: dict[int, tuple[list[Tensor], list[Any]]] = {}
-        self._next = 0  # of them, the one that is computed next, all passes counted
+        self._next = 0  # of them, the one that is computed next, all rounds counted
         self._is_torn = False  # a pass has ended within a layer, by an error or Ctrl-C
         for index, (layer, _) in enumerate(layers):
             layer.register_forward_pre_hook(lambda *_, index=index: self._before(index))
             layer.register_forward_hook(lambda *_, index=index: self._after(index))
-        for index in self._turn:
+        self.resize(num_slots, partial(logging.tqdm, desc="Reading weights"))
+
+    def resize(self, num_slots: int, progress: Callable[[list[int]], Iterable[int]] = iter) -> None:
+        """Let another number of layers stay, between passes.
+
+        Args:
+            num_slots: space for those that are fetched in turn is counted, too.
+            progress: goes through indices of layers that are read for it, and shows that.
+        """
+        self._source.drain()
+        self._fetching.clear()
+        total, count = len(self._layers), len(self._layers) - (num_slots - len(self._slabs))
+        turn = [each for each in range(total) if (each + 1) * count // total > each * count // total]
+        for index in turn:
             self._bind(index, self._views(index, self._slabs[0]))
-        for index in logging.tqdm(sorted(self._resident), desc="Reading weights"):
-            views = self._views(index, like.new_zeros(self._size))
+            self._own.pop(index, None)
+        self._is_torn = True  # until those that stay are there; what can't be read for that is fetched in turn
+        self._turn = [index for index in range(total) if index not in self._own]
+        for index in progress([index for index in self._turn if index not in turn]):
+            slab, _ = new_space((self._size,), self._slabs[0])
+            views = self._views(index, slab)
             self._source.wait(self._begin(index, views))
             self._bind(index, views)
+            self._own[index] = slab
+            self._turn.remove(index)
         self._start(0)
+        self._is_torn = False
 
     def _start(self, position: int) -> None:
         """Fetch as many layers as there are slabs, from one on."""
@@ -93,7 +109,7 @@ class LayerStream:
                 parameter.data = view
 
     def _before(self, index: int) -> None:
-        if index in self._resident:
+        if index in self._own:
             return
         if self._is_torn or self._turn[self._next % len(self._turn)] != index:
             self._is_torn = True
@@ -105,12 +121,12 @@ class LayerStream:
         self._bind(index, views)
 
     def _after(self, index: int) -> None:
-        if index not in self._resident:
+        if index not in self._own:
             self._fetch(self._next + len(self._slabs))
             self._next += 1
             self._is_torn = False
 
 
 def _padded(stored: StoredTensor | PinnedTensor) -> int:
-    """Return how many elements a tensor takes, the next one being aligned for vector instructions."""
+    """Return the numbers that a tensor takes, the next one being aligned for vector instructions."""
     return -(-torch.Size(stored.shape).numel() // 64) * 64

@@ -39,6 +39,8 @@ class OffloadStatistics:
 class Offload:
     """Fetches what a plan does not keep in memory, whenever the model is run."""
 
+    reducible = "weights in memory"
+
     def __init__(self, model: PreTrainedModel, plan: Plan, folder: tempfile.TemporaryDirectory[str]) -> None:
         """Take over a model that was loaded with the plan's device map.
 
@@ -48,6 +50,8 @@ class Offload:
             folder: holds weights that had to be written in another form than the checkpoint's; removed at the end.
         """
         self.plan, self._folder = plan, folder
+        self.num_slots = plan.num_slots
+        """Units that there is room for now."""
         stored: dict[str, Any] = dict(stored_tensors(_index_of(model)))
         remove_hook_from_submodules(model)
         for parameter in model.parameters():
@@ -85,6 +89,27 @@ class Offload:
         """What was read."""
         source, stream = self._source, self._stream
         return OffloadStatistics(source.stall_s, source.num_bytes, stream.num_wanted, stream.num_found)
+
+    def resize(self, num_slots: int) -> None:
+        """Keep fewer units in memory than planned, or more again; not while a pass runs."""
+        self._stream.resize(num_slots)
+        self.num_slots = num_slots
+
+    def reduce(self) -> int | None:
+        """Keep fewer by a quarter of what can be given up; bytes that were freed, or None if nothing is left to."""
+        before, least = self.num_slots, self.plan.least_slots
+        if before <= least or not self._stream.gives_back:
+            return None
+        self.resize(max(least, before - self._degree))
+        return (before - self.num_slots) * self.plan.unit_bytes
+
+    def restore(self) -> None:
+        """Keep a degree more."""
+        self.resize(min(self.plan.num_slots, self.num_slots + self._degree))
+
+    @property
+    def _degree(self) -> int:
+        return -(-(self.plan.num_slots - self.plan.least_slots) // 4)
 
     def close(self) -> None:
         """Stop reading; the model can't be run any more."""
