@@ -141,7 +141,7 @@ def outcomes_of_rule(name, p, q, tokens):
 def drafts_of(q, size):
     """Every draft with its probability and its rows of q; q is a function of the tokens before."""
     for tokens in itertools.product(range(len(q(()))), repeat=size):
-        rows = [q(tokens[:place]) for place in range(size)]
+        rows = [q(tokens[:length]) for length in range(size)]
         probability = float(np.prod([row[token] for row, token in zip(rows, tokens, strict=True)], dtype=np.float64))
         if probability > 0:
             yield tokens, rows, probability
@@ -199,7 +199,7 @@ def same(outcomes, expected):
 def test_a_rule_does_with_every_draft_what_the_document_does(name, seed):
     p, q = world(seed)
     for tokens, rows, _ in drafts_of(q.__getitem__, 3):
-        p_rows = [p[tokens[:place]] for place in range(4)]
+        p_rows = [p[tokens[:length]] for length in range(4)]
         own = outcomes_of_rule(name, p_rows, rows, tokens)
         assert sum(own.values()) == pytest.approx(1)
         assert same(own, outcomes_of_document(name, p_rows, rows, tokens)), tokens
@@ -211,7 +211,7 @@ def test_the_first_two_tokens_have_the_models_distribution(name):
     p, q = world(7)
     joint = np.zeros((3, 3))
     for tokens, rows, probability in drafts_of(q.__getitem__, 2):
-        p_rows = [p[tokens[:place]] for place in range(3)]
+        p_rows = [p[tokens[:length]] for length in range(3)]
         for emitted, share in outcomes_of_rule(name, p_rows, rows, tokens).items():
             second = np.eye(3)[emitted[1]] if len(emitted) > 1 else p[emitted]
             joint[emitted[0]] += probability * share * second

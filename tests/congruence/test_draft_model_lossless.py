@@ -61,7 +61,7 @@ def test_at_random(seed):
     jobs, outputs, graph = plain("gpt_oss")
     gap, budget, beside = generator.choice([0, 1, 6]), generator.choice([1, 3, 12, 40]), generator.random() < 0.6
     order = generator.sample(range(len(jobs)), len(jobs))
-    chosen = [replace(jobs[index], after_steps=gap * place) for place, index in enumerate(order)]
+    chosen = [replace(jobs[index], after_steps=gap * rank) for rank, index in enumerate(order)]
     drafter = model_drafter(
         noisy(target_of("gpt_oss"), generator.choice([0.0, 0.02, 0.2])),
         local_drafter(graph, "tree", budget) if beside else None,

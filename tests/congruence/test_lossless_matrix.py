@@ -95,9 +95,9 @@ def random_scenario(rng, family):
         replace(
             jobs[index],
             config=jobs[index].config.model_copy(update={"speculation": speculation}),
-            after_steps=gap * place,
+            after_steps=gap * rank,
         )
-        for place, index in enumerate(order)
+        for rank, index in enumerate(order)
     ]
     drafter = Moody(drafter_for(kind, family, seed, budget, rng), rng.choice([0.0, 0.4]), rng.randrange(99))
     outcome = decode(

@@ -50,7 +50,7 @@ def generate(config, script, k=9, prompts=1, **settings):
 @pytest.mark.parametrize("recalled", [0, 20_000_000], ids=["passes", "target cache"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_are_those_of_a_fresh_pass(temperature, recalled):
-    """At every place, of tokens accepted in drafts, of the model's own, and of those that needed no pass."""
+    """At every position, of tokens accepted in drafts, of the model's own, and of those that needed no pass."""
     output = plain(temperature)
     config = LONG.model_copy(
         update={"temperature": temperature, "logprobs": 3, "repetition_penalty": 1.0, "logit_bias": {4: 0.0}}
@@ -77,8 +77,8 @@ def test_logprobs_do_not_depend_on_processors():
     [result] = generate(config, lambda _: EMPTY_DRAFT)
     with torch.inference_mode():
         logits = target().model(torch.tensor([[*PROMPT, *result.token_ids]]), use_cache=False).logits[0]
-    for place, found in enumerate(result.logprobs):
-        row = logits[len(PROMPT) - 1 + place].double().log_softmax(-1)
+    for position, found in enumerate(result.logprobs):
+        row = logits[len(PROMPT) - 1 + position].double().log_softmax(-1)
         assert found.logprob == pytest.approx(float(row[found.token_id]), abs=2e-3)
         assert found.top_token_ids == ()
 
@@ -115,11 +115,11 @@ def test_stop_texts_across_steps_and_inside_accepted_drafts(accuracy):
     text = text_of(output)
     assert len(text) == len(output), "a character is a token, or the model wrote something else than expected"
     # Texts of one, two and five characters from anywhere in the output, so they lie across the ends of steps, too.
-    for place in range(0, len(text) - 5, 9):
+    for position in range(0, len(text) - 5, 9):
         for length in (1, 2, 5):
-            stop = text[place : place + length]
+            stop = text[position : position + length]
             count, before = shortest_text_with(output, stop)
-            script = knowing([[*PROMPT, *output]], accuracy, 258, place)
+            script = knowing([[*PROMPT, *output]], accuracy, 258, position)
             [result] = generate(config.model_copy(update={"stop": ("never there", stop)}), script, k=7)
             assert result.token_ids == output[:count]
             assert result.text == before

@@ -236,9 +236,9 @@ def test_whether_a_node_is_there_is_decided_before_its_token_is_drawn(
         draft = drafter.draft_batch([1], [6], [seed], options, max_support=most)[0]
         assert sum(len(q.token_ids) for q in draft.proposals) <= most
         nodes = list(zip(draft.token_ids, draft.parents, strict=True))
-        for place in range(len(nodes) + 1):
-            parent = nodes[place][1] if place < len(nodes) else None
-            follows.setdefault(tuple(nodes[:place]), set()).add(parent)
+        for index in range(len(nodes) + 1):
+            parent = nodes[index][1] if index < len(nodes) else None
+            follows.setdefault(tuple(nodes[:index]), set()).add(parent)
         shapes.add(draft.parents)
         firsts.update(draft.token_ids[:1])
     assert all(len(parents) == 1 for parents in follows.values())

@@ -69,12 +69,12 @@ class World:
     def complete(self, token_ids, numbers, length: int) -> int:
         """The cell of a sequence that begins with tokens and is completed from p."""
         context = 0
-        for place in range(length):
-            if place < len(token_ids):
-                token = token_ids[place]
+        for position in range(length):
+            if position < len(token_ids):
+                token = token_ids[position]
             else:
                 distribution = self.distributions[context]
-                token = min(bisect_right(distribution.cumulative, numbers[place]), distribution.last_possible)
+                token = min(bisect_right(distribution.cumulative, numbers[position]), distribution.last_possible)
             context = 4 * context + 1 + token
         return context - _FIRST[length]
 
@@ -129,17 +129,17 @@ def chains(world: World, count: int, seed: int, how: str, lengths: str, trim_bel
     """
     generator = np.random.default_rng(seed)
     contexts, columns, kept = np.zeros(count, np.int64), [], np.full(count, LENGTH - 1)
-    for place in range(LENGTH - 1):
+    for position in range(LENGTH - 1):
         if how == "certain":
             tokens = world.q[contexts].argmax(1)
         elif how == "gumbel":
-            tokens = (world.log_q[contexts] + noise[:, place]).argmax(1)
+            tokens = (world.log_q[contexts] + noise[:, position]).argmax(1)
         else:
             tokens = world.sample(contexts, generator)
         drawn = world.q[contexts, tokens]
-        kept = np.where((drawn < trim_below) & (kept > place), place, kept)
+        kept = np.where((drawn < trim_below) & (kept > position), position, kept)
         if lengths == "stopping":
-            kept = np.where((drawn < 0.3) & (kept > place), place + 1, kept)
+            kept = np.where((drawn < 0.3) & (kept > position), position + 1, kept)
         columns.append(tokens)
         contexts = 4 * contexts + 1 + tokens
     if lengths == "random":
@@ -190,18 +190,18 @@ def trees(world: World, count: int, seed: int, replace: bool, lengths: str, with
             token_ids.append(token)
             parents.append(0)
             contexts.append(0)
-            place = len(token_ids)
+            position = len(token_ids)
             for child in children:
                 if child >= 0:
                     token_ids.append(child)
-                    parents.append(place)
+                    parents.append(position)
                     contexts.append(1 + token)
         proposals = tuple(world.proposals[context] for context in contexts) if with_proposals else ()
         yield Draft(tuple(token_ids), tuple(parents), proposals=proposals)
 
 
 def noise_of(count: int):
-    """Noise of every token of every trial and place, shape ``[count, LENGTH, SIZE]``."""
+    """Noise of every token of every trial and position, shape ``[count, LENGTH, SIZE]``."""
     tokens = np.arange(SIZE)
     positions = range(count * LENGTH)
     return np.array([gumbel_noise(17, position, tokens) for position in positions]).reshape(count, LENGTH, SIZE)

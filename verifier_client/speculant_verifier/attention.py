@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 from speculant_graph.errors import ConfigError
 
 IMPLEMENTATION = "speculant"
-"""Name under which transformers knows the functions (gpt-oss refuses names that contain "sdpa")."""
+"""Name under which transformers has the functions (gpt-oss refuses names that contain "sdpa")."""
 
 AttentionName = Literal["auto", "speculant", "eager", "flex"]
 MaskForm = Literal["folded", "added", "blocks"]

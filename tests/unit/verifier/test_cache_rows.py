@@ -67,9 +67,9 @@ def test_moved_rows_stay_together_at_the_front(rows):
     rows.tokens[0] = rows.tokens.pop(2)
     assert rows.cache.lengths[2] == 0
     assert rows.verify([0, 1]) < TOLERANCE
-    place = rows.cache._slot_layers[0].placement
-    assert place is not None
-    assert place.block == slice(0, 2), "a block is read in place"
+    placement = rows.cache._slot_layers[0].placement
+    assert placement is not None
+    assert placement.block == slice(0, 2), "a block is read in place"
     rows.start(2, 4)
     assert rows.verify([0, 2]) < TOLERANCE
     assert rows.cache._slot_layers[0].placement.block is None

@@ -60,13 +60,13 @@ def test_trees_grow_pass_by_pass_and_follow_what_was_emitted(family, seed):
                 if number == 0:
                     assert_says(model, top, 0, texts[index])
                 first = max(trees[index], default=-1) + 1 - len(new[index])
-                for place in range(len(new[index])):
-                    path, node = [], first + place
+                for offset in range(len(new[index])):
+                    path, node = [], first + offset
                     while node >= 0:
                         parent, token = trees[index][node]
                         path.append(token)
                         node = parent - 1
-                    assert_says(model, top, place + (number == 0), texts[index] + path[::-1])
+                    assert_says(model, top, offset + (number == 0), texts[index] + path[::-1])
         for index in range(3):
             node, emitted = -1, []
             while index in members and generator.random() < 0.7:

@@ -27,10 +27,10 @@ def test_trees_are_verified_with_block_masks(family, monkeypatch):
         rows.start(row, length, chunk=16)
     for _ in range(2):
         assert rows.verify([0, 1, 2], "tree", 9) < TOLERANCE
-    place = rows.cache._slot_layers[0].placement
-    assert place is not None
-    assert place.columns % 128 == 0, "every new shape is compiled"
-    assert place.slots.shape[1].bit_count() == 1
+    placement = rows.cache._slot_layers[0].placement
+    assert placement is not None
+    assert placement.columns % 128 == 0, "every new shape is compiled"
+    assert placement.slots.shape[1].bit_count() == 1
 
 
 class _Both:

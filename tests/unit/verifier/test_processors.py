@@ -63,7 +63,7 @@ def test_settings_that_do_not_fit_are_refused_with_what_to_do(config, message):
 
 
 def test_bad_words_of_a_larger_tokenizer_are_refused():
-    with pytest.raises(GenerationError, match="no tokens that the model knows"):
+    with pytest.raises(GenerationError, match="no tokens that the model has"):
         ours(GenerationConfig(bad_words=("é",)), vocabulary_size=30)
 
 

@@ -53,10 +53,10 @@ def test_keys_of_nodes_are_those_of_their_paths(data):
     keys = PrefixKey.of("model", known).of_nodes(Draft(token_ids, parents))
     assert len(keys) == size + 1
     for node in range(size + 1):
-        path, place = [], node
-        while place:
-            path.append(token_ids[place - 1])
-            place = parents[place - 1]
+        path, parent = [], node
+        while parent:
+            path.append(token_ids[parent - 1])
+            parent = parents[parent - 1]
         assert keys[node] == PrefixKey.of("model", known + path[::-1])
 
 

@@ -101,7 +101,7 @@ def bad(tmp_path_factory, checkpoint: DraftModelConfig, written: list[RequestRec
     shuffled = [
         replace(
             each,
-            output=tuple(each.output[place] for place in order),
+            output=tuple(each.output[position] for position in order),
             top_token_ids=((),) * 40,
             top_logprobs=((),) * 40,
         )
@@ -162,7 +162,7 @@ def test_the_same_adapter_again_is_refused(good, checkpoint, written) -> None:
 def test_what_went_well_before_must_go_on(good, bad, checkpoint, written) -> None:
     """The bad adapter writes the shuffled text well: its gain there does not make up for the loss."""
     order = np.random.default_rng(0).permutation(40).tolist()
-    learned = [replace(each, output=tuple(each.output[place] for place in order)) for each in written[:10]]
+    learned = [replace(each, output=tuple(each.output[position] for position in order)) for each in written[:10]]
     remembered = [replace(each, is_failure=False) for each in written[:4]]
     verdict = verdict_of(bad.candidate, good.candidate, checkpoint, [*learned, *remembered])
     assert not verdict.is_better

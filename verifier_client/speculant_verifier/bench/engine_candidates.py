@@ -58,7 +58,7 @@ def program_of(engine: EngineName, folder: Path) -> Path:
 
 
 def orders_of(engine: EngineName, files: EngineFiles, batch: int) -> dict[str, dict[str, Any]]:
-    """Return the ways of drafting of an engine, by name, and what its worker is told of each."""
+    """Return the ways of drafting of an engine, by name, and what its worker gets for each."""
     width = ["--spec-draft-n-max", str(MOST_DRAFTED)]
     cache = ["--spec-type", "ngram-cache", *width]
     sources: dict[str, dict[str, Any]] = {
@@ -102,7 +102,7 @@ class Candidate:
             engine: the engine.
             method: the way of drafting.
             files: where everything is.
-            order: what its worker is told: sizes, and what belongs to the method.
+            order: what its worker gets: sizes, and what belongs to the method.
 
         Raises:
             SpeculantError: it does not start.

@@ -1,4 +1,4 @@
-"""Decoding with this project's engine, measured. All that the benches know of the engine is here."""
+"""Decoding with this project's engine, measured. All that the benches use of the engine is here."""
 
 from __future__ import annotations
 

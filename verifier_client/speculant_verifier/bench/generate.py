@@ -92,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _completed(settings: BenchGenerateSettings) -> BenchGenerateSettings:
-    """Put the bench's own defaults where nothing was said."""
+    """Put the bench's own defaults where nothing was set."""
     generation, verifier = settings.generation, settings.verifier
     if "max_tokens" not in generation.model_fields_set:
         generation = generation.model_copy(update={"max_tokens": _MAX_TOKENS})

@@ -219,7 +219,7 @@ def _decode(target: TargetModel, costs: CostTable, requests: Sequence[BenchReque
 
 
 def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
-    """Return what the model says after a prompt and a tree of the output and of a copy of its beginning."""
+    """Return the model's logits after a prompt and a tree of the output and of a copy of its beginning."""
     request = next(iter(plan.workloads.values()))[0]
     output = request.forced or ()
     again = output[:8]

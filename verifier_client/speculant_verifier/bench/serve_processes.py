@@ -51,7 +51,7 @@ def own_servers(folder: Path, num_streams: int, progress: BenchProgress) -> Iter
     Args:
         folder: for their sockets and the graph.
         num_streams: sequences decoded together.
-        progress: told of the build.
+        progress: called during the build.
     """
     graph = folder / "graph.pkl"
     builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER))

@@ -16,7 +16,7 @@ _RANDOM = "random:65M"
 
 
 class BenchStructuredSettings(CommandSettings):
-    """Decode records of a strict schema with and without what the form says, and a long conversation's second call.
+    """Decode records of a strict schema with and without what the form forces, and a long conversation's second call.
 
     The exit status is 1 if an answer differs from the one without drafts, or is not of its form.
     """
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     rows = [
         ("model, words", f"{figures['model']}, {figures['words']:,}"),
         ("records that are of their form", f"{figures['valid_share']:.0%}"),
-        ("tokens a pass with what the form says", f"{figures['tokens_per_pass_with']:.2f}"),
+        ("tokens a pass with what the form forces", f"{figures['tokens_per_pass_with']:.2f}"),
         ("  with n-grams of the record alone", f"{figures['tokens_per_pass_without']:.2f}"),
         ("asking whether a form allows a token", f"{figures['asked_us_p50']:.1f} µs"),
         ("a mask, where it does not", f"{figures['mask_us_p50']:.0f} µs"),

@@ -80,7 +80,9 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
     base, base_digest = str(config.get("base_model_name_or_path") or ""), str(note.get("base_digest", ""))
     tenants = note.get("tenants")
     if tenants is not None and not (isinstance(tenants, list) and all(isinstance(each, str) for each in tenants)):
-        raise ConfigError(f"{path / NOTE_FILE} does not say whose adapter it is, tenants is no list of names. {_AGAIN}")
+        raise ConfigError(
+            f"{path / NOTE_FILE} does not name whose adapter it is, tenants is no list of names. {_AGAIN}"
+        )
     return AdapterInfo(path, digest, base, base_digest, None if tenants is None else frozenset(tenants), note)
 
 

@@ -232,7 +232,7 @@ class Drafting:
     def _usable_nodes(self, draft: Draft, most_depth: int, *, looks_at_q: bool) -> Sequence[int]:
         """Return the nodes whose tokens may be emitted.
 
-        A tokenizer may know tokens that the model has no logits for. For rules that compare p with q, nodes with a q
+        A tokenizer may have tokens that the model has no logits for. For rules that compare p with q, nodes with a q
         that holds such a token are left out with all that is below them, whichever token was drawn: leaving out by the
         token would bias them.
         """

@@ -1,4 +1,4 @@
-"""The target model: what decoding must know of it, and one forward pass over the slots of a cache."""
+"""The target model: what decoding needs of it, and one forward pass over the slots of a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's penalties, which transformers does not know."""
+"""OpenAI's penalties, which transformers does not have."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def processors_of(
 ) -> LogitsProcessorList:
     """Return the processors that ``model.generate`` would make for the same settings, in the same order.
 
-    OpenAI's penalties, which it does not know, come after its own.
+    OpenAI's penalties, which it does not have, come after its own.
 
     Args:
         config: the request's settings.
@@ -98,7 +98,7 @@ def bad_word_ids(
     """Return the token ids of texts that must not be emitted, at the start of a word and within one.
 
     Raises:
-        GenerationError: a text is empty, is nothing but an end token, or has tokens that the model does not know.
+        GenerationError: a text is empty, is nothing but an end token, or has tokens that the model does not have.
     """
     sequences: dict[tuple[TokenId, ...], None] = {}  # in order, each once
     for word in words:
@@ -107,7 +107,7 @@ def bad_word_ids(
         for text in (word, f" {word}"):
             token_ids: list[TokenId] = tokenizer.encode(text, add_special_tokens=False)
             if not token_ids or not all(0 <= token < vocabulary_size for token in token_ids):
-                raise GenerationRequestError(f"bad_words: {word!r} has no tokens that the model knows; leave it out")
+                raise GenerationRequestError(f"bad_words: {word!r} has no tokens that the model has; leave it out")
             if len(token_ids) == 1 and token_ids[0] in end_token_ids:
                 raise GenerationRequestError(
                     f"bad_words: {word!r} is an end token; to go on after it, set ignore_end_tokens or min_tokens"
@@ -129,7 +129,7 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
     for token, bias in config.logit_bias.items():
         if not 0 <= token < vocabulary_size:
             raise GenerationRequestError(
-                f"logit_bias names token {token}, the model knows {known}; use its own tokenizer"
+                f"logit_bias names token {token}, the model has {known}; use its own tokenizer"
             )
         if math.isnan(bias) or bias == math.inf:
             raise GenerationRequestError(
@@ -138,7 +138,7 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
     for token in config.end_token_ids or ():
         if not 0 <= token < vocabulary_size:
             raise GenerationRequestError(
-                f"end_token_ids names token {token}, the model knows {known}; use its own tokenizer"
+                f"end_token_ids names token {token}, the model has {known}; use its own tokenizer"
             )
     if "" in config.stop:
         raise GenerationRequestError("a stop text has no characters; leave it out, or give at least one character")
