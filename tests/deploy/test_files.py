@@ -90,7 +90,7 @@ def probes(container):
 
 
 def command_lines():
-    """Yield (place, arguments) of every command of ours that a file names."""
+    """Yield (location, arguments) of every command of ours that a file names."""
     for path in DOCKERFILES:
         assert only(path, "ENTRYPOINT") == '["speculant"]'
         yield path.name, json.loads(only(path, "CMD"))
@@ -123,13 +123,13 @@ def parsed(arguments):
 COMMAND_LINES = list(command_lines())
 
 
-@pytest.mark.parametrize(("place", "arguments"), COMMAND_LINES, ids=lambda value: str(value)[:60])
-def test_every_command_line_is_taken(place, arguments, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("location", "arguments"), COMMAND_LINES, ids=lambda value: str(value)[:60])
+def test_every_command_line_is_taken(location, arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = parsed(arguments)
     for section, name in (("server", "listen"), ("service", "listen"), ("client", "address")):
         value = getattr(getattr(settings, section, None), name, "")
-        assert not value or split_addresses(value), place
+        assert not value or split_addresses(value), location
 
 
 def test_a_wrong_command_line_is_not_taken(tmp_path, monkeypatch):

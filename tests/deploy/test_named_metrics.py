@@ -82,7 +82,7 @@ def test_there_is_a_query_for_all_that_users_expect():
     assert len(RECORDED) == 5
 
 
-@pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.place} {query.expression}")
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.location} {query.expression}")
 def test_what_a_query_asks_for_is_there(samples, query):
     assert promql.problems(query, samples, RECORDED) == []
 

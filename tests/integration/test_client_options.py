@@ -84,7 +84,7 @@ def drafted(drafter: DrafterClient | LocalDrafter, **requested: Any) -> list[lis
 
 
 def _feedback(draft: Draft, text: list[int]) -> Feedback:
-    rows = np.array([[(text[-1] + place * place) % VOCABULARY_SIZE for place in range(5)]], np.int64)
+    rows = np.array([[(text[-1] + index * index) % VOCABULARY_SIZE for index in range(5)]], np.int64)
     return Feedback(draft.draft_id, [0], rows)
 
 

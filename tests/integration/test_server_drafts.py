@@ -160,14 +160,14 @@ def test_stateless_sequences_draft_what_a_session_does(
                 options,
             ),
         )
-        for place, text in enumerate(texts):
-            session_id = number * 10 + place
+        for index, text in enumerate(texts):
+            session_id = number * 10 + index
             local.open(session_id)
             local.accept(session_id, text)
-            (expected,) = local.draft([DraftRequest(session_id, 7, seeds[place])], options)
+            (expected,) = local.draft([DraftRequest(session_id, 7, seeds[index])], options)
             local.close(session_id)
-            assert wire_values(answer.sequences[place].draft) == wire_values(expected)
-            assert answer.sequences[place].next_position == 0
+            assert wire_values(answer.sequences[index].draft) == wire_values(expected)
+            assert answer.sequences[index].next_position == 0
             num_nodes += len(expected)
     assert num_nodes > 0
 

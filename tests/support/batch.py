@@ -50,18 +50,18 @@ class DraftBatch:
         bounds = list(accumulate(_as_list(self.candidate_counts), initial=0))
         drafts = []
         start = 0
-        for place, length in enumerate(self.lengths):
+        for index, length in enumerate(self.lengths):
             end = start + length
             drafts.append(
                 self._draft(
-                    place, tokens[start:end], parents[start:end], probabilities[start:end], bounds[start : end + 1]
+                    index, tokens[start:end], parents[start:end], probabilities[start:end], bounds[start : end + 1]
                 )
             )
             start = end
         return drafts
 
     def _draft(
-        self, place: int, tokens: list[int], parents: list[int], probabilities: list[float], bounds: list[int]
+        self, index: int, tokens: list[int], parents: list[int], probabilities: list[float], bounds: list[int]
     ) -> Draft:
         has_proposals = len(bounds) > 1
         return Draft(
@@ -70,7 +70,7 @@ class DraftBatch:
             tuple(probabilities),
             Proposals(bounds, self.candidate_token_ids, self.candidate_probabilities) if has_proposals else (),
             self.strategy,
-            bool(self.ended_early[place]),
+            bool(self.ended_early[index]),
             self.draft_id,
         )
 

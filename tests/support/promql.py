@@ -34,7 +34,7 @@ Samples = Mapping[str, Sequence[Mapping[str, str]]]
 class Query:
     """A query, and where it stands."""
 
-    place: str
+    location: str
     expression: str
     legend: str = ""
 
@@ -85,7 +85,7 @@ def problems(query: Query, samples: Samples, recorded: Collection[str]) -> list[
     """
     tree = promql_parser.parse(query.expression)
     selectors, found = _selectors(tree), []
-    assert selectors, f"{query.place} asks for nothing"
+    assert selectors, f"{query.location} asks for nothing"
     grouped = set(re.findall(r"{{\s*(\w+)\s*}}", query.legend))
     if "sum" not in query.expression:
         grouped -= set.intersection(*(_labels(each.name, samples, recorded) for each in selectors))
@@ -93,11 +93,11 @@ def problems(query: Query, samples: Samples, recorded: Collection[str]) -> list[
         if aggregate.modifier is not None:
             for selector in _selectors(aggregate.expr):
                 missing = set(aggregate.modifier.labels) - _labels(selector.name, samples, recorded)
-                found += [f"{query.place}: {selector.name} has no label {label}" for label in sorted(missing)]
+                found += [f"{query.location}: {selector.name} has no label {label}" for label in sorted(missing)]
             grouped.difference_update(aggregate.modifier.labels)
     for selector in selectors:
-        found += _problems_of(selector, query.place, samples, recorded)
-    return found + [f"{query.place}: the legend names {label}, which no series has" for label in sorted(grouped)]
+        found += _problems_of(selector, query.location, samples, recorded)
+    return found + [f"{query.location}: the legend names {label}, which no series has" for label in sorted(grouped)]
 
 
 def _nodes(tree: Any, kind: type) -> list[Any]:
@@ -123,17 +123,17 @@ def _labels(name: str, samples: Samples, recorded: Collection[str]) -> set[str]:
     return OF_PROMETHEUS.union(*samples.get(name, ()))
 
 
-def _problems_of(selector: Any, place: str, samples: Samples, recorded: Collection[str]) -> list[str]:
+def _problems_of(selector: Any, location: str, samples: Samples, recorded: Collection[str]) -> list[str]:
     name = selector.name
     if name not in samples and name not in recorded and name not in SYNTHETIC:
-        return [f"{place}: there is no metric {name}"]
+        return [f"{location}: there is no metric {name}"]
     found = []
     labels = _labels(name, samples, recorded)
     for matcher in selector.matchers.matchers:
         if matcher.name not in labels:
-            found.append(f"{place}: {name} has no label {matcher.name}")
+            found.append(f"{location}: {name} has no label {matcher.name}")
         elif matcher.name not in OF_PROMETHEUS | _OF_CHANCE:
             matches = _MATCHES[str(matcher.op)]
             if not any(matches(series.get(matcher.name, ""), matcher.value) for series in samples[name]):
-                found.append(f"{place}: no series of {name} has such a {matcher.name}: {matcher.value}")
+                found.append(f"{location}: no series of {name} has such a {matcher.name}: {matcher.value}")
     return found

@@ -28,7 +28,7 @@ from support.graphs import graph_of
 from support.step_reference import ReferenceAnswerer
 
 VOCABULARY_SIZE = 12
-CORPUS = [(place * place + place // 3) % VOCABULARY_SIZE for place in range(700)]
+CORPUS = [(index * index + index // 3) % VOCABULARY_SIZE for index in range(700)]
 STRATEGIES = ["greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam"]
 
 
@@ -191,8 +191,8 @@ def play(pair: Pair, steps: list[Any]) -> None:
         pair.open(session_id)
     for sequences, options, has_budgets, mutations in steps:
         payload = bytearray(convert.encode_step(None, request_of(pair, sequences, options, has_budgets)))
-        for place, value in mutations if payload else ():
-            payload[place % len(payload)] = value
+        for index, value in mutations if payload else ():
+            payload[index % len(payload)] = value
         pair.send(bytes(payload))
 
 
@@ -276,7 +276,7 @@ def chain_step(session_id: int, position: int, tokens: list[int], strategy: Any 
 
 def test_two_graphs_take_turns(tmp_path: Path) -> None:
     for name, modulus in (("one", 5), ("two", 7)):
-        graph_of([[place % modulus for place in range(200)]], 2, VOCABULARY_SIZE).save(tmp_path / f"{name}.pkl")
+        graph_of([[index % modulus for index in range(200)]], 2, VOCABULARY_SIZE).save(tmp_path / f"{name}.pkl")
     server = Server(tmp_path / "one.pkl", graphs={"two": tmp_path / "two.pkl"})
     for session_id, name in ((1, "one"), (2, "two")):
         server.sessions.open(session_id, server.graphs.get(name))
@@ -285,7 +285,7 @@ def test_two_graphs_take_turns(tmp_path: Path) -> None:
         for session_id, modulus in ((1, 5), (2, 7)):
             token = (3 + turn) % modulus
             draft = server.step(chain_step(session_id, 3 + turn, [token])).draft
-            assert list(draft.draft_tokens) == [(token + 1 + place) % modulus for place in range(5)]
+            assert list(draft.draft_tokens) == [(token + 1 + index) % modulus for index in range(5)]
             assert draft.graph_generation == session_id
     both = StepRequest(tuple(SequenceRequest((), session_id, 6, 2) for session_id in (1, 2)), DraftOptions("greedy"))
     draft = server.step(both).draft

@@ -175,12 +175,12 @@ def test_token_ids_of_records(tmp_path: Path) -> None:
     ],
 )
 def test_records_without_proper_token_ids_are_named(tmp_path: Path, record: str, message: str) -> None:
-    for name, content, place in (
+    for name, content, location in (
         ("a.jsonl", f'{{"ids": [1]}}\n{record}\n', "line 2"),
         ("a.json", f'[{{"ids": [1]}}, {record}]', "record 2"),
     ):
         path = _file(tmp_path / name, content.encode())
-        with pytest.raises(CorpusError, match=f"^{path}: {place}: {message}") as caught:
+        with pytest.raises(CorpusError, match=f"^{path}: {location}: {message}") as caught:
             list(read_documents(Source(path), "text", "ids", 10))
         assert "\n" not in str(caught.value)
 
@@ -193,11 +193,11 @@ def test_arrays_and_lines_are_read_in_blocks(values: list[object], block: int, i
     array = f" {json.dumps(values, indent=indent)}\n"
     read = list(read_json(blocks(array), "a.json"))
     assert [value for _, value in read] == values
-    assert [place for place, _ in read] == [f"a.json: record {number}" for number in range(1, len(values) + 1)]
+    assert [location for location, _ in read] == [f"a.json: record {number}" for number in range(1, len(values) + 1)]
     lines = "\n\n".join(json.dumps(value, ensure_ascii=False) for value in values)
     read = list(read_json_lines(blocks(lines), "a.jsonl"))
     assert [value for _, value in read] == values
-    assert [place for place, _ in read] == [f"a.jsonl: line {2 * number + 1}" for number in range(len(values))]
+    assert [location for location, _ in read] == [f"a.jsonl: line {2 * number + 1}" for number in range(len(values))]
 
 
 @given(values=st.lists(JSON_VALUES, max_size=4), cut=st.integers(1, 200), block=st.integers(1, 40))

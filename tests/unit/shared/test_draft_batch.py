@@ -19,7 +19,7 @@ from support.graphs import graph_of
 from support.sessions import agrees, drafter_of, values_of
 
 VOCABULARY_SIZE = 12
-CORPUS = [(place * place + place // 3) % VOCABULARY_SIZE for place in range(700)]
+CORPUS = [(index * index + index // 3) % VOCABULARY_SIZE for index in range(700)]
 SEQUENCES = st.lists(st.lists(st.integers(0, VOCABULARY_SIZE + 1), max_size=12), min_size=1, max_size=5)
 
 

@@ -49,8 +49,8 @@ def sample_tokens(num_tokens: int, *, seed: int = 0, document: int = 0) -> UInt3
     tokens = np.concatenate([phrases[number] for number in random.zipf(1.3, num_tokens).clip(max=80) - 1])
     tokens = tokens[:num_tokens].astype(np.uint32)
     if document:
-        places = np.cumsum(random.integers(1, document, num_tokens))
-        tokens[places[places < num_tokens - 1]] = DOCUMENT_SEPARATOR
+        positions = np.cumsum(random.integers(1, document, num_tokens))
+        tokens[positions[positions < num_tokens - 1]] = DOCUMENT_SEPARATOR
     return tokens
 
 

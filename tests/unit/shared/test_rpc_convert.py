@@ -280,8 +280,8 @@ def test_openings_come_back(request: OpenRequest, answer: OpenAnswer) -> None:
 
 def mutated(payload: bytes, mutations: list[tuple[int, int]]) -> bytes:
     changed = bytearray(payload)
-    for place, value in mutations if changed else ():
-        changed[place % len(changed)] = value
+    for offset, value in mutations if changed else ():
+        changed[offset % len(changed)] = value
     return bytes(changed)
 
 

@@ -20,11 +20,11 @@ def draft_on(graph: NgramGraph) -> None:
     drafter = drafter_of(graph)
     drafter.open(1, learn=True)
     drafter.accept(1, TEXT[:100])
-    for place in range(100, 500, 2):
-        draft = draft_of(drafter, 1, 8, STRATEGIES[place // 2 % len(STRATEGIES)])
+    for position in range(100, 500, 2):
+        draft = draft_of(drafter, 1, 8, STRATEGIES[position // 2 % len(STRATEGIES)])
         assert all(0 <= token_id < 2**21 for token_id in draft.token_ids)
         assert all(0.0 <= probability <= 1.0 for probability in draft.path_probabilities)
-        drafter.accept(1, TEXT[place : place + 2])
+        drafter.accept(1, TEXT[position : position + 2])
     drafter.close(1)
     load_calibration(save_calibration(drafter.calibration))
 
@@ -38,8 +38,8 @@ def draft_on_damaged_graphs(num_graphs: int) -> None:
         # One bit of a count, then words anywhere.
         level = int(random.integers(0, 4))
         record = int(random.integers(0, table[level, 1]))
-        place = table[level, 0] + record * record_words(level + 1, 3) + CUMULATIVE
-        words[place] ^= np.uint32(1 << int(random.integers(0, 32)))
+        offset = table[level, 0] + record * record_words(level + 1, 3) + CUMULATIVE
+        words[offset] ^= np.uint32(1 << int(random.integers(0, 32)))
         draft_on(damaged(NgramGraph(Trie(words, table), graph.metadata), random))
 
 

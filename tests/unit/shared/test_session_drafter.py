@@ -169,11 +169,11 @@ def test_stored_ngrams_are_those_of_the_storage(graph: NgramGraph) -> None:
     drafter.open(1)
     drafter.accept(1, CORPUS[:30])
     storage.learn(CORPUS[:30])
-    for place in range(30, 60):
-        assert draft_of(drafter, 1).token_ids == draft_nasd(storage, CORPUS[:place], 8, position=place).token_ids
+    for position in range(30, 60):
+        assert draft_of(drafter, 1).token_ids == draft_nasd(storage, CORPUS[:position], 8, position=position).token_ids
         drafter.recycle(1, [0], [[90, 91, 92, 93]])
-        drafter.accept(1, CORPUS[place : place + 1])
-        storage.count(CORPUS[:place], [CORPUS[place], 90, 91, 92])
+        drafter.accept(1, CORPUS[position : position + 1])
+        storage.count(CORPUS[:position], [CORPUS[position], 90, 91, 92])
 
 
 def test_stored_ngrams_begin_anew_behind_foreign_tokens(graph: NgramGraph) -> None:
@@ -238,11 +238,11 @@ def test_misses_cost_trust_and_hits_bring_it_back() -> None:
     text = random.Random(0).sample(range(1_000), 60)
     curve = CostCurve((1, 20), (1.0, 5.0))
     started(drafter, 1, text * 2, cost=curve)
-    for place in range(120):  # another session keeps the tables confident
-        drafter.open(2 + place)
-        drafter.accept(2 + place, text)
-        drafter.accept(2 + place, text[:30])
-        drafter.close(2 + place)
+    for i in range(120):  # another session keeps the tables confident
+        drafter.open(2 + i)
+        drafter.accept(2 + i, text)
+        drafter.accept(2 + i, text[:30])
+        drafter.close(2 + i)
     drafter.open(500, cost=curve)
     drafter.accept(500, text * 2)
     sequence = drafter._sequences[1]
