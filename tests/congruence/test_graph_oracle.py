@@ -148,9 +148,11 @@ def test_a_corpus_of_thirty_thousand_tokens(max_order: int, boundaries: bool) ->
     generator = DraftGenerator(fast)
     for _ in range(1_500):
         document = documents[rng.integers(len(documents))]
-        place = rng.integers(len(document))
-        context = document[max(0, place - max_order) : place] + rng.integers(0, 4_000, rng.integers(0, 2)).tolist()
-        context += document[place : place + rng.integers(0, 3)]
+        position = rng.integers(len(document))
+        context = (
+            document[max(0, position - max_order) : position] + rng.integers(0, 4_000, rng.integers(0, 2)).tolist()
+        )
+        context += document[position : position + rng.integers(0, 3)]
         expected, _ = slow.draft(context, 10, "greedy")
         assert list(generator.draft(context, 10, "greedy").token_ids) == expected
 
@@ -178,10 +180,10 @@ perhaps_unknown = st.lists(st.one_of(st.integers(0, 4), st.sampled_from([49, 2**
 def slow_coverage(graph: OracleGraph, documents: list[list[int]]) -> Coverage:
     rows = {order: [0] * 5 for order in range(1, graph.max_order + 1)}
     for token_ids in documents:
-        for place, follows in enumerate(token_ids):
-            longest = graph.longest_context(token_ids[:place])
-            for order in range(1, min(place, graph.max_order) + 1):
-                context = tuple(token_ids[place - order : place])
+        for position, follows in enumerate(token_ids):
+            longest = graph.longest_context(token_ids[:position])
+            for order in range(1, min(position, graph.max_order) + 1):
+                context = tuple(token_ids[position - order : position])
                 successors = graph.context_index.get(context, {})
                 is_known = bool(successors)
                 is_right = is_known and min(successors, key=lambda token: (-successors[token], token)) == follows

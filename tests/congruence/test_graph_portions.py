@@ -58,7 +58,7 @@ def test_small_portions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return [random.choice(pool, one_of(1, 1, 2, 3, 10, 60)).tolist() for _ in range(one_of(1, 2, 4))]
 
     first, second = corpus(), corpus()
-    # Separators at every place: first, last, several in a row.
+    # Separators at every position: first, last, several in a row.
     stream = [
         token
         for document in first
