@@ -41,11 +41,6 @@ def anonymous_bytes() -> int:
     return _status_bytes("RssAnon")
 
 
-def peak_resident_bytes() -> int:
-    """Return the most memory this process ever had resident, mapped files included."""
-    return _status_bytes("VmHWM")
-
-
 def available_bytes() -> int | None:
     """Return the memory that programs may take, within limits of control groups; None where that can't be found out."""
     try:
