@@ -252,8 +252,6 @@ class ServiceConfig(EndpointConfig):
     """Name of the model in the HTTP API; empty: the last part of the model's name."""
     max_waiting: Annotated[int, Field(ge=0)] = 256
     """Most requests that wait for a slot in the batch; more are refused until there is capacity."""
-    idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """A client that brings its own drafts and sends none for so long loses its slot in the batch."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
     """Most new tokens that a request may ask for; 0: as many as the model's context holds."""
     max_samples: Annotated[int, Field(ge=1, le=1_024)] = 16

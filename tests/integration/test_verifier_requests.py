@@ -21,7 +21,6 @@ from support.verifier_service import (
     collected,
     play,
     request,
-    talk,
 )
 
 BAD = {
@@ -97,11 +96,9 @@ def test_a_request_s_own_id_is_in_the_log_and_comes_back(target, tmp_path, own):
 def test_more_new_tokens_than_the_service_gives_are_refused(target, tmp_path):
     async def scenario(stub, _):
         assert (await collected(stub.Generate(request(max_tokens=30))))[1]
-        session = [pb.VerifyRequest(prompt_tokens=[1], sampling=pb.SamplingOptions(max_tokens=31))]
-        for answers in (collected(stub.Generate(request(max_tokens=31))), talk(stub.Verify(), session)):
-            with pytest.raises(grpc.aio.AioRpcError, match="a request may have 30; ask for fewer") as caught:
-                await answers
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="a request may have 30; ask for fewer") as caught:
+            await collected(stub.Generate(request(max_tokens=31)))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     play(target, tmp_path, scenario, max_new_tokens=30)
     with pytest.raises(ConfigError, match=r"generation\.max_tokens is 20, but service\.max_new_tokens 19"):
@@ -112,44 +109,11 @@ def test_bytes_that_are_no_message_are_refused(target, tmp_path):
     async def scenario(_, server):
         async with grpc.aio.insecure_channel(server.addresses[0]) as channel:
             path, nonsense = "/speculant_graph.rpc.v1.VerifierService/", b"\xff\xff\xff"
-            for answers in (
-                collected(channel.unary_stream(f"{path}Generate")(nonsense)),
-                talk(channel.stream_stream(f"{path}Verify")(), [nonsense]),
-            ):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await answers
-                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collected(channel.unary_stream(f"{path}Generate")(nonsense))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     play(target, tmp_path, scenario)
-
-
-@pytest.mark.parametrize(("messages", "code", "said"), [
-    ([pb.VerifyRequest(prompt_tokens=[1], tokenizer_sha256=b"x" * 32)], "FAILED_PRECONDITION", "tokenizer"),
-    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1] * 7)], "INVALID_ARGUMENT", "at most 6"),
-    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1, 2], draft_parents=[0])], "INVALID_ARGUMENT", "for 2 draft"),
-    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[1, 2], draft_parents=[0, 5])], "INVALID_ARGUMENT", "no tree"),
-    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[9], candidate_counts=[2], candidate_tokens=[1, 9],
-      candidate_probabilities=[0.9, 0.3])], "INVALID_ARGUMENT", "sum to 1"),
-    ([pb.VerifyRequest(prompt_tokens=[1], draft_tokens=[9], candidate_counts=[2], candidate_tokens=[9, 1],
-      candidate_probabilities=[0.5, 0.5])], "INVALID_ARGUMENT", "ascend"),
-    ([pb.VerifyRequest(prompt_tokens=[1], candidate_tokens=[9])], "INVALID_ARGUMENT", "candidate_counts"),
-    ([pb.VerifyRequest(prompt_tokens=[])], "INVALID_ARGUMENT", "the prompt is empty"),
-    ([pb.VerifyRequest(prompt_tokens=[1], feedback_width=65)], "INVALID_ARGUMENT", "at most 64"),
-    ([pb.VerifyRequest(step_id=3, prompt_tokens=[1]), pb.VerifyRequest(step_id=3)], "INVALID_ARGUMENT", "upwards"),
-    ([pb.VerifyRequest(prompt_tokens=[1]), pb.VerifyRequest(step_id=1, prompt_tokens=[1])],
-     "INVALID_ARGUMENT", "leave"),
-    ([pb.VerifyRequest(prompt_tokens=[1])], "UNAVAILABLE", "no draft came"),
-])  # fmt: skip
-def test_a_wrong_step_ends_its_stream_and_frees_its_place(target, tmp_path, messages, code, said):
-    async def scenario(stub, server):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await talk(stub.Verify(), messages)
-        assert caught.value.code().name == code
-        assert said in caught.value.details()
-        while server._load.num_sequences or server._decoder.engine.num_running:
-            await asyncio.sleep(0.01)
-
-    play(target, tmp_path, scenario, idle_timeout_s=0.3 if code == "UNAVAILABLE" else 60.0)
 
 
 def test_a_graph_that_the_drafter_does_not_serve_costs_no_text_and_is_told(target, library, shared_sidecar, tmp_path):

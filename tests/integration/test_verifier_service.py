@@ -97,15 +97,9 @@ def test_draining_finishes_texts_and_takes_no_more(target, library, tmp_path):
     async def scenario(stub, server):
         call = stub.Generate(request(max_tokens=60))
         first = await call.read()
-        session = stub.Verify()
-        await session.write(pb.VerifyRequest(prompt_tokens=[1, 2, 3]))
-        await session.read()
         stopping = asyncio.create_task(server.stop())
         _, text = await collected(call)
         assert first.text + text == library.generate(PROMPT, GenerationConfig(max_tokens=60)).text
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await session.read()
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await stopping
 
     play(target, tmp_path, scenario, grace_s=30)
@@ -146,48 +140,6 @@ def test_keys_are_asked_for(target, tmp_path):
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
     play(target, tmp_path, scenario, access_file=access)
-
-
-async def verified(stub, prompt, text, width, **first):
-    """Play a client that drafts what comes, wrongly now and then; return what was emitted."""
-    call, emitted, step = stub.Verify(), [], 0
-    while True:
-        draft = [
-            token if (len(emitted) + place) % 5 else token ^ 1
-            for place, token in enumerate(text[len(emitted) :][:width])
-        ]
-        message = pb.VerifyRequest(step_id=step, draft_tokens=draft)
-        if not step:
-            message.MergeFrom(pb.VerifyRequest(prompt_tokens=prompt, **first))
-        await call.write(message)
-        response = await call.read()
-        assert response.step_id == step
-        assert list(response.token_ids[: len(response.accepted_nodes)]) == [
-            draft[node] for node in response.accepted_nodes
-        ]
-        emitted += response.token_ids
-        step += 1
-        if response.finish_reason:
-            assert await call.read() is grpc.aio.EOF
-            return emitted, step
-
-
-def test_clients_with_drafts_of_their_own_get_the_same_text_in_fewer_steps(target, library, tmp_path):
-    config = GenerationConfig(max_tokens=60, temperature=0.8, seed=3)
-    expected = library.generate([PROMPT, "import os\n"], config)
-    sampling = pb.SamplingOptions(max_tokens=60, temperature=0.8, seed=3)
-
-    async def scenario(stub, server):
-        outcomes = await asyncio.gather(
-            *(verified(stub, each.prompt_token_ids, each.token_ids, 4, sampling=sampling) for each in expected),
-            collected(stub.Generate(request())),
-        )
-        for (emitted, steps), wanted in zip(outcomes[:2], expected, strict=True):
-            assert emitted == list(wanted.token_ids)
-            assert steps < 0.6 * len(emitted)
-        assert server._load.num_sequences == 0
-
-    play(target, tmp_path, scenario)
 
 
 def test_while_the_model_is_loaded_everybody_is_told_so(target, tmp_path):

@@ -58,14 +58,6 @@ async def collected(call):
     return responses, "".join(response.text for response in responses)
 
 
-async def talk(call, messages):
-    """Write messages, read an answer to each and then the end."""
-    for message in messages:
-        await call.write(message)
-        await call.read()
-    await call.read()
-
-
 def request(**sampling):
     """Return a request to continue the prompt."""
     return pb.GenerateRequest(prompt=PROMPT, sampling=pb.SamplingOptions(**sampling))

@@ -24,7 +24,7 @@ from speculant_verifier.chat_template import Message, chat_tokens
 from speculant_verifier.draft_model.adapters import Adapters
 from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter, require_strategy
 from speculant_verifier.engine import Engine
-from speculant_verifier.engine.runner import DraftSession, Runner
+from speculant_verifier.engine.runner import Runner
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.collect import RecordIdentity
@@ -252,18 +252,6 @@ class SpeculativeDecoder:
         async with aclosing(self._runner.astream(batch.requests)) as outputs:
             async for output in outputs:
                 yield batch.event(output)
-
-    def draft_session(self, prompt: Prompt, generation_config: GenerationConfig | None = None) -> DraftSession:
-        """Begin a sequence whose drafts the caller brings, for a task of an event loop.
-
-        Every call of its ``verify`` is one step; while none is made, the sequence waits and keeps its row in the
-        batch. Close it when it has not ended by itself.
-
-        Args:
-            prompt: text or token ids.
-            generation_config: its settings.
-        """
-        return self._runner.session(self._batch([prompt], generation_config).requests[0])
 
     @property
     def totals(self) -> EngineTotals:

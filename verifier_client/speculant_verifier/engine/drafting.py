@@ -70,28 +70,8 @@ class Drafting:
 
     def wants(self, sequence: ActiveSequence) -> bool:
         """Whether a sequence is drafted for at all."""
-        if sequence.request.brings_drafts:
-            return False
         can_draft = self._drafter.state != "off" and sequence.config.speculation != "off"
         return can_draft and self._most_nodes_of(sequence) > 0
-
-    def check(self, draft: Draft) -> None:
-        """Refuse a draft that a caller brings, if it can't be verified.
-
-        Raises:
-            GenerationRequestError: it is too large, no tree, or names tokens that the model does not have.
-        """
-        if len(draft) > self._most_nodes:
-            raise GenerationRequestError(
-                f"the draft has {len(draft)} nodes, but at most {self._most_nodes} are verified at once; send fewer, "
-                "or raise --draft.k"
-            )
-        is_usable = self._is_usable(draft, self._most_nodes)
-        if not is_usable or len(self._usable_nodes(draft, len(draft), looks_at_q=True)) < len(draft):
-            raise GenerationRequestError(
-                f"the draft is no tree of token ids 0..{self._target.vocabulary_size - 1} whose parents come before "
-                "their children, with a distribution for every node or for none; fix it"
-            )
 
     def drafts(self, sequences: Sequence[ActiveSequence]) -> list[Draft]:
         """Return drafts that could all be emitted; anything unusable becomes no draft."""
@@ -131,10 +111,6 @@ class Drafting:
                 sequences[index].num_steps_without_drafter += 1
             self._totals.num_steps_without_drafter += len(asked)
         for index, sequence in enumerate(sequences):
-            if sequence.external_draft is not None:
-                shallow[index] = nodes_within(sequence.external_draft.draft, self._most_depth(sequence))
-                drafts[index] = sequence.external_draft.draft.part(shallow[index])
-        for index, sequence in enumerate(sequences):
             if _is_formed(sequence):
                 shallow[index], drafts[index] = self._formed(sequence, shallow[index], drafts[index])
         can_trim = [sequence.config.rule not in WANTS_PROPOSALS for sequence in sequences]
@@ -173,8 +149,8 @@ class Drafting:
         return [nodes[node] for node in usable], fitted
 
     def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
-        """Note what became of a draft; external drafts are not counted, as they are not the drafter's."""
-        if len(draft) and not sequence.request.brings_drafts:
+        """Note what became of a draft."""
+        if len(draft):
             self._controller.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
 
     def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
@@ -193,8 +169,6 @@ class Drafting:
 
     def _limit(self, sequence: ActiveSequence) -> int:
         """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
-        if sequence.external_draft is not None:
-            return len(sequence.external_draft.draft)
         most_depth = self._most_depth(sequence) if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
         most_nodes = self._most_nodes_of(sequence)
@@ -208,7 +182,7 @@ class Drafting:
         capacity = self._target.max_length - len(sequence.token_ids)
         # The last emitted token is the model's own, so a draft may fill all but one of what remains.
         most = max(0, min(sequence.num_remaining, capacity) - 1)
-        wanted = None if sequence.external_draft is not None else sequence.config.max_depth
+        wanted = sequence.config.max_depth
         return most if wanted is None else min(most, wanted)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
@@ -256,7 +230,7 @@ def _is_formed(sequence: ActiveSequence) -> bool:
     Rules that weigh p against q get drafts as they are: they would be biased by what is left out, and refuse it anyway.
     """
     config, sampler = sequence.config, sequence.sampler
-    has_form = sampler is not None and sampler.constraint is not None and not sequence.request.brings_drafts
+    has_form = sampler is not None and sampler.constraint is not None
     return has_form and config.speculation != "off" and config.rule not in WANTS_PROPOSALS
 
 
@@ -289,5 +263,4 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
 
 
 def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:
-    is_free = sequence.config.speculation == "auto" and sequence.external_draft is None
-    return sequence.history if is_free else None
+    return sequence.history if sequence.config.speculation == "auto" else None

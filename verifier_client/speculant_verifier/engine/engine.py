@@ -19,7 +19,7 @@ from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.config_learning import RecordConfig
 from speculant_graph.draft.strategies import CALIBRATED
 from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
-from speculant_graph.types import Draft, Drafter
+from speculant_graph.types import Drafter
 from speculant_verifier.engine.admission import MOST_PENDING, Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.prefill import Prefill
@@ -28,7 +28,6 @@ from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import (
     OUT_OF_MEMORY,
     ActiveSequence,
-    ExternalDraft,
     Request,
     StepOutput,
     is_out_of_memory,
@@ -114,7 +113,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         can_admit = bool(self._waiting) and not self._is_full
-        return bool(self._failed) or can_admit or any(map(_can_go_on, self._running))
+        return bool(self._failed) or can_admit or bool(self._running)
 
     @property
     def num_running(self) -> int:
@@ -177,24 +176,6 @@ class Engine:
         self._waiting.append(sequence)
         return sequence
 
-    def submit_draft(self, sequence: ActiveSequence, draft: Draft, feedback_width: int = 0) -> None:
-        """Submit an external draft: let a sequence whose request brings its drafts do one step.
-
-        Args:
-            sequence: it must not have a draft already.
-            draft: the tree to verify; empty to decode one token plainly.
-            feedback_width: how many of the target's most probable tokens to return after every node.
-
-        Raises:
-            GenerationError: the draft can't be verified; the sequence goes on waiting.
-        """
-        if sequence not in self._running and sequence not in self._waiting:
-            return  # it has ended, as its output shows
-        if not sequence.is_idle:
-            raise GenerationError("this sequence takes no draft now; wait for the outcome of the one before")
-        self._drafting.check(draft)
-        sequence.external_draft = ExternalDraft(draft, feedback_width)
-
     def cancel(self, sequence: ActiveSequence) -> None:
         """Stop decoding a sequence and free its row; nothing more is emitted for it."""
         self._failed = [output for output in self._failed if output.sequence is not sequence]
@@ -238,14 +219,14 @@ class Engine:
         self._admit()
         outputs, self._failed = self._failed, []
         active = list(self._running)
-        outputs += self._verification.emit_known([each for each in active if not each.request.brings_drafts])
+        outputs += self._verification.emit_known(active)
         ended = [output.sequence for output in outputs if output.finish_reason is not None]
         left = [sequence for sequence in active if sequence not in ended]
         waiting = self._prefill.selected([each for each in left if each.num_pending > MOST_PENDING])
         outputs += self._guarded(self._prefill.step, waiting)
         outputs += self._guarded(
             self._decode,
-            [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING and not each.is_idle],
+            [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING],
         )
         now_s = time.perf_counter()
         elapsed_s = now_s - started_s
@@ -278,8 +259,7 @@ class Engine:
 
     def _end(self, sequence: ActiveSequence, reason: FinishReason) -> None:
         """Take stock of a sequence that ended."""
-        has_drafts = sequence.num_drafts and not sequence.request.brings_drafts
-        if reason != "error" and has_drafts:
+        if reason != "error" and sequence.num_drafts:
             num_accepted = sum(sequence.accepted_by_depth)
             self.totals.note_request(
                 sequence.num_emitted, sequence.num_from_target_cache, num_accepted, sequence.num_steps
@@ -386,10 +366,6 @@ class Engine:
         self._running.sort(key=lambda each: each.row)
         if sequence.has_session:
             self._drafter.finish(sequence.session_id)
-
-
-def _can_go_on(sequence: ActiveSequence) -> bool:
-    return not sequence.is_idle or sequence.num_pending > MOST_PENDING
 
 
 def _failure(sequence: ActiveSequence, error: SpeculantError) -> StepOutput:

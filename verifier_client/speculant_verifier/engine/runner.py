@@ -11,17 +11,14 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import replace
 
 from speculant_graph.errors import GenerationError
-from speculant_graph.types import Draft
 from speculant_verifier.engine.engine import Engine
 from speculant_verifier.engine.sequence import ActiveSequence, Request, StepOutput
 
 _Item = StepOutput | Exception
 
 _CLOSED = "the decoder was closed; make a new one"
-_ENDED = "this sequence has ended; begin another"
 _INTERRUPTED = "the step was interrupted in the thread that did it for all; try again"
 
 
@@ -33,7 +30,6 @@ class _OutputQueue:
         self.put = put
         self.is_of_task = is_of_task
         self.sequences: list[ActiveSequence] = []
-        self.drafts: list[tuple[Draft, int]] = []
         self.is_cancelled = False
 
 
@@ -90,10 +86,6 @@ class Runner:
         finally:
             self._withdraw(queue)
 
-    def session(self, request: Request) -> DraftSession:
-        """Begin a sequence whose drafts the caller brings; for tasks of an event loop."""
-        return DraftSession(self, request)
-
     def close(self) -> None:
         """End everything after the step that is being done; calls that wait, and later ones, get an error."""
         with self._changed:
@@ -113,13 +105,6 @@ class Runner:
             if queue.is_of_task and (self._worker is None or not self._worker.is_alive()):
                 self._worker = threading.Thread(target=self._work, name="speculant-engine", daemon=True)
                 self._worker.start()
-            self._changed.notify_all()
-
-    def _submit_draft(self, queue: _OutputQueue, draft: Draft, feedback_width: int) -> None:
-        with self._changed:
-            if queue.is_cancelled:
-                raise GenerationError(_ENDED)
-            queue.drafts.append((draft, feedback_width))
             self._changed.notify_all()
 
     def _withdraw(self, queue: _OutputQueue) -> None:
@@ -143,9 +128,8 @@ class Runner:
 
     @property
     def _has_work(self) -> bool:
-        """Whether a step would do anything: not while all that is there waits for drafts of its callers."""
-        changed = self._arriving or any(each.is_cancelled or each.drafts for each in self._open)
-        return bool(changed) or self._engine.has_work
+        """Whether a step would do anything."""
+        return bool(self._arriving) or any(each.is_cancelled for each in self._open) or self._engine.has_work
 
     @property
     def _has_tasks(self) -> bool:
@@ -203,13 +187,6 @@ class Runner:
             except Exception as error:  # an error of one call must not reach the others
                 queue.is_cancelled = True
                 queue.put(error)
-        for queue in self._open:
-            drafts, queue.drafts = queue.drafts, []
-            for draft, feedback_width in () if queue.is_cancelled else drafts:
-                try:
-                    self._engine.submit_draft(queue.sequences[0], draft, feedback_width)
-                except Exception as error:
-                    queue.put(error)
         cancelled = [each for each in self._open if each.is_cancelled]
         self._open = [each for each in self._open if not each.is_cancelled]
         for queue in cancelled:
@@ -234,37 +211,6 @@ class Runner:
         for queue in (*self._open, *self._arriving):
             queue.is_cancelled = True
             queue.put(error)
-
-
-class DraftSession:
-    """A sequence in the engine whose drafts its owner brings, for a task of an event loop."""
-
-    def __init__(self, runner: Runner, request: Request) -> None:
-        """Let the sequence join as soon as a row is free; :meth:`Runner.session` is the usual way."""
-        self._runner, self._is_over = runner, False
-        self._queue, self._read = _queue_of_task([replace(request, brings_drafts=True)])
-        runner._submit(self._queue)
-
-    async def verify(self, draft: Draft, feedback_width: int = 0) -> StepOutput:
-        """Do one step: verify a draft, and return what was emitted.
-
-        Args:
-            draft: the tree; empty to decode one token plainly.
-            feedback_width: how many of the target's most probable tokens to return after every node.
-
-        Raises:
-            GenerationError: the draft can't be verified, and another may be sent; or the engine was closed.
-        """
-        if self._is_over:
-            raise GenerationError(_ENDED)
-        self._runner._submit_draft(self._queue, draft, feedback_width)
-        output = _checked(await self._read.get())
-        self._is_over = output.finish_reason is not None
-        return output
-
-    def close(self) -> None:
-        """Leave the batch; nothing happens if the sequence has ended."""
-        self._runner._withdraw(self._queue)
 
 
 def _queue_of_task(requests: Sequence[Request]) -> tuple[_OutputQueue, asyncio.Queue[_Item]]:

@@ -6,13 +6,11 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import LogitsProcessorList
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.types import Draft, Feedback, SessionOptions, TokenId
+from speculant_graph.types import Feedback, SessionOptions, TokenId
 from speculant_verifier.cache.slots import KeysAndValues
 from speculant_verifier.records.collect import Trace
 from speculant_verifier.results import NO_REQUESTS, FinishReason, PhaseTimes, RecentAcceptance, TokenLogprobs
@@ -50,18 +48,6 @@ class Request:
     """Why it can't be decoded, if that is known already: it ends with this error."""
     session: SessionOptions | None = None
     """Options of its session with the drafter beside the drafter's own settings."""
-    brings_drafts: bool = False
-    """The caller drafts: a step waits until it has submitted a draft (:meth:`Engine.submit_draft`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExternalDraft:
-    """A draft that a caller brings for one step."""
-
-    draft: Draft
-    """The tree; empty for a step of plain decoding."""
-    feedback_width: int = 0
-    """How many of the target's most probable tokens to return after every node."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,8 +80,6 @@ class ActiveSequence:
     has_session: bool = False
     drafter_problem: str = ""
     """Why the drafter has nothing for it, if the request is the reason."""
-    external_draft: ExternalDraft | None = None
-    """The caller's own draft for the next step."""
     prefix_key: PrefixKey | None = None
     """Key of the first ``num_keyed`` tokens."""
     num_keyed: int = 0
@@ -163,11 +147,6 @@ class ActiveSequence:
         return self.request.config.max_tokens - self.num_emitted
 
     @property
-    def is_idle(self) -> bool:
-        """Whether it waits for a draft of its caller."""
-        return self.request.brings_drafts and self.external_draft is None
-
-    @property
     def num_pending(self) -> int:
         """Tokens that the model has not read; the last one is the root of the next draft."""
         return len(self.token_ids) - self.num_cached
@@ -200,11 +179,6 @@ class StepOutput:
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token, if they were asked for."""
-    path: tuple[int, ...] = ()
-    """Of an external draft the nodes that were accepted, root to leaf."""
-    feedback: NDArray[np.int64] | None = None
-    """Of an external draft that asked for it: the target's most probable tokens after the root and after every node,
-    shape ``[1 + nodes, width]``. None if not all of the draft was verified, as the text was about to end."""
 
 
 OUT_OF_MEMORY = (

@@ -160,26 +160,7 @@ class Verification:
         sequence.token_ids += token_ids
         if reason is None and len(sequence.token_ids) >= self._target.max_length:
             reason = "length"
-        return _Outcome(verdict, self._step_output(sequence, draft, path, token_ids, reason, logprobs, logits))
-
-    def _step_output(
-        self,
-        sequence: ActiveSequence,
-        draft: Draft,
-        path: Sequence[int],
-        token_ids: tuple[TokenId, ...],
-        reason: FinishReason | None,
-        logprobs: tuple[TokenLogprobs, ...],
-        logits: Tensor,
-    ) -> StepOutput:
-        external, sequence.external_draft = sequence.external_draft, None
-        if external is None:
-            return StepOutput(sequence, token_ids, len(path), reason, logprobs)
-        feedback = None
-        if external.feedback_width and len(draft) == len(external.draft):
-            feedback = top_tokens(logits[: len(draft) + 1], external.feedback_width).cpu().numpy()
-        named = tuple(sequence.draft_nodes[node] for node in path)
-        return StepOutput(sequence, token_ids, len(path), reason, logprobs, named, feedback)
+        return _Outcome(verdict, StepOutput(sequence, token_ids, len(path), reason, logprobs))
 
     def _note_feedback(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], logits: Tensor) -> None:
         """Note what the drafter is to learn of its drafts, by the indices that their nodes have in its message."""

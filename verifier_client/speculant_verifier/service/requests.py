@@ -6,12 +6,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
-from speculant_graph.types import Draft, Proposal, RuleName, TokenId
+from speculant_graph.types import RuleName, TokenId
 from speculant_verifier.chat_template import Message
 from speculant_verifier.requests import changed
 from speculant_verifier.text import Prompt
@@ -105,52 +103,6 @@ def prompt_of(request: pb.GenerateRequest, read_chat: Callable[[Sequence[Message
         case "chat":
             return read_chat([{"role": each.role, "content": each.content} for each in request.chat.messages])
     raise GenerationRequestError("the request has no input; set prompt, prompt_tokens or chat")
-
-
-def draft_of(request: pb.VerifyRequest, most_nodes: int) -> Draft:
-    """Return the draft that a client brings.
-
-    Args:
-        request: has the draft.
-        most_nodes: that are verified at once.
-
-    Raises:
-        GenerationRequestError: it is too large, or its arrays do not fit together.
-    """
-    size = len(request.draft_tokens)
-    if size > most_nodes:
-        raise GenerationRequestError(
-            f"the draft has {size} nodes, but at most {most_nodes} are verified at once; send fewer, or raise --draft.k"
-        )
-    parents = tuple(request.draft_parents) if request.draft_parents else tuple(range(size))
-    if len(parents) != size:
-        raise GenerationRequestError(f"draft_parents has {len(parents)} entries for {size} draft_tokens; send as many")
-    proposals: list[Proposal] = []
-    if request.candidate_counts:
-        counts = np.array(request.candidate_counts, np.int64)
-        token_ids = np.array(request.candidate_tokens, np.uint32)
-        probabilities = np.array(request.candidate_probabilities, np.float32)
-        if len(counts) != size or counts.sum() != len(token_ids) or len(token_ids) != len(probabilities):
-            raise GenerationRequestError(
-                "candidate_counts must have an entry for every node, and sum to the numbers of candidate_tokens and "
-                "candidate_probabilities; fix them"
-            )
-        for end, count in zip(counts.cumsum().tolist(), counts.tolist(), strict=True):
-            proposals.append(_proposal(token_ids[end - count : end], probabilities[end - count : end]))
-    elif request.candidate_tokens or request.candidate_probabilities:
-        raise GenerationRequestError("candidate_tokens need candidate_counts; send them, or none of these fields")
-    return Draft(tuple(request.draft_tokens), parents, (), proposals)
-
-
-def _proposal(token_ids: Any, probabilities: Any) -> Proposal:
-    is_distribution = bool(np.isfinite(probabilities).all()) and bool((probabilities >= 0).all())
-    if not is_distribution or not (np.diff(token_ids.astype(np.int64)) > 0).all():
-        raise GenerationRequestError(
-            "candidate_tokens must ascend within a node and candidate_probabilities be numbers from 0 to 1; fix them"
-        )
-    if not 0.999 < probabilities.sum(dtype=np.float64) < 1.001:
-        raise GenerationRequestError("candidate_probabilities must sum to 1 within a node; normalise them")
-    return Proposal(token_ids, probabilities)
 
 
 def _rule(number: int) -> RuleName:

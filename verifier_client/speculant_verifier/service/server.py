@@ -72,7 +72,7 @@ class VerifierServer:
         # Of its own, so that a server that is full can still be looked after.
         self._admin_interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
         self._load = Load(config, max_batch_size)
-        self._service = VerifierService(self._read_decoder, defaults, self._load, config.idle_timeout_s)
+        self._service = VerifierService(self._read_decoder, defaults, self._load)
         self._admin = VerifierAdminService(self._read_decoder)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._http_requests: Counter[tuple[str, str]] = Counter()
@@ -151,7 +151,6 @@ class VerifierServer:
         if self._learning is not None:
             await asyncio.to_thread(self._learning.close)
         await self._health.enter_graceful_shutdown()
-        self._service.drain()
         stopping = asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))
         if self._http is not None and not self._is_stop_forced:
             self._draining = asyncio.create_task(self._http.drain(self._config.grace_s))

@@ -1,4 +1,4 @@
-"""The gRPC service: text, and verification of drafts that clients bring."""
+"""The gRPC service: text, step by step."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from contextlib import aclosing
 from typing import Any, cast
 
 import grpc
-import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import (
     DrafterUnavailableError,
     DraftRequestError,
-    GenerationRequestError,
-    TokenizerMismatchError,
 )
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.serving.calls import Call, CallInterceptor
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.load import Load, failure_of, read_ahead
 from speculant_verifier.requests import session_options
-from speculant_verifier.results import StepEvent
-from speculant_verifier.service.answers import generate_response, verify_response
-from speculant_verifier.service.requests import draft_of, generation_config, prompt_of
+from speculant_verifier.results import FinishReason, GenerationResult, StepEvent, TokenLogprobs
+from speculant_verifier.service.requests import generation_config, prompt_of
 
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
-_END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
-_MOST_FEEDBACK = 64
 _READER_TIMEOUT_S = 120.0
+_FINISH_REASON: dict[FinishReason | None, Any] = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+    "error": pb.FINISH_REASON_ERROR,
+}
 
 
 class VerifierService:
@@ -41,7 +42,6 @@ class VerifierService:
         read_decoder: Callable[[], SpeculativeDecoder],
         defaults: GenerationConfig,
         load: Load,
-        idle_timeout_s: float,
     ) -> None:
         """Make a service.
 
@@ -49,11 +49,8 @@ class VerifierService:
             read_decoder: returns what decodes; raises while there is none.
             defaults: settings of requests that leave them open.
             load: how much is taken.
-            idle_timeout_s: a client that brings drafts and sends none for so long loses its row.
         """
         self._read_decoder, self._defaults, self._load = read_decoder, defaults, load
-        self._idle_timeout_s = idle_timeout_s
-        self._reading: set[asyncio.Task[Any]] = set()
 
     def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return what a server answers the service's methods with."""
@@ -61,14 +58,8 @@ class VerifierService:
             SERVICE_NAME,
             {
                 "Generate": interceptor.answers("Generate", self.generate),
-                "Verify": interceptor.stream("Verify", self.verify),
             },
         )
-
-    def drain(self) -> None:
-        """End the streams of clients that bring drafts; texts that are under way are finished."""
-        for task in self._reading:
-            task.cancel()
 
     async def generate(self, payload: bytes, call: Call) -> None:
         """Continue a prompt, step by step."""
@@ -89,79 +80,7 @@ class VerifierService:
                 async for event in events:
                     if event.result is not None and event.result.finish_reason == "error":
                         raise failure_of(event.result.error, is_client_error=event.result.is_refused)
-                    await _written(call, generate_response(event, config.seed))
-
-    async def verify(self, call: Call) -> None:
-        """Verify the drafts of a client, one after another."""
-        decoder = self._read_decoder()
-        payload = await self._next_request(call.context)
-        if payload is _END_OF_STREAM:
-            return
-        request = parsed(pb.VerifyRequest, payload)
-        if request.tokenizer_sha256 and request.tokenizer_sha256.hex() != decoder.target.fingerprint.sha256:
-            raise TokenizerMismatchError(
-                f"the client's tokenizer is not that of '{decoder.target.fingerprint.name}'; use the model's own"
-            )
-        if request.sampling.num_samples > 1:
-            raise GenerationRequestError("num_samples is for Generate; open a stream for every sample")
-        speculation = pb.SpeculationOptions(rule=request.rule)
-        config = generation_config(request.sampling, speculation, self._defaults, decoder.target.end_token_ids)
-        self._load.require_length(config.max_tokens)
-        with self._load.admitted(1):
-            await asyncio.to_thread(decoder.target.grammar, config, request.prompt_tokens)
-            session = decoder.draft_session(list(request.prompt_tokens), config)
-            try:
-                last_step = -1
-                forward_s = 0.0
-                while True:
-                    if request.step_id <= last_step:
-                        raise GenerationRequestError(
-                            f"step {request.step_id} comes after step {last_step}; number them upwards"
-                        )
-                    last_step = request.step_id
-                    if request.feedback_width > _MOST_FEEDBACK:
-                        raise GenerationRequestError(
-                            f"feedback_width is {request.feedback_width}; ask for at most {_MOST_FEEDBACK}"
-                        )
-                    output = await session.verify(draft_of(request, decoder.draft_config.k), request.feedback_width)
-                    if output.finish_reason == "error":
-                        sequence = output.sequence
-                        raise failure_of(sequence.error, is_client_error=sequence.is_refused)
-                    elapsed_s = output.sequence.forward_s - forward_s
-                    forward_s = output.sequence.forward_s
-                    await _written(call, verify_response(request.step_id, output, elapsed_s))
-                    if output.finish_reason is not None:
-                        return
-                    payload = await self._next_request(call.context)
-                    if payload is _END_OF_STREAM:
-                        return
-                    request = parsed(pb.VerifyRequest, payload)
-                    if request.prompt_tokens:
-                        raise GenerationRequestError(
-                            "prompt_tokens are for the first request of a stream; leave them out"
-                        )
-            finally:
-                session.close()
-
-    async def _next_request(self, context: Any) -> Any:
-        if self._load.is_draining:
-            raise DrafterUnavailableError("the verifier is shutting down; ask another")
-        task = asyncio.current_task()
-        assert task is not None
-        self._reading.add(task)
-        try:
-            async with asyncio.timeout(self._idle_timeout_s):
-                return await context.read()
-        except TimeoutError:
-            raise DrafterUnavailableError(
-                f"no draft came for {self._idle_timeout_s:g} s; open another stream when there is one"
-            ) from None
-        except asyncio.CancelledError:
-            if self._load.is_draining:
-                raise DrafterUnavailableError("the verifier is shutting down; ask another") from None
-            raise
-        finally:
-            self._reading.discard(task)
+                    await _written(call, _response(event, config.seed))
 
 
 def parsed(kind: Any, payload: bytes) -> Any:
@@ -189,3 +108,55 @@ async def _written(call: Call, response: Any) -> None:
             await call.context.write(response.SerializeToString())
     except TimeoutError:
         raise DrafterUnavailableError(f"nothing was read for {_READER_TIMEOUT_S:g} s; read as messages come") from None
+
+
+def _response(event: StepEvent, seed: int) -> pb.GenerateResponse:
+    """Return the message of one step.
+
+    Args:
+        event: what it emitted.
+        seed: of the request.
+    """
+    response = pb.GenerateResponse(
+        sample=event.sample,
+        token_ids=event.token_ids,
+        num_accepted=event.num_accepted,
+        text=event.text,
+        logprobs=map(_logprobs, event.logprobs),
+    )
+    if event.result is not None:
+        response.finish_reason = _FINISH_REASON[event.result.finish_reason]
+        response.statistics.CopyFrom(_statistics(event.result, seed + event.sample))
+    return response
+
+
+def _statistics(result: GenerationResult, seed: int) -> pb.GenerationStatistics:
+    return pb.GenerationStatistics(
+        num_prompt_tokens=len(result.prompt_token_ids),
+        num_tokens=len(result.token_ids),
+        num_steps=result.num_steps,
+        num_steps_without_drafter=result.num_steps_without_drafter,
+        num_drafted=result.num_drafted,
+        num_accepted=result.num_accepted,
+        drafted_by_depth=result.drafted_by_depth,
+        accepted_by_depth=result.accepted_by_depth,
+        time_to_first_token=_duration(result.times.first_token_s),
+        total_time=_duration(result.times.total_s),
+        seed=seed % (1 << 63),
+        warning=result.warning,
+        num_drafts=result.num_drafts,
+        num_from_target_cache=result.num_from_target_cache,
+        num_from_prefix_cache=result.num_from_prefix_cache,
+    )
+
+
+def _logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        logprob=logprobs.logprob, top_token_ids=logprobs.top_token_ids, top_logprobs=logprobs.top_logprobs
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(int(seconds * 1e9))
+    return duration

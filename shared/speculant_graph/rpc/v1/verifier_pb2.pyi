@@ -216,48 +216,6 @@ class GenerationStatistics(_message.Message):
     num_from_prefix_cache: int
     def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_steps_without_drafter: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., drafted_by_depth: _Optional[_Iterable[int]] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., seed: _Optional[int] = ..., warning: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_from_target_cache: _Optional[int] = ..., num_from_prefix_cache: _Optional[int] = ...) -> None: ...
 
-class VerifyRequest(_message.Message):
-    __slots__ = ("step_id", "prompt_tokens", "draft_tokens", "draft_parents", "candidate_counts", "candidate_tokens", "candidate_probabilities", "sampling", "rule", "tokenizer_sha256", "feedback_width")
-    STEP_ID_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_PARENTS_FIELD_NUMBER: _ClassVar[int]
-    CANDIDATE_COUNTS_FIELD_NUMBER: _ClassVar[int]
-    CANDIDATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CANDIDATE_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    RULE_FIELD_NUMBER: _ClassVar[int]
-    TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
-    FEEDBACK_WIDTH_FIELD_NUMBER: _ClassVar[int]
-    step_id: int
-    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
-    draft_tokens: _containers.RepeatedScalarFieldContainer[int]
-    draft_parents: _containers.RepeatedScalarFieldContainer[int]
-    candidate_counts: _containers.RepeatedScalarFieldContainer[int]
-    candidate_tokens: _containers.RepeatedScalarFieldContainer[int]
-    candidate_probabilities: _containers.RepeatedScalarFieldContainer[float]
-    sampling: SamplingOptions
-    rule: VerificationRule
-    tokenizer_sha256: bytes
-    feedback_width: int
-    def __init__(self, step_id: _Optional[int] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., draft_parents: _Optional[_Iterable[int]] = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_tokens: _Optional[_Iterable[int]] = ..., candidate_probabilities: _Optional[_Iterable[float]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., rule: _Optional[_Union[VerificationRule, str]] = ..., tokenizer_sha256: _Optional[bytes] = ..., feedback_width: _Optional[int] = ...) -> None: ...
-
-class VerifyResponse(_message.Message):
-    __slots__ = ("step_id", "accepted_nodes", "token_ids", "finish_reason", "feedback_tokens", "forward_time")
-    STEP_ID_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_NODES_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
-    FEEDBACK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_TIME_FIELD_NUMBER: _ClassVar[int]
-    step_id: int
-    accepted_nodes: _containers.RepeatedScalarFieldContainer[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    finish_reason: FinishReason
-    feedback_tokens: _containers.RepeatedScalarFieldContainer[int]
-    forward_time: _duration_pb2.Duration
-    def __init__(self, step_id: _Optional[int] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., feedback_tokens: _Optional[_Iterable[int]] = ..., forward_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
-
 class Adapter(_message.Message):
     __slots__ = ("name", "sha256")
     NAME_FIELD_NUMBER: _ClassVar[int]

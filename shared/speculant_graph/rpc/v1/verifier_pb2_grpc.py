@@ -40,11 +40,6 @@ class VerifierServiceStub(object):
                 request_serializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.GenerateResponse.FromString,
                 _registered_method=True)
-        self.Verify = channel.stream_stream(
-                '/speculant_graph.rpc.v1.VerifierService/Verify',
-                request_serializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.VerifyRequest.SerializeToString,
-                response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.VerifyResponse.FromString,
-                _registered_method=True)
 
 
 class VerifierServiceServicer(object):
@@ -59,14 +54,6 @@ class VerifierServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Verify(self, request_iterator, context):
-        """For clients that bring their own drafts: each request carries a draft, each response says how much of it the model
-        accepts and which token follows. The server keeps the sequence's state for as long as the stream is open.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_VerifierServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,11 +61,6 @@ def add_VerifierServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.GenerateRequest.FromString,
                     response_serializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.GenerateResponse.SerializeToString,
-            ),
-            'Verify': grpc.stream_stream_rpc_method_handler(
-                    servicer.Verify,
-                    request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.VerifyRequest.FromString,
-                    response_serializer=speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.VerifyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -109,33 +91,6 @@ class VerifierService(object):
             '/speculant_graph.rpc.v1.VerifierService/Generate',
             speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.GenerateRequest.SerializeToString,
             speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.GenerateResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Verify(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/speculant_graph.rpc.v1.VerifierService/Verify',
-            speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.VerifyRequest.SerializeToString,
-            speculant__graph_dot_rpc_dot_v1_dot_verifier__pb2.VerifyResponse.FromString,
             options,
             channel_credentials,
             insecure,
