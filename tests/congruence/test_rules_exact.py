@@ -1,0 +1,399 @@
+"""What rules emit has exactly the model's distribution, in small worlds where every outcome of chance can be listed;
+rules and drafters that are known to be wrong have another one.
+
+Drafts are drawn, verified and completed here as programs of chance: instead of one random outcome all are found, each
+with its probability. So are the two programs of the document on block verification (Leviathan 2024; Sun et al. 2024,
+arXiv 2403.10444), which *token* and *block* are held against, draft by draft.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from functools import cache
+
+import numpy as np
+import pytest
+
+from speculant_graph.types import Draft
+from speculant_verifier.rules import RULES, Verdict
+from support.rule_oracles import block_pass_probabilities, chain_of, dense_rows, proposal_of
+
+SIZE = 3
+"""Tokens of the vocabulary."""
+ROUNDING, WRONG = 1e-6, 1e-3
+"""Largest error of a probability where everything is right (q is float32), and least where something is wrong."""
+NOTHING = (np.zeros(0, np.int64), np.zeros(0), 1.0)
+
+
+class Chance:
+    """One way through a random program; remembers the other ways."""
+
+    def __init__(self, way):
+        self.way, self.others, self.taken, self.probability = way, [], [], 1.0
+
+    def choose(self, weights):
+        """Return an index, each with the probability that its weight has."""
+        shares = np.asarray(weights, np.float64) / np.sum(weights)
+        step = len(self.taken)
+        if step < len(self.way):
+            index = self.way[step]
+        else:
+            index, *rest = np.flatnonzero(shares).tolist()
+            self.others += [(*self.taken, other) for other in rest]
+        self.taken.append(index)
+        self.probability *= shares[index]
+        return index
+
+
+class Uniform:
+    """A number drawn from [0, 1), which decides when it is compared or drawn by, once; ``scale`` times it."""
+
+    def __init__(self, chance, scale=1.0, used=None):
+        self.chance, self.scale, self.used = chance, scale, [] if used is None else used
+
+    def use(self):
+        assert not self.used, "a number decides one thing"
+        self.used.append(True)
+        return self.chance
+
+    def __mul__(self, factor):
+        return Uniform(self.chance, self.scale * factor, self.used)
+
+    def __lt__(self, bound):
+        below = min(1.0, float(bound) / self.scale) if self.scale > 0 else float(bound > 0)
+        return self.use().choose([1 - below, below]) == 1
+
+    def __gt__(self, bound):
+        return not self < bound
+
+
+def every_outcome(program):
+    """Return the probability of everything that a program of chance can return."""
+    found, ways = defaultdict(float), [()]
+    while ways:
+        chance = Chance(ways.pop())
+        found[program(chance)] += chance.probability
+        ways += chance.others
+    return dict(found)
+
+
+class World:
+    """p and q of every context of up to three tokens.
+
+    Every third p has a token without probability, every fifth p equals q.
+
+    Args:
+        seed: of everything.
+        kind: 'dense', 'sparse' with a q of one or two tokens, some of which p rules out; 'far' if q has little to do
+            with p, so that *block* often keeps a part of a draft whose ratio is below 1.
+    """
+
+    def __init__(self, seed, kind):
+        generator = np.random.default_rng(seed)
+        self.p, self.q = {}, {}
+        contexts = [each for size in range(4) for each in itertools.product(range(SIZE), repeat=size)]
+        for index, context in enumerate(contexts):
+            p, q = generator.dirichlet(np.full(SIZE, 0.8), 2)
+            if "far" not in kind:
+                q = (p + q) / 2
+            if index % 3 == 1:
+                p[generator.integers(SIZE)] = 0
+            if "sparse" in kind:
+                q[generator.permutation(SIZE)[: 1 + index % 2]] = 0
+            if index % 5 == 4:
+                q = p
+            self.p[context], self.q[context] = p / p.sum(), (q / q.sum()).astype(np.float32)
+
+    def completed(self, tokens, length):
+        """Return the distribution of what follows some tokens, up to a length."""
+        if len(tokens) == length:
+            return np.ones(())
+        return np.stack([p * self.completed((*tokens, token), length) for token, p in enumerate(self.p[tokens])])
+
+
+@cache
+def world(kind, seed=2):
+    return World(seed, kind)
+
+
+class Model:
+    """p by chance. What the model chooses after a context is one thing, however often it is asked."""
+
+    def __init__(self, world, chance):
+        self.world, self.chance, self.chosen = world, chance, {}
+
+    def choice(self, context):
+        if context not in self.chosen:
+            self.chosen[context] = self.chance.choose(self.world.p[context])
+        return self.chosen[context]
+
+
+class Target:
+    """The model at the nodes of a draft."""
+
+    def __init__(self, model, draft):
+        self.model, self.contexts = model, [()]
+        for token, parent in zip(draft.token_ids, draft.parents, strict=True):
+            self.contexts.append((*self.contexts[parent], token))
+
+    def choice_after(self, node):
+        return self.model.choice(self.contexts[node])
+
+    def after(self, node):
+        return Distribution(self.p(node))
+
+    def p(self, node):
+        return self.model.world.p[self.contexts[node]]
+
+
+class Distribution:
+    def __init__(self, p):
+        self.p = p
+
+    def probabilities_of(self, token_ids):
+        return self.p[token_ids]
+
+    def draw(self, number, token_ids, weights, scale):
+        row = scale * self.p
+        row[token_ids] = weights
+        return number.use().choose(row)
+
+
+def chain(model, how, lengths, trim_below=0.0):
+    """Draw up to three tokens.
+
+    Args:
+        model: what chooses and draws.
+        how: 'sampled' from q and with it, 'unknown' without it, 'certain' the most probable of q, 'coupled' more often
+            what the model chooses than by chance, as by the same noise.
+        lengths: 'fixed', 'random', or 'stopping': after a token of low q, which is kept.
+        trim_below: drop tokens of lower q, and all after them. This must not be done.
+    """
+    chance, tokens, rows = model.chance, (), []
+    size = 3 if lengths != "random" else chance.choose([1, 1, 1, 1])
+    while len(tokens) < size:
+        q = model.world.q[tokens]
+        if how == "certain":
+            token = int(q.argmax())
+        elif how == "coupled" and chance.choose([1, 1]):
+            token = model.choice(tokens)
+        else:
+            token = chance.choose(q)
+        if q[token] < trim_below:
+            break
+        tokens, rows = (*tokens, token), [*rows, q]
+        if lengths == "stopping" and q[token] < 0.4:
+            break
+    return chain_of(tokens, rows if how == "sampled" else None)
+
+
+def tree(model, replace, lengths):
+    """Draw siblings from the same q, independently or without replacement; of a shape that is chosen beforehand."""
+    shapes = [(0, 0, 1, 1), (0, 0, 2), (0, 1, 1), (0, 0)]
+    shape = shapes[0 if lengths == "fixed" else model.chance.choose([1, 1, 1, 1])]
+    tokens, contexts = [], [()]
+    for node, parent in enumerate(shape):
+        weights = model.world.q[contexts[parent]].astype(np.float64)
+        if not replace:
+            weights[[tokens[older] for older in range(node) if shape[older] == parent]] = 0
+        if not weights.any():
+            break
+        tokens.append(model.chance.choose(weights))
+        contexts.append((*contexts[parent], tokens[-1]))
+    parents = shape[: len(tokens)]
+    proposals = tuple(proposal_of(model.world.q[contexts[parent]]) for parent in parents)
+    return Draft(tuple(tokens), parents, proposals=proposals)
+
+
+def error(rule, kind, draw, length=4):
+    """Return the largest error of the joint distribution of the first tokens that a rule emits, in two worlds."""
+    errors = []
+    for own in (world(kind), world(kind, 3)):
+
+        def program(chance, own=own):
+            model = Model(own, chance)
+            draft = draw(model)
+            verdict = rule(draft, Target(model, draft), lambda: Uniform(chance))
+            assert len(verdict.token_ids) == len(verdict.path) + 1
+            return tuple(verdict.token_ids)
+
+        found = np.zeros((SIZE,) * length)
+        for tokens, probability in every_outcome(program).items():
+            found[tokens] += probability * own.completed(tokens, length)
+        errors.append(np.abs(found - own.completed((), length)).max())
+    return max(errors)
+
+
+@pytest.mark.parametrize("lengths", ["fixed", "random", "stopping"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "far", "far sparse"])
+def test_chains(kind, lengths):
+    ways = {
+        "sampled": ("token", "block"),
+        "certain": ("token", "block", "nasd"),
+        "unknown": ("token", "block", "follow"),
+    }
+    ways |= {"coupled": ("follow", "gumbel", "nasd")}
+    for how, rules in ways.items():
+        for rule in rules:
+            assert error(RULES[rule], kind, lambda model, how=how: chain(model, how, lengths)) < ROUNDING, (how, rule)
+
+
+@pytest.mark.parametrize("lengths", ["fixed", "random"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "far sparse"])
+def test_trees(kind, lengths):
+    for rule, replace in (("tree-wor", False), ("tree-wor", True), ("tree-iid", True), ("follow", False)):
+        assert error(RULES[rule], kind, lambda model, replace=replace: tree(model, replace, lengths), 3) < ROUNDING, (
+            rule
+        )
+
+
+# Rules and drafters that are wrong.
+
+
+def drawing_again(name):
+    """Return a rule after whose rejections p itself is drawn from once more."""
+
+    def rule(draft, target, numbers):
+        verdict = RULES[name](draft, target, numbers)
+        size = len(verdict.path)
+        if size == len(draft):
+            return verdict
+        return Verdict(verdict.path, (*verdict.token_ids[:size], target.after(size).draw(numbers(), *NOTHING)))
+
+    return rule
+
+
+def of_length(draft, target, numbers, length):
+    """Accept so much of a draft, and draw from max(p - q, 0)."""
+    weights = target.p(length)
+    if length < len(draft):
+        left = np.maximum(weights - dense_rows(draft, SIZE)[length], 0)
+        weights = left if left.sum() > 1e-9 else weights
+    own = target.after(length).draw(numbers(), np.arange(SIZE), weights, 1.0)
+    return Verdict(tuple(range(length)), (*draft.token_ids[:length], own))
+
+
+def block_with_the_remainder_of_token(draft, target, numbers):
+    passing = block_pass_probabilities(draft, [target.p(node) for node in range(len(draft) + 1)])
+    passed = [size for size, probability in enumerate(passing, 1) if numbers() < probability]
+    return of_length(draft, target, numbers, max(passed, default=0))
+
+
+def token_with_the_lengths_of_block(draft, target, numbers):
+    """Every token is tried by itself, and the longest part whose last token passes is accepted."""
+    q = dense_rows(draft, SIZE)
+    passed = [
+        node + 1 for node, token in enumerate(draft.token_ids) if numbers() * q[node][token] < target.p(node)[token]
+    ]
+    return of_length(draft, target, numbers, max(passed, default=0))
+
+
+@pytest.mark.parametrize(
+    ("rule", "how", "kind", "trim_below"),
+    [
+        (drawing_again("token"), "sampled", "sparse", 0.0),
+        (drawing_again("token"), "certain", "dense", 0.0),
+        (drawing_again("nasd"), "certain", "dense", 0.0),
+        (RULES["token"], "sampled", "sparse", 0.4),
+        (RULES["block"], "sampled", "sparse", 0.4),
+        (block_with_the_remainder_of_token, "sampled", "far", 0.0),
+        (token_with_the_lengths_of_block, "sampled", "far", 0.0),
+    ],
+)
+def test_wrong_chains_are_found_out(rule, how, kind, trim_below):
+    assert error(rule, kind, lambda model: chain(model, how, "fixed", trim_below)) > WRONG
+
+
+@pytest.mark.parametrize("lengths", ["fixed", "random"])
+def test_independent_verification_of_siblings_without_replacement_is_found_out(lengths):
+    assert error(RULES["tree-iid"], "dense", lambda model: tree(model, False, lengths), 3) > WRONG
+
+
+# The document's programs and its example.
+
+
+def token_verify(ps, qs, xs, random, choices):
+    qs.append(np.zeros(V := len(qs[0])))
+    for n, xi in enumerate(xs + [0]):  # noqa: RUF005
+        if random() > ps[n][xi] / qs[n][xi]:
+            break
+    w = np.maximum(0, ps[n] - qs[n])
+    return xs[:n] + [choices(range(V), w)]  # noqa: RUF005
+
+
+def block_verify(ps, qs, xs, random, choices):
+    qs.append(np.zeros(V := len(qs[0])))
+    s, a, voc = None, 1, range(V)
+    for n, xi in enumerate(xs + [0]):  # noqa: RUF005
+        seqs = [xs[:n] + [t] for t in voc] + [s]  # noqa: RUF005
+        w = np.maximum(0, ps[n] * a - qs[n])
+        s = choices(seqs, np.append(w, 1 - a))
+        a = min(1, ps[n][xi] * a / qs[n][xi])
+    return s
+
+
+DOCUMENT = {"token": token_verify, "block": block_verify}
+
+
+def flat(nested):
+    """As written, what ``choices`` returns is a list in the list."""
+    return (nested,) if isinstance(nested, int) else tuple(token for part in nested for token in flat(part))
+
+
+def outcomes_of_document(name, world, tokens):
+    def program(chance):
+        p = [world.p[tokens[:length]] for length in range(len(tokens) + 1)]
+        q = [world.q[tokens[:length]].astype(np.float64) for length in range(len(tokens))]
+
+        def choices(population, weights):
+            return [population[chance.choose(weights)]]
+
+        with np.errstate(divide="ignore", invalid="ignore"):  # the last q is of no token
+            return flat(DOCUMENT[name](p, q, list(tokens), lambda: Uniform(chance), choices))
+
+    return every_outcome(program)
+
+
+def outcomes_of_rule(name, world, tokens):
+    draft = chain_of(tokens, [world.q[tokens[:length]] for length in range(len(tokens))])
+
+    def program(chance):
+        return RULES[name](draft, Target(Model(world, chance), draft), lambda: Uniform(chance)).token_ids
+
+    return every_outcome(program)
+
+
+def drafts_of(world, size):
+    """Every chain with its probability."""
+    for tokens in itertools.product(range(len(world.p[()])), repeat=size):
+        probability = np.prod([float(world.q[tokens[:index]][token]) for index, token in enumerate(tokens)])
+        if probability > 0:
+            yield tokens, probability
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "far"])
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_a_rule_does_with_every_draft_what_the_document_does(name, kind):
+    for tokens, _ in drafts_of(world(kind), 3):
+        own, theirs = outcomes_of_rule(name, world(kind), tokens), outcomes_of_document(name, world(kind), tokens)
+        assert max(abs(own.get(key, 0.0) - theirs.get(key, 0.0)) for key in {*own, *theirs}) < ROUNDING, tokens
+
+
+class Example:
+    """The document's: two tokens, whatever came before."""
+
+    def __init__(self):
+        self.p = defaultdict(lambda: np.array([1 / 3, 2 / 3]))
+        self.q = defaultdict(lambda: np.float32([2 / 3, 1 / 3]))
+
+
+@pytest.mark.parametrize("outcomes_of", [outcomes_of_document, outcomes_of_rule], ids=["document", "rule"])
+@pytest.mark.parametrize(("name", "expected"), [("token", 10 / 9), ("block", 11 / 9)])
+def test_expected_accepted_tokens_of_the_example(name, expected, outcomes_of):
+    accepted = sum(
+        probability * share * (len(emitted) - 1)
+        for tokens, probability in drafts_of(Example(), 2)
+        for emitted, share in outcomes_of(name, Example(), tokens).items()
+    )
+    assert accepted == pytest.approx(expected, abs=ROUNDING)
