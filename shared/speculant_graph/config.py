@@ -45,8 +45,6 @@ class GraphConfig(Config):
     special_tokens: SpecialTokensName = "text"
     """What the tokenizer's special tokens are where a text spells them out, such as '<|start|>': 'text', ordinary text,
     or 'parse', these tokens. 'parse' is for text that you trust, such as the model's own recorded outputs."""
-    on_error: Literal["fail", "skip"] = "fail"
-    """What an unreadable file does: stop the build, or be left out and listed. A missing one always stops it."""
     document_boundaries: bool = False
     """Count no n-gram that crosses from one document (file or JSON record) into the next."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)

@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _LIBRARIES = (
-    "speculant-graph", "grpcio", "networkx", "numpy", "protobuf", "psutil", "ray", "tiktoken", "tokenizers",
-    "torch", "transformers",
+    "speculant-graph", "grpcio", "networkx", "numpy", "protobuf", "psutil", "ray", "tokenizers", "torch",
+    "transformers",
 )  # fmt: skip
 
 

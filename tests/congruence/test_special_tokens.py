@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus import stream as stream_module
@@ -20,12 +20,29 @@ from speculant_graph.corpus.stream import write_token_stream
 from speculant_graph.corpus.text import may_be_cut
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.types import SpecialTokensName
-from support import bpe
-from support.bpe import PATTERN, byte_level, split_by
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
 TEXT = "The parties agree to the terms.\n\n\tfinal analysis of the 12 parties; it's a start<|end>\n" * 4
-trained = partial(bpe.trained, text=TEXT, vocabulary_size=360, special=HARMONY)
+# Near what published tokenizers split by, so that pre-tokens overlap in the same ways.
+PATTERN = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+LATER = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
+
+
+def trained(pre_tokenizer: Any = GPT2, special: Sequence[str | AddedToken] = HARMONY) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=360, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
 
 
 def released() -> Tokenizer:
@@ -35,32 +52,26 @@ def released() -> Tokenizer:
 
 
 def with_rules(**rules: bool) -> Tokenizer:
-    return trained(byte_level(), special=[AddedToken("<|end|>", special=True, **rules), "<|start|>"])
+    return trained(special=[AddedToken("<|end|>", special=True, **rules), "<|start|>"])
 
 
 def with_a_plain_token() -> Tokenizer:
-    tokenizer = trained(byte_level())
+    tokenizer = trained()
     tokenizer.add_tokens([AddedToken("the parties")])
     return tokenizer
 
 
-TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], str, bool]] = {
-    "byte level": (lambda: trained(byte_level()), "tiktoken", True),
-    "pattern": (lambda: trained(split_by(PATTERN)), "tiktoken", True),
-    "gpt-oss": (released, "tiktoken", True),
-    "one begins with another": (
-        lambda: trained(byte_level(), special=["<|end|>", "<|end|>s", "<|start|>"]),
-        "tokenizers",
-        True,
-    ),
-    "blanks inside": (lambda: trained(byte_level(), special=["<|end of\nturn|>", "<|start|>"]), "tiktoken", False),
-    "takes blanks before it": (lambda: with_rules(lstrip=True), "tokenizers", False),
-    "takes blanks behind it": (lambda: with_rules(rstrip=True), "tokenizers", False),
-    "whole words": (lambda: with_rules(single_word=True), "tokenizers", False),
-    "normalized": (lambda: with_rules(normalized=True), "tokenizers", True),
-    "one that is not special": (with_a_plain_token, "tokenizers", False),
+TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], bool]] = {
+    "byte level": (trained, True),
+    "pattern": (lambda: trained(LATER), True),
+    "gpt-oss": (released, True),
+    "one begins with another": (lambda: trained(special=["<|end|>", "<|end|>s", "<|start|>"]), True),
+    "blanks inside": (lambda: trained(special=["<|end of\nturn|>", "<|start|>"]), False),
+    "takes blanks before it": (lambda: with_rules(lstrip=True), False),
+    "whole words": (lambda: with_rules(single_word=True), False),
+    "one that is not special": (with_a_plain_token, False),
 }
-"""How each is made; what encodes large corpora if special tokens are parsed, and whether texts are cut then."""
+"""How each is made, and whether texts are cut if special tokens are parsed."""
 
 
 @pytest.fixture(
@@ -69,7 +80,7 @@ TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], str, bool]] = {
 )
 def made(request: pytest.FixtureRequest) -> tuple[str, dict[SpecialTokensName, CorpusTokenizer], Tokenizer]:
     """Its name; the tokenizer that reads special tokens as text, and the one that parses them; the oracle."""
-    make, _, _ = TOKENIZERS[request.param]
+    make, _ = TOKENIZERS[request.param]
     names: tuple[SpecialTokensName, ...] = ("text", "parse")
     return request.param, {name: CorpusTokenizer("x", make(), special_tokens=name) for name in names}, make()
 
@@ -84,48 +95,30 @@ TEXTS = st.one_of(st.lists(PARTS, max_size=30), st.lists(FEW_PARTS, max_size=8))
 
 @pytest.mark.parametrize("mode", ["text", "parse"])
 @settings(max_examples=60)
-@given(
-    text=TEXTS.filter(bool),
-    is_fast=st.booleans(),
-    piece=st.integers(1, 40),
-    patience=st.sampled_from([3, 20, 1 << 18]),
-)
+@given(text=TEXTS.filter(bool), piece=st.integers(1, 40), patience=st.sampled_from([3, 20, 1 << 18]))
 def test_ids_are_those_of_the_whole_text(
     tmp_path_factory: pytest.TempPathFactory,
     made: tuple[str, dict[SpecialTokensName, CorpusTokenizer], Tokenizer],
     mode: SpecialTokensName,
     text: str,
-    is_fast: bool,
     piece: int,
     patience: int,
 ) -> None:
     _, tokenizers, oracle = made
     folder = tmp_path_factory.mktemp("stream")
     (folder / "a.txt").write_bytes(text.encode())
-    tokenizer = tokenizers[mode]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_module, "_PIECE_CHARACTERS", piece)
-        patch.setattr(stream_module, "_FAST_FROM_BYTES", 1 if is_fast else 1 << 30)
         patch.setattr(text_module, "_PATIENCE", patience)
-        if not is_fast:
-            patch.setattr(tokenizer, "_fast", None)
-        stream = write_token_stream(tokenizer, [folder / "a.txt"], folder / "out", GraphConfig(jobs=1))
+        stream = write_token_stream(tokenizers[mode], [folder / "a.txt"], folder / "out", GraphConfig(jobs=1))
     oracle.encode_special_tokens = mode == "text"
     assert np.fromfile(stream.path, "<u4").tolist() == oracle.encode(text, add_special_tokens=False).ids
 
 
-def test_what_encodes_and_what_is_cut(
-    made: tuple[str, dict[SpecialTokensName, CorpusTokenizer], Tokenizer],
-) -> None:
+def test_which_texts_are_cut(made: tuple[str, dict[SpecialTokensName, CorpusTokenizer], Tokenizer]) -> None:
     name, tokenizers, _ = made
-    _, encoder, is_cuttable = TOKENIZERS[name]
-    for tokenizer in tokenizers.values():
-        tokenizer.speed_up()
-    assert (tokenizers["parse"].encoder, tokenizers["parse"].is_cuttable) == (encoder, is_cuttable)
-    is_plain = name == "one that is not special"  # and so no text in either mode
-    assert (tokenizers["text"].encoder, tokenizers["text"].is_cuttable) == (
-        ("tokenizers", False) if is_plain else ("tiktoken", True)
-    )
+    assert tokenizers["parse"].is_cuttable == TOKENIZERS[name][1]
+    assert tokenizers["text"].is_cuttable == (name != "one that is not special")  # and so no text in either mode
 
 
 def test_a_cut_can_be_inside_of_few_tokens() -> None:

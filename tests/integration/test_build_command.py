@@ -106,31 +106,13 @@ def test_everything_that_can_be_a_corpus(tmp_path: Path) -> None:
     report = build(tmp_path, *inputs, "-o", "g.pkl", input="from standard input")
     assert report["files"] == 4
     assert report["documents"] == 6
-    assert report["skipped"] == []
     graph = load_graph(tmp_path / "g.pkl")
     assert report["tokens"] == graph.metadata.num_tokens
     assert report["file_bytes"] == (tmp_path / "g.pkl").stat().st_size
     assert report["text_bytes"] == sum(file.size_bytes for file in graph.metadata.corpus_files)
     assert [Path(file.name).name for file in graph.metadata.corpus_files] == ["b.jsonl", "a.txt", "packed.md.gz", "-"]
-    phases = {"tokenize_s", "calibrate_s", "count_s", "save_s", "total_s", "count_cpu_s", "peak_anon_bytes", "encoder"}
+    phases = {"tokenize_s", "calibrate_s", "count_s", "save_s", "total_s", "count_cpu_s", "peak_anon_bytes"}
     assert phases <= report.keys()
-
-
-def test_files_that_are_left_out_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "good.txt").write_text(TEXT, encoding="utf-8")
-    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff" * 50)
-    result = speculant("build", "good.txt", "bad.txt", "--tokenizer", MODEL_FOLDER, cwd=tmp_path)
-    assert result.returncode == 1
-    assert "bad.txt" in result.stderr
-    assert listing(tmp_path) == ["bad.txt", "good.txt"]
-    arguments = ("good.txt", "bad.txt", "--on-error", "skip", "--tokenizer", MODEL_FOLDER, "--json")
-    result = speculant("build", *arguments, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "left out: bad.txt: " in result.stdout
-    assert "tokens of 1 file, orders 1-5" in result.stdout.splitlines()[0]
-    skipped = json.loads(result.stdout.splitlines()[-1])["skipped"]
-    assert [file["name"] for file in skipped] == ["bad.txt"]
-    assert "UTF-8" in skipped[0]["reason"]
 
 
 def test_ctrl_c(with_graph: Path) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from speculant_graph.config import GraphConfig
-from speculant_graph.corpus.sample import sample_texts
-from speculant_graph.corpus.source import Source
-from speculant_graph.corpus.stream import documents_of, items_of
+from speculant_graph.corpus.documents import Source, read_documents
+from speculant_graph.corpus.stream import items_of
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import CorpusError
 from speculant_graph.graph.layout import UInt32Array
@@ -25,7 +24,7 @@ def first_tokens(
     """Return the first tokens of a corpus as one stream, shape ``[at most num_tokens]``.
 
     Args:
-        tokenizer: makes the ids; it may be sped up.
+        tokenizer: makes the ids.
         files: the corpus.
         config: how its files are read; document boundaries are not marked.
         num_tokens: how many.
@@ -33,7 +32,6 @@ def first_tokens(
     Raises:
         CorpusError: a file can't be read, or there is no text.
     """
-    tokenizer.speed_up(sample_texts(files))
     pieces: list[UInt32Array] = []
     found = 0
     for piece in _pieces(tokenizer, files, config):
@@ -49,10 +47,6 @@ def first_tokens(
 def _pieces(tokenizer: CorpusTokenizer, files: Sequence[Path], config: GraphConfig) -> Iterator[UInt32Array]:
     piece_characters = _PIECE_CHARACTERS if tokenizer.is_cuttable else _WHOLE
     for file in files:
-        try:
-            for document in documents_of(Source(file), config, tokenizer):
-                for item in items_of(document, tokenizer, piece_characters):
-                    yield tokenizer.encode_array(item) if isinstance(item, str) else item
-        except CorpusError:
-            if config.on_error == "fail":
-                raise
+        for document in read_documents(Source(file), config, tokenizer.fingerprint.vocabulary_size):
+            for item in items_of(document, tokenizer, piece_characters):
+                yield tokenizer.encode_array(item) if isinstance(item, str) else item

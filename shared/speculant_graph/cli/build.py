@@ -15,7 +15,7 @@ class BuildSettings(CommandSettings):
     """Count a corpus into a graph file."""
 
     corpus: CliPositionalArg[list[TypedPath]]
-    """Files of text, JSON Lines, JSON or PDF, packed by gzip or zstd or not; folders, which are searched for all of
+    """Files of text, JSON Lines, JSON or PDF, packed by gzip or not; folders, which are searched for all of
     these but JSON; patterns such as 'docs/**/*.md'; '-' for standard input."""
     output: Path = Path("graph.pkl")
     """Where the graph goes. An older file there stays intact until the new one is complete."""

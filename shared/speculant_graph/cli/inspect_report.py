@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -119,7 +118,6 @@ def coverage_of(
         coverage = measure_coverage(graph, map_tokens(stream.path))
     return {
         "tokens": stream.num_tokens,
-        "skipped": [dataclasses.asdict(file) for file in stream.skipped],
         "positions": coverage.num_positions,
         "known": _share(coverage.num_known, coverage.num_positions),
         "right": _share(coverage.num_right, coverage.num_positions),

@@ -80,8 +80,6 @@ class InspectPrinter:
             f"{coverage['known']:.1%} of the positions, and the longest one's most frequent successor is right at "
             f"{coverage['right']:.1%}"
         )
-        for file in coverage["skipped"]:
-            self._say(f"left out: {file['name']}: {file['reason']}", style="yellow")
         names = ("known", "right_of_known", "longest", "right_of_longest")
         self._show(
             ("order", "known", "of these right", "longest known", "of these right"),

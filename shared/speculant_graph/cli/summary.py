@@ -1,4 +1,4 @@
-"""What a command prints about the graph file that it wrote, and of what it left out."""
+"""What a command prints about the graph file that it wrote."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
 
 
-_MOST_SKIPPED_SHOWN = 20
-
-
 def print_graph(
     output: Path, graph: NgramGraph, json_output: bool, report: BuildReport | None = None, **facts: int
 ) -> None:
-    """Print one line for people, one for every file that was left out, and, if it is wanted, one JSON object.
+    """Print one line for people and, if it is wanted, one JSON object.
 
     Args:
         output: the file.
@@ -35,11 +32,6 @@ def print_graph(
     counts = [f"{name.replace('_', ' ')} {value:,}" for name, value in facts.items()]
     duration = [f"{report.total_s:.1f} s"] if report else []
     sys.stdout.write(", ".join([sentence_of(output, graph), *counts, *duration]) + "\n")
-    skipped = report.skipped if report else ()
-    for file in skipped[:_MOST_SKIPPED_SHOWN]:
-        sys.stdout.write(printable(f"left out: {file.name}: {file.reason}") + "\n")
-    if len(skipped) > _MOST_SKIPPED_SHOWN:
-        sys.stdout.write(f"left out: {len(skipped) - _MOST_SKIPPED_SHOWN:,} more; --json lists them all\n")
     if json_output:
         summary = {
             "output": str(output),

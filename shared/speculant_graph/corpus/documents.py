@@ -1,21 +1,102 @@
-"""Files to documents: plain text, JSON records, PDF."""
+"""Files to documents: plain text, JSON records, PDF; packed by gzip or not."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
+import json
 import logging
+import sys
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
 
-from speculant_graph.corpus.records import read_json, read_json_lines, text_of_record, token_ids_of_record
-from speculant_graph.corpus.source import Source
-from speculant_graph.corpus.text import read_text
+from speculant_graph.config import GraphConfig
+from speculant_graph.corpus.files import STANDARD_INPUT, CorpusFile, format_of
 from speculant_graph.errors import CorpusError
 from speculant_graph.extras import needed_for
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+    _Unpacked = gzip.GzipFile | io.BufferedReader["_Counted"]
+
+_BLOCK_BYTES = 1 << 20
+_LISTED_FIELDS = 12
+
+
+class Source:
+    """A file of the corpus while it is read from its beginning to its end, once."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the file; it is opened when its documents are asked for."""
+        self.path = path
+        self.suffix, self._is_packed = format_of(path)
+        self.num_bytes = 0
+        """Bytes of the stored file read so far."""
+        self._digest = hashlib.sha256()
+
+    @property
+    def label(self) -> str:
+        """The file's name in messages to people."""
+        return "standard input" if self.path == STANDARD_INPUT else str(self.path)
+
+    def describe(self) -> CorpusFile:
+        """Return the record of the file, after all of it was read."""
+        return CorpusFile(str(self.path), self.num_bytes, self._digest.hexdigest())
+
+    def take(self, block: bytes) -> None:
+        """Count and digest bytes that were read."""
+        self.num_bytes += len(block)
+        self._digest.update(block)
+
+    @contextmanager
+    def open(self) -> Iterator[_Unpacked]:
+        """Open the file, unpacked.
+
+        Raises:
+            CorpusError: it can't be read, or is damaged or no UTF-8; so also for errors inside of the block.
+        """
+        try:
+            with nullcontext(sys.stdin.buffer) if self.path == STANDARD_INPUT else self.path.open("rb") as stored:
+                counted = io.BufferedReader(_Counted(stored, self), _BLOCK_BYTES)
+                yield gzip.GzipFile(fileobj=counted) if self._is_packed else counted
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise CorpusError(f"{self.label}: damaged archive ({error}); copy or pack the file again") from error
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{self.label}: is not UTF-8 ({error.reason}); convert the file first, as by 'iconv -t UTF-8'"
+            ) from error
+        except OSError as error:
+            raise CorpusError(
+                f"{self.label}: can't be read ({error.strerror}); check the file and its permissions"
+            ) from error
+
+
+class _Counted(io.RawIOBase):
+    """The stored bytes of a file, taken by a source on their way."""
+
+    def __init__(self, stored: IO[bytes], source: Source) -> None:
+        super().__init__()
+        self._stored, self._source = stored, source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer)
+        block = self._stored.read(len(view))
+        view[: len(block)] = block
+        self._source.take(block)
+        return len(block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,38 +111,50 @@ class Document:
     """Its token ids, shape ``[num_tokens]``, if the file has these instead of text."""
 
 
-def read_documents(
-    source: Source, text_field: str, token_ids_field: str = "", vocabulary_size: int = 0
-) -> Iterator[Document]:
-    """Stream the documents of a file, whose name determines how it is read; all of the file has been read at the end.
+def read_documents(source: Source, config: GraphConfig, vocabulary_size: int) -> Iterator[Document]:
+    r"""Stream the documents of a file, whose name determines how it is read; all of the file has been read at the end.
 
     ``.jsonl`` and ``.ndjson`` hold one record a line, ``.json`` an array of records or one of them: each record is a
-    document. ``.pdf`` is one document, pages joined by newlines. Everything else is one document of plain text.
-    A record and a PDF are held whole in memory, plain text is not.
+    document. ``.pdf`` is one document, pages joined by newlines. Everything else is one document of plain text in
+    UTF-8, whose line ends are read as ``\n``. A record, a PDF and all of a ``.json`` file are held whole in memory,
+    plain text is not.
 
     Args:
         source: the file.
-        text_field: where a record has its text; dots lead into nested objects, unless it has a field of that very name.
-        token_ids_field: where a record has its token ids, in the same way; then no text of records is read.
-        vocabulary_size: such ids must be below.
+        config: ``text_field`` and ``token_ids_field`` are where a record has its text or its ids; dots lead into nested
+            objects, unless it has a field of that very name.
+        vocabulary_size: token ids of records must be below.
 
     Raises:
-        CorpusError: the file can't be read, unpacked, decoded or parsed; the message names file, position and fix.
+        CorpusError: the file can't be read, unpacked, decoded or parsed; the message names file, record and fix.
         ModuleNotFoundError: the module that reads such files is not installed.
     """
     if source.suffix == ".pdf":
         yield Document(source.label, iter([_read_pdf(source)]))
-        return
-    texts = read_text(source.blocks(), source.label)
-    if source.suffix in {".jsonl", ".ndjson", ".json"}:
-        read_records = read_json if source.suffix == ".json" else read_json_lines
-        for label, record in read_records(texts, source.label):
-            if token_ids_field:
-                yield Document(label, iter(()), token_ids_of_record(record, label, token_ids_field, vocabulary_size))
+    elif source.suffix in {".jsonl", ".ndjson", ".json"}:
+        for label, record in _read_json(source) if source.suffix == ".json" else _read_json_lines(source):
+            if config.token_ids_field:
+                ids = _token_ids_of(record, label, config.token_ids_field, vocabulary_size)
+                yield Document(label, iter(()), ids)
             else:
-                yield Document(label, iter([text_of_record(record, label, text_field)]))
+                yield Document(label, iter([_text_of(record, label, config.text_field)]))
     else:
-        yield Document(source.label, texts)
+        yield Document(source.label, _read_text(source))
+
+
+def _read_text(source: Source) -> Iterator[str]:
+    with source.open() as file:
+        reader = _text_reader(file)
+        text = reader.read(_BLOCK_BYTES)
+        if "\0" in text:
+            raise CorpusError(f"{source.label}: looks binary; leave it out, or convert it to UTF-8 if it is text")
+        while text:
+            yield text
+            text = reader.read(_BLOCK_BYTES)
+
+
+def _text_reader(file: _Unpacked) -> io.TextIOWrapper:
+    return io.TextIOWrapper(file, encoding="utf-8-sig")  # without a byte order mark
 
 
 def _read_pdf(source: Source) -> str:
@@ -70,17 +163,13 @@ def _read_pdf(source: Source) -> str:
         from pypdf.errors import EmptyFileError
 
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it reports every flaw that it gets over
-    file = io.BytesIO(b"".join(source.blocks()))
+    with source.open() as stored:
+        file = io.BytesIO(stored.read())
     try:
-        reader = PdfReader(file)
-        if reader.is_encrypted:
-            raise CorpusError(f"{source.label}: is encrypted; save it without a password")
-        text = "\n".join(page.extract_text() for page in reader.pages)
-    except CorpusError:
-        raise
+        text = "\n".join(page.extract_text() for page in PdfReader(file).pages)
     except EmptyFileError:
         return ""
-    except Exception as error:  # damaged files make the library raise whatever its code meets
+    except Exception as error:  # damaged and encrypted files make the library raise whatever its code meets
         raise CorpusError(
             f"{source.label}: is no PDF that can be read ({type(error).__name__}: {error}); repair it or leave it out"
         ) from error
@@ -89,3 +178,87 @@ def _read_pdf(source: Source) -> str:
         return ""
     # Fonts may map glyphs to halves of surrogate pairs, which are no text.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _read_json_lines(source: Source) -> Iterator[tuple[str, object]]:
+    """Stream the values of JSON Lines with a label for each, such as ``a.jsonl: line 3``; blank lines are left out."""
+    with source.open() as file:
+        for line_number, line in enumerate(_text_reader(file), start=1):
+            if line.strip():
+                label = f"{source.label}: line {line_number}"
+                yield label, _parse(line, label)
+
+
+def _read_json(source: Source) -> Iterator[tuple[str, object]]:
+    """Stream the elements of a JSON array with a label for each, or the one value that is no array."""
+    with source.open() as file:
+        text = _text_reader(file).read()
+    if not text.strip():
+        return
+    value = _parse(text, source.label)
+    if isinstance(value, list):
+        for index, record in enumerate(value, start=1):
+            yield f"{source.label}: record {index}", record
+    else:
+        yield source.label, value
+
+
+def _parse(text: str, label: str) -> object:
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(
+            f"{label}: is no JSON ({error}); correct it, or name the file .jsonl if it holds one record a line, "
+            ".txt to read it as plain text"
+        ) from error
+    return value
+
+
+def _text_of(record: object, label: str, text_field: str) -> str:
+    """Return the text of one record: a string itself, or what an object has in a field, be it a list of lines."""
+    fix = "set --graph.text-field to one with text"
+    value = record if isinstance(record, str) else _field(record, label, text_field, fix)
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        value = "\n".join(value)
+    if not isinstance(value, str):
+        raise CorpusError(f"{label}: field {text_field!r} is {_kind(value)}, not text; {fix}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            f"{label}: half of a surrogate pair ({value[error.start]!r}) is no character; correct the text"
+        ) from error
+    return value
+
+
+def _token_ids_of(record: object, label: str, token_ids_field: str, vocabulary_size: int) -> NDArray[np.uint32]:
+    """Return the token ids of one record, shape ``[num_tokens]``."""
+    fix = "set --graph.token-ids-field to one with token ids"
+    value = _field(record, label, token_ids_field, fix)
+    if not isinstance(value, list) or any(type(item) is not int for item in value):
+        raise CorpusError(f"{label}: field {token_ids_field!r} is no list of token ids; {fix}")
+    if value and not 0 <= min(value) <= max(value) < vocabulary_size:
+        raise CorpusError(
+            f"{label}: field {token_ids_field!r} has other ids than 0 to {vocabulary_size - 1}; "
+            "set --graph.tokenizer-name to the tokenizer of these ids"
+        )
+    return np.array(value, np.uint32)
+
+
+def _field(record: object, label: str, field: str, fix: str) -> object:
+    value = record
+    for name in [field] if isinstance(record, dict) and field in record else field.split("."):
+        if not isinstance(value, dict):
+            raise CorpusError(
+                f"{label}: {_kind(value)} where an object with field {field!r} should be; correct the record"
+            )
+        if name not in value:
+            fields = ", ".join(list(value)[:_LISTED_FIELDS]) or "none"
+            raise CorpusError(f"{label}: no field {field!r} (there are: {fields}); {fix}")
+        value = value[name]
+    return value
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
+    return names.get(type(value), "a number")

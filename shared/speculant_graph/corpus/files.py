@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import os
 import stat
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +21,6 @@ TEXT_SUFFIXES = frozenset({
 })  # fmt: skip
 """What is taken from a folder, packed or not; files that are named or matched by a pattern may end in anything."""
 
-PACKED_SUFFIXES = frozenset({".gz", ".zst"})
-"""Endings of files that are unpacked while they are read."""
-
 
 @dataclass(frozen=True, slots=True)
 class CorpusFile:
@@ -39,24 +34,15 @@ class CorpusFile:
     """Hex digest of its bytes as they are stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedFile:
-    """A file that was left out because it can't be read."""
+def format_of(path: Path) -> tuple[str, bool]:
+    """Return what a file's name means: its text suffix, lower case or empty, and whether gzip packed it.
 
-    name: str
-    """Its path as it was given; ``-`` is standard input."""
-    reason: str
-    """What was wrong with it, and what to do about it."""
-
-
-def format_of(path: Path) -> tuple[str, str]:
-    """Return what a file's name means: its text suffix and its packing suffix, lower case, either may be empty.
-
-    ``notes.TXT.gz`` gives ``(".txt", ".gz")``.
+    ``notes.TXT.gz`` gives ``(".txt", True)``.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    packing = suffixes.pop() if suffixes and suffixes[-1] in PACKED_SUFFIXES else ""
-    return (suffixes[-1] if suffixes else "", packing)
+    is_packed = suffixes[-1:] == [".gz"]
+    suffixes = suffixes[:-1] if is_packed else suffixes
+    return (suffixes[-1] if suffixes else "", is_packed)
 
 
 def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -64,9 +50,8 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
 
     Args:
         inputs: files and named pipes; folders, which are searched with all their subfolders for
-            :data:`TEXT_SUFFIXES`, hidden ones left out; patterns such as ``docs/**/*.md``; ``-`` for standard
-            input. A file that exists is never read as a pattern, whatever characters its name has. Symbolic links
-            are followed, and a folder that is reached in several ways is searched once.
+            :data:`TEXT_SUFFIXES`, hidden ones and links to folders left out; patterns such as ``docs/**/*.md``; ``-``
+            for standard input. A file that exists is never read as a pattern, whatever characters its name has.
 
     Raises:
         CorpusError: a path does not exist or can't be read, be it a subfolder, a pattern matches nothing, a folder
@@ -91,68 +76,32 @@ def _files_of(path: Path) -> list[Path]:
     if path == STANDARD_INPUT:
         return [path]
     if path.is_dir():
-        found = _texts_in([path])
+        found = _texts_in(path)
         if not found:
             raise CorpusError(f"{path} holds no text; name files, or a folder with text or source code")
-        return found
+        return sorted(found)
     if path.exists():
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise CorpusError(f"{path} is a device or a socket; name files, or '-' for standard input")
         return [path]
     if glob.has_magic(str(path)):
-        matches = sorted(_matches_of(path))
-        found = sorted({*_texts_in(matches), *(match for match in matches if match.is_file())})
+        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+        texts = (text for match in matches if match.is_dir() for text in _texts_in(match))
+        found = sorted({*texts, *(match for match in matches if match.is_file())})
         if not found:
             raise CorpusError(f"pattern {path} matches no file; check it, and that the shell left it as it is")
         return found
     raise CorpusError(f"{path} does not exist; name text files, folders that hold them, or a pattern")
 
 
-def _texts_in(folders: Iterable[Path]) -> list[Path]:
-    return sorted(
-        file
-        for folder in _folders_in(folders)
-        for file in (folder / name for name in os.listdir(folder))
-        if not file.name.startswith(".") and format_of(file)[0] in TEXT_SUFFIXES and file.is_file()
-    )
-
-
-def _matches_of(pattern: Path) -> list[Path]:
-    """Return what a pattern matches; unlike :mod:`glob` it ends where links lead in circles, and reports errors."""
-    parts = pattern.relative_to(pattern.anchor).parts
-    found = [Path(pattern.anchor)]
-    for part in (*parts, "*") if parts[-1] == "**" else parts:
-        if part == "**":
-            found = list(_folders_in(found))
-        elif glob.has_magic(part):
-            found = [
-                folder / name
-                for folder in found
-                if folder.is_dir()
-                for name in fnmatch.filter(os.listdir(folder), part)
-                if part.startswith(".") or not name.startswith(".")
-            ]
-        else:
-            found = [folder / part for folder in found if (folder / part).exists()]
+def _texts_in(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for parent, subfolders, names in os.walk(folder, onerror=_raise):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        files = (Path(parent, name) for name in names if not name.startswith("."))
+        found += (file for file in files if format_of(file)[0] in TEXT_SUFFIXES and file.is_file())
     return found
-
-
-def _folders_in(folders: Iterable[Path]) -> Iterator[Path]:
-    """Stream those of some paths that are folders, and all below them but hidden ones, each once."""
-    links = deque(path for path in folders if path.is_dir())  # followed last: what is not behind one keeps its name
-    visited: set[tuple[int, int]] = set()
-    while links:
-        for folder, subfolders, _ in os.walk(links.popleft(), onerror=_raise):
-            status = os.stat(folder)
-            if (status.st_dev, status.st_ino) in visited:
-                subfolders.clear()
-                continue
-            visited.add((status.st_dev, status.st_ino))
-            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-            paths = [Path(folder, name) for name in subfolders]
-            links.extend(path for path in paths if path.is_symlink())
-            yield Path(folder)
 
 
 def _raise(error: OSError) -> None:

@@ -1,13 +1,9 @@
-"""Bytes to characters, and where a text may be cut without changing its token ids."""
+"""Where a text may be cut without changing its token ids."""
 
 from __future__ import annotations
 
-import codecs
-import io
 import re
 from collections.abc import Iterable, Iterator
-
-from speculant_graph.errors import CorpusError
 
 # GPT-style pre-tokenizers split text into words first, and no token crosses a word. Two positions begin a word
 # in all of them, whatever is around: the space between two letters, and a letter after a newline. That
@@ -19,38 +15,6 @@ _CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
 # successors begin a word at these as well: a lone space, and whatever visible but "/" follows a newline.
 _RARE_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=[^\s/])")
 _PATIENCE = 1 << 18
-
-
-def read_text(blocks: Iterable[bytes], label: str) -> Iterator[str]:
-    r"""Stream the characters of a UTF-8 file; line ends are read as ``\n``, a byte order mark is left out.
-
-    Args:
-        blocks: the file's bytes, none of them empty.
-        label: the file's name for messages.
-
-    Raises:
-        CorpusError: the file is not UTF-8, or is no text at all.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    newlines = io.IncrementalNewlineDecoder(None, translate=True)
-    offset = held_bytes = 0
-    mark = "\ufeff"
-    try:
-        for block in blocks:
-            if offset == 0 and b"\0" in block:
-                raise CorpusError(f"{label}: looks binary; leave it out, or convert it to UTF-8 if it is text")
-            text = decoder.decode(block)
-            if mark and text:
-                text, mark = text.removeprefix(mark), ""
-            offset += len(block)
-            held_bytes = len(decoder.getstate()[0])
-            yield newlines.decode(text)
-        yield newlines.decode(decoder.decode(b"", final=True), final=True)
-    except UnicodeDecodeError as error:
-        position = offset - held_bytes + error.start
-        raise CorpusError(
-            f"{label}: byte {position} is not UTF-8 ({error.reason}); convert the file first, as by 'iconv -t UTF-8'"
-        ) from error
 
 
 def may_be_cut(token: str) -> bool:

@@ -12,13 +12,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
 
-from speculant_graph.corpus.fast_bpe import PROBES, FastBpe
 from speculant_graph.corpus.hub import first_line, local_folder, only_local
 from speculant_graph.corpus.text import may_be_cut
 from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
@@ -162,8 +161,6 @@ class CorpusTokenizer:
         self.eos_id = eos_id
         self.revision = revision
         self.fingerprint = fingerprint_of(name, tokenizer)
-        self._fast: FastBpe | None = None
-        self._has_tried_fast = False
 
     @classmethod
     def load(
@@ -236,40 +233,8 @@ class CorpusTokenizer:
         return parsing
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
-        """Return the token ids of one text, shape ``[num_tokens]``, by the fastest encoder in use.
-
-        Threads may call it at once.
-        """
-        return self._encode_slowly(text) if self._fast is None else self._fast.encode(text)
-
-    def _encode_slowly(self, text: str) -> NDArray[np.uint32]:
+        """Return the token ids of one text, shape ``[num_tokens]``. Threads may call it at once."""
         return np.array(self.encode(text), dtype=np.uint32)
-
-    @property
-    def encoder(self) -> Literal["tokenizers", "tiktoken"]:
-        """The library that :meth:`encode_array` uses; the ids are the same."""
-        return "tokenizers" if self._fast is None else "tiktoken"
-
-    def speed_up(self, sample: Iterable[str] = ()) -> None:
-        """Use tiktoken in :meth:`encode_array` if it gives the ids of this tokenizer, and go on with it only then.
-
-        Args:
-            sample: texts on which both must agree, besides those that are always tried. Call it again before
-                texts of another kind.
-
-        Raises:
-            ModuleNotFoundError: tiktoken is not installed.
-        """
-        if not self._has_tried_fast:
-            self._has_tried_fast = True
-            self._fast = FastBpe.of(self._tokenizer, self._encode_slowly)
-            sample = [*PROBES, *sample]
-        if self._fast is not None and not self._fast.agrees_on(sample):
-            self._fast = None
-            logger.warning(
-                "tiktoken splits text unlike tokenizer {}: tokenizers does it, which takes longer",
-                self.fingerprint.name,
-            )
 
     @property
     def is_cuttable(self) -> bool:

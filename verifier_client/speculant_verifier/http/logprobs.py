@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import decoders
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from speculant_graph.corpus.fast_bpe import byte_alphabet
 from speculant_graph.types import TokenId
 from speculant_verifier.detokenizer import Detokenizer
 from speculant_verifier.model import TargetModel
@@ -28,7 +28,8 @@ class TokenTexts:
         backend = target.tokenizer.backend_tokenizer
         self._piece_of = backend.id_to_token
         self._whole = {token_id: added.content for token_id, added in backend.get_added_tokens_decoder().items()}
-        self._alphabet = byte_alphabet() if isinstance(backend.decoder, decoders.ByteLevel) else None
+        is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        self._alphabet = {sign: byte for byte, sign in bytes_to_unicode().items()} if is_byte_level else None
         self._known: dict[TokenId, tuple[str, list[int]]] = {}
 
     def bytes_of(self, token: TokenId) -> bytes:

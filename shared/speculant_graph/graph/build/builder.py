@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from speculant_graph.config import DEFAULT_MODEL, GraphConfig
-from speculant_graph.corpus.files import SkippedFile, list_corpus_files
+from speculant_graph.corpus.files import list_corpus_files
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
@@ -58,7 +58,7 @@ class GraphBuilder:
     Every text is wrapped in the tokenizer's BOS and EOS tokens, if it has them, and token ids are counted as they are;
     documents with neither are left out. The documents form one stream, so n-grams run across their borders unless
     ``document_boundaries`` is set. Memory stays within ``memory``, however large the corpus is; only a document without
-    any point to cut at, a JSON record and a PDF are read whole, whatever they take.
+    any point to cut at, a JSON record, a JSON file and a PDF are read whole, whatever they take.
     """
 
     def __init__(self, tokenizer_name: str | Path = DEFAULT_MODEL, max_order: int = 5, **settings: Any) -> None:
@@ -117,8 +117,8 @@ class GraphBuilder:
         watch = Stopwatch()
         output = checked_output(output)
         with watch.watching_memory(), workspace(output) as folder:
-            encoder, skipped = self._build(corpus, output, folder, watch, progress or _ignore, calibrate)
-        self.report = watch.report(encoder, skipped)
+            self._build(corpus, output, folder, watch, progress or _ignore, calibrate)
+        self.report = watch.report()
         return load_graph(output)
 
     def _build(
@@ -129,7 +129,7 @@ class GraphBuilder:
         watch: Stopwatch,
         report: ProgressCallback,
         calibrate: Calibrate | None,
-    ) -> tuple[str, tuple[SkippedFile, ...]]:
+    ) -> None:
         with watch.measuring("tokenize"):
             files = list_corpus_files(corpus)
             hf_token = self.config.hf_token.get_secret_value() if self.config.hf_token else None
@@ -151,7 +151,6 @@ class GraphBuilder:
                 special_tokens=self.config.special_tokens,
                 corpus_files=stream.files,
             )
-            encoder = tokenizer.encoder
             del tokenizer  # hundreds of megabytes that counting can use
         if calibrate is not None:
             report(BuildProgress("calibrate", 0, 0, stream.num_tokens))
@@ -172,7 +171,6 @@ class GraphBuilder:
             on_count=lambda done, total: report(BuildProgress("count", done, total, stream.num_tokens)),
             on_save=lambda done, total: report(BuildProgress("save", done, total, stream.num_tokens)),
         )
-        return encoder, stream.skipped
 
     def build_from_files(
         self,

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from speculant_graph.corpus.files import SkippedFile
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes
 
@@ -37,7 +36,7 @@ def built_at() -> str:
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """Time, memory and what was left out."""
+    """Time and memory."""
 
     tokenize_s: float
     """Wall seconds from the start, loading the tokenizer included, to the token stream on disk."""
@@ -53,10 +52,6 @@ class BuildReport:
     """CPU seconds of counting, all threads and tasks together."""
     peak_anon_bytes: int
     """Most memory of this process that was not backed by files, seen every 20 ms."""
-    encoder: str
-    """Library that tokenised: ``tokenizers`` or ``tiktoken``."""
-    skipped: tuple[SkippedFile, ...]
-    """Files that could not be read and were left out."""
 
 
 @dataclass(slots=True)
@@ -110,7 +105,7 @@ class Stopwatch:
         """What a graph file states of it; 0 if the same input is to give the same bytes."""
         return round(self.total_s, 3) if _EPOCH not in os.environ else 0.0
 
-    def report(self, encoder: str, skipped: tuple[SkippedFile, ...]) -> BuildReport:
+    def report(self) -> BuildReport:
         """Return what was measured."""
         return BuildReport(
             tokenize_s=round(self._walls.get("tokenize", 0.0), 3),
@@ -120,6 +115,4 @@ class Stopwatch:
             total_s=round(self.total_s, 3),
             count_cpu_s=round(self._cpus.get("count", 0.0) + self.task_cpu_s, 3),
             peak_anon_bytes=self.peak_anon_bytes,
-            encoder=encoder,
-            skipped=skipped,
         )
