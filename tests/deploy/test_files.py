@@ -30,7 +30,6 @@ DEPLOY = ROOT / "deploy"
 DOCKERFILES = sorted(DEPLOY.glob("*.Dockerfile"))
 COMPOSE = ["compose.yaml", "compose.gpu.yaml"]
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
-LAYOUTS = ["sidecar", "shared"]
 SETTINGS = {"build": BuildSettings, "drafter": DrafterSettings, "verifier": VerifierSettings}
 USER = 10001
 
@@ -66,23 +65,22 @@ def compose(name):
 
 
 @lru_cache
-def manifests(layout):
-    folder = DEPLOY / "kubernetes" / layout
+def manifests():
+    folder = DEPLOY / "kubernetes"
     listed = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
     assert sorted(listed) == sorted(path.name for path in folder.iterdir() if path.name != "kustomization.yaml")
     return [document for name in listed for document in yaml.safe_load_all((folder / name).read_text(encoding="utf-8"))]
 
 
-def pods(layout):
-    """Return name -> pod of the workloads of a layout."""
-    return {
-        each["metadata"]["name"]: each for each in manifests(layout) if each["kind"] in ("Deployment", "StatefulSet")
-    }
+def pod():
+    """Return the one workload: a verifier with a drafter beside it."""
+    [found] = [each for each in manifests() if each["kind"] in ("Deployment", "StatefulSet")]
+    return found
 
 
 def containers(pod):
     spec = pod["spec"]["template"]["spec"]
-    return {each["name"]: each for each in (*spec.get("initContainers", ()), *spec["containers"])}
+    return {each["name"]: each for each in (*spec["initContainers"], *spec["containers"])}
 
 
 def probes(container):
@@ -102,12 +100,10 @@ def command_lines():
                 yield f"{name}: {service}", content["command"]
                 if "test" in content.get("healthcheck", {}):
                     yield f"{name}: {service}", content["healthcheck"]["test"][2:]
-    for layout in LAYOUTS:
-        for name, pod in pods(layout).items():
-            for container in containers(pod).values():
-                assert "command" not in container
-                yield f"{layout}: {name}", container["args"]
-                yield from ((f"{layout}: {name}", command[1:]) for command in probes(container))
+    for name, container in containers(pod()).items():
+        assert "command" not in container
+        yield f"kubernetes: {name}", container["args"]
+        yield from ((f"kubernetes: {name}", command[1:]) for command in probes(container))
     for path in UNITS:
         [line] = re.findall(r"^ExecStart=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         yield path.name, shlex.split(line)[1:]
@@ -134,7 +130,7 @@ def test_every_command_line_is_taken(location, arguments, tmp_path, monkeypatch)
 
 def test_a_wrong_command_line_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(COMMAND_LINES) > 25
+    assert len(COMMAND_LINES) > 18
     assert {arguments[0] for _, arguments in COMMAND_LINES} == {*SETTINGS, "probe"}
     with pytest.raises(ConfigError):
         parsed(["verifier", "--max-batch-size", "many"])
@@ -213,94 +209,66 @@ def test_prometheus_asks_where_the_services_answer():
         assert all(Path(each["source"]).exists() for each in services[service]["volumes"])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_manifests_are_valid(layout):
+def test_manifests_are_valid():
     version = kubernetes_validate.latest_version()
-    for document in manifests(layout):
+    for document in manifests():
         kubernetes_validate.validate(document, version, strict=True)
-    broken = json.loads(json.dumps(next(iter(pods(layout).values()))))
+    broken = json.loads(json.dumps(pod()))
     broken["spec"]["template"]["spec"]["terminationGracePeriod"] = 5
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, version, strict=True)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_pods_agree(layout):
-    for pod in pods(layout).values():
-        spec = pod["spec"]["template"]["spec"]
-        volumes = {each["name"]: each for each in spec["volumes"]}
-        assert spec["securityContext"]["runAsUser"] == USER
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        grace_s = 0.0
-        used = set()
-        for name, container in containers(pod).items():
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
-            }  # fmt: skip
-            settings = parsed(container["args"])
-            endpoint = settings.server if name == "drafter" else settings.service
-            mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
-            used |= {each["name"] for each in mounts.values()}
-            sockets = [path for each in split_addresses(endpoint.listen) if (path := socket_path(each))]
-            assert {parsed(command[1:]).address for command in probes(container)} == {f"unix://{sockets[0]}"}
-            for path in sockets:
-                assert "emptyDir" in volumes[mounts[str(path.parent)]["name"]]
-            for path in ("/var/cache/speculant", "/tmp"):
-                assert "emptyDir" in volumes[mounts[path]["name"]]
-            data = [settings.server.graph] if name == "drafter" else [Path(settings.verifier.model_name)]
-            assert all(mounts[str(path.parent)]["readOnly"] for path in data)
-            if "lifecycle" in container:
-                grace_s += container["lifecycle"]["preStop"]["sleep"]["seconds"]
-            grace_s += endpoint.grace_s
-            http = settings.server.metrics_listen if name == "drafter" else endpoint.http
-            addresses = [each for each in (*split_addresses(endpoint.listen), http) if not socket_path(each)]
-            ports = {each["containerPort"] for each in container["ports"]}
-            assert ports == {int(each.rpartition(":")[2]) for each in addresses}
-        assert used == set(volumes)
-        assert spec["terminationGracePeriodSeconds"] > grace_s + 5
-
-
-def test_the_sidecar_starts_first_and_its_socket_is_shared():
-    spec = pods("sidecar")["speculant-verifier"]["spec"]["template"]["spec"]
+def test_containers_of_a_pod_agree():
+    spec = pod()["spec"]["template"]["spec"]
+    volumes = {each["name"]: each for each in spec["volumes"]}
+    assert spec["securityContext"]["runAsUser"] == USER
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    grace_s = 0.0
+    used = set()
+    folders = {}
+    for name, container in containers(pod()).items():
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+        }  # fmt: skip
+        settings = parsed(container["args"])
+        endpoint = settings.server if name == "drafter" else settings.service
+        mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+        folders[name] = {path: each["name"] for path, each in mounts.items()}
+        used |= {each["name"] for each in mounts.values()}
+        assert {parsed(command[1:]).address for command in probes(container)} == {endpoint.listen}
+        for path in (str(socket_path(endpoint.listen).parent), "/var/cache/speculant", "/tmp"):
+            assert "emptyDir" in volumes[mounts[path]["name"]]
+        data = settings.server.graph if name == "drafter" else Path(settings.verifier.model_name)
+        assert mounts[str(data.parent)]["readOnly"]
+        if "lifecycle" in container:
+            grace_s += container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        grace_s += endpoint.grace_s
+        http = settings.server.metrics_listen if name == "drafter" else endpoint.http
+        assert [each["containerPort"] for each in container["ports"]] == [int(http.rpartition(":")[2])]
+    assert used == set(volumes)
+    assert spec["terminationGracePeriodSeconds"] > grace_s + 5
     [drafter], [verifier] = spec["initContainers"], spec["containers"]
-    assert drafter["restartPolicy"] == "Always"
+    assert drafter["restartPolicy"] == "Always", "it starts first, and stays"
     assert "startupProbe" in drafter
     address = parsed(verifier["args"]).client.address
     assert address == parsed(drafter["args"]).server.listen
     folder = str(socket_path(address).parent)
-    volumes = [{each["mountPath"]: each["name"] for each in pod["volumeMounts"]} for pod in (drafter, verifier)]
-    assert volumes[0][folder] == volumes[1][folder]
+    assert folders["drafter"][folder] == folders["verifier"][folder]
 
 
-def test_verifiers_name_every_shared_drafter():
-    drafter, verifier = pods("shared")["speculant-drafter"], pods("shared")["speculant-verifier"]
-    [port] = [each["containerPort"] for each in containers(drafter)["drafter"]["ports"] if each["name"] == "grpc"]
-    service = drafter["spec"]["serviceName"]
-    name, replicas = drafter["metadata"]["name"], drafter["spec"]["replicas"]
-    addresses = tuple(f"{name}-{index}.{service}:{port}" for index in range(replicas))
-    assert split_addresses(parsed(containers(verifier)["verifier"]["args"]).client.address) == addresses
-    services = [each for each in manifests("shared") if each["kind"] == "Service"]
-    [headless] = [each for each in services if each["metadata"]["name"] == service]
-    assert headless["spec"]["clusterIP"] == "None"
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_services_policies_and_budgets_select_pods_and_ports_that_there_are(layout):
-    labels = {name: pod["spec"]["template"]["metadata"]["labels"] for name, pod in pods(layout).items()}
-    ports = {
-        name: {port["name"] for container in containers(pod).values() for port in container["ports"]}
-        for name, pod in pods(layout).items()
-    }
-    for document in manifests(layout):
+def test_services_policies_and_budgets_select_pods_and_ports_that_there_are():
+    labels = pod()["spec"]["template"]["metadata"]["labels"]
+    ports = {port["name"] for container in containers(pod()).values() for port in container["ports"]}
+    for document in manifests():
         if document["kind"] not in ("Service", "PodDisruptionBudget", "NetworkPolicy"):
             continue
         spec = document["spec"]
         selector = spec.get("podSelector") or spec["selector"]
-        selector = selector.get("matchLabels", selector)
-        [pod] = [name for name, found in labels.items() if selector.items() <= found.items()]
+        assert selector.get("matchLabels", selector).items() <= labels.items()
         asked = {port.get("targetPort") for port in spec.get("ports", ())}
         asked |= {port["port"] for rule in spec.get("ingress", ()) for port in rule["ports"]}
-        assert asked <= ports[pod]
+        assert asked <= ports
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")

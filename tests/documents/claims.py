@@ -51,7 +51,7 @@ NOT_RUN = {
         "tests/deploy/test_files.py::test_commands_of_the_readme_name_what_is_there",
     ("deploy/README.md", "docker compose up --build                                                  # the demo"):
         "tests/deploy/test_files.py::test_commands_of_the_readme_name_what_is_there",
-    ("deploy/README.md", "kubectl apply -k deploy/kubernetes/sidecar      # or deploy/kubernetes/shared"):
+    ("deploy/README.md", "kubectl apply -k deploy/kubernetes"):
         "tests/deploy/test_files.py::test_commands_of_the_readme_name_what_is_there",
     ("deploy/README.md", "cp deploy/systemd/*.service /etc/systemd/system/"):
         "tests/deploy/test_files.py::test_commands_of_the_readme_name_what_is_there",
