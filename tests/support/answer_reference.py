@@ -1,41 +1,37 @@
-"""Answers to steps, read and written slowly and obviously: over protobuf's own classes and whole arrays of numpy."""
+"""Answers to steps, read and written slowly and obviously: over protobuf's own classes, value by value."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
-from typing import Any
+import math
+from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.rpc.messages import SequenceAnswer, SequenceStatus, StepAnswer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import Draft, StrategyName
-from support.batch import DraftBatch, batch_of
-
-_STATUSES = {status.value: status for status in SequenceStatus}
-_MASS_TOLERANCE = 1e-3
-_NS_PER_S = 1_000_000_000
+from speculant_graph.types import Draft, Proposal, StrategyName
 
 
 def encode_step_answer(answer: StepAnswer) -> bytes:
     """Return the DraftResponse for an answer."""
-    drafts = batch_of([entry.draft for entry in answer.sequences])
+    drafts = [entry.draft for entry in answer.sequences]
+    proposals = [proposal for draft in drafts for proposal in draft.proposals]
     message = pb.DraftResponse(
         graph_generation=answer.graph_generation,
         draft_id=answer.draft_id,
         sequence_statuses=[entry.status for entry in answer.sequences],
         next_positions=[entry.next_position for entry in answer.sequences],
-        draft_lengths=drafts.lengths,
-        draft_tokens=drafts.token_ids,
-        draft_parents=drafts.parents,
-        draft_path_probabilities=drafts.path_probabilities,
-        candidate_counts=drafts.candidate_counts,
-        candidate_tokens=drafts.candidate_token_ids.astype(int).tolist(),
-        candidate_probabilities=drafts.candidate_probabilities.tolist(),
-        ended_early=drafts.ended_early,
+        draft_lengths=[len(draft) for draft in drafts],
+        draft_tokens=chain.from_iterable(draft.token_ids for draft in drafts),
+        draft_parents=chain.from_iterable(draft.parents for draft in drafts),
+        draft_path_probabilities=chain.from_iterable(draft.path_probabilities for draft in drafts),
+        candidate_counts=[len(proposal.token_ids) for proposal in proposals],
+        candidate_tokens=chain.from_iterable(proposal.token_ids.tolist() for proposal in proposals),
+        candidate_probabilities=chain.from_iterable(proposal.probabilities.tolist() for proposal in proposals),
+        ended_early=[int(draft.terminated_early) for draft in drafts],
         sequence_generations=[entry.graph_generation for entry in answer.sequences],
     )
     message.server_time.FromNanoseconds(answer.server_time_ns)
@@ -59,135 +55,60 @@ def decode_step_answer(
     try:
         message = pb.DraftResponse.FromString(payload)
     except DecodeError:
-        raise DraftRequestError("the answer can't be parsed; check what serves at this address") from None
-    count = len(budgets)
-    statuses = _array(message, "sequence_statuses")
-    next_positions = _array(message, "next_positions")
-    lengths = _array(message, "draft_lengths")
-    for name, array in (
-        ("sequence_statuses", statuses),
-        ("next_positions", next_positions),
-        ("draft_lengths", lengths),
-    ):
-        expect(name, array, count, "the number of sequences")
-    drafts = DraftBatch(
-        strategy=strategy,
-        lengths=lengths.tolist(),
-        ended_early=per_sequence("ended_early", _array(message, "ended_early"), count),
-        token_ids=_array(message, "draft_tokens"),
-        parents=_array(message, "draft_parents"),
-        path_probabilities=_array(message, "draft_path_probabilities"),
-        candidate_counts=_array(message, "candidate_counts"),
-        candidate_token_ids=_array(message, "candidate_tokens"),
-        candidate_probabilities=_array(message, "candidate_probabilities"),
-        draft_id=message.draft_id,
-    )
-    _check_nodes(drafts, vocabulary_size)
-    _check_proposals(drafts, vocabulary_size)
-    generations = _array(message, "sequence_generations")
-    if generations.size:
-        expect("sequence_generations", generations, count, "the number of sequences")
-    sequences = []
-    for status, next_position, draft, budget, generation in zip(
-        statuses.tolist(),
-        next_positions.tolist(),
-        drafts.drafts(),
-        budgets,
-        generations.tolist() or [message.graph_generation] * count,
-        strict=True,
-    ):
-        if status not in _STATUSES:
-            raise DraftRequestError(f"sequence status {status} is unknown; update the client")
-        _check_tree(draft, budget)
-        sequences.append(SequenceAnswer(_STATUSES[status], next_position, draft, generation))
+        raise DraftRequestError("it can't be parsed") from None
+    count, num_nodes = len(budgets), sum(message.draft_lengths)
+    _hold(len(message.sequence_statuses) == len(message.next_positions) == len(message.draft_lengths) == count)
+    _hold(len(message.ended_early) in {0, count} and len(message.sequence_generations) in {0, count})
+    _hold(len(message.draft_tokens) == len(message.draft_parents) == num_nodes)
+    _hold(len(message.draft_path_probabilities) in {0, num_nodes} and len(message.candidate_counts) in {0, num_nodes})
+    _hold(len(message.candidate_tokens) == len(message.candidate_probabilities) == sum(message.candidate_counts))
+    _hold(all(0 <= probability <= 1 for probability in message.draft_path_probabilities))
+    _hold(all(token_id < vocabulary_size for token_id in message.draft_tokens))
+    _hold(num_nodes == 0 or message.draft_id != 0)
+    proposals = _proposals(message, vocabulary_size)
+    sequences, start = [], 0
+    for index, budget in enumerate(budgets):
+        end = start + message.draft_lengths[index]
+        tokens, parents = tuple(message.draft_tokens[start:end]), tuple(message.draft_parents[start:end])
+        _hold(len(tokens) <= budget)
+        _hold(all(parent <= node for node, parent in enumerate(parents)))
+        # Of siblings that were drawn some may be the same, which their q tells.
+        _hold(bool(proposals) or len(set(zip(parents, tokens, strict=True))) == len(tokens))
+        _hold(message.sequence_statuses[index] in list(SequenceStatus))
+        draft = Draft(
+            tokens,
+            parents,
+            tuple(message.draft_path_probabilities[start:end]),
+            proposals[start:end],
+            strategy,
+            bool(message.ended_early and message.ended_early[index]),
+            message.draft_id,
+        )
+        generations = message.sequence_generations or [message.graph_generation] * count
+        status = SequenceStatus(message.sequence_statuses[index])
+        sequences.append(SequenceAnswer(status, message.next_positions[index], draft, generations[index]))
+        start = end
+    sent = message.server_time
     return StepAnswer(
-        message.graph_generation,
-        message.draft_id,
-        tuple(sequences),
-        message.server_time.seconds * _NS_PER_S + message.server_time.nanos,
+        message.graph_generation, message.draft_id, tuple(sequences), sent.seconds * 1_000_000_000 + sent.nanos
     )
 
 
-_DTYPES = {"draft_path_probabilities": "f4", "candidate_probabilities": "f4"}
+def _hold(holds: bool) -> None:
+    if not holds:
+        raise DraftRequestError("a rule of the wire is broken")
 
 
-def _array(message: pb.DraftResponse, name: str) -> NDArray[Any]:
-    is_long = name in {"next_positions", "sequence_generations"}
-    return np.array(getattr(message, name), _DTYPES.get(name, "u8" if is_long else "u4"))
-
-
-def per_sequence(name: str, values: NDArray[Any], count: int) -> list[int]:
-    """Return one value per sequence; an empty array stands for zeros."""
-    if not values.size:
-        return [0] * count
-    expect(name, values, count, "the number of sequences")
-    return values.tolist()
-
-
-def expect(name: str, values: Sized, expected: int, meaning: str) -> None:
-    """Check the length of an array; ``meaning`` says where the expected one comes from."""
-    if len(values) != expected:
-        raise DraftRequestError(f"{name} has {len(values)} entries; {meaning} is {expected}")
-
-
-def check_token_ids(name: str, largest: int, vocabulary_size: int) -> None:
-    """Check the largest token id of an array."""
-    if largest >= vocabulary_size:
-        raise DraftRequestError(f"{name} holds {largest}; the vocabulary has {vocabulary_size} tokens")
-
-
-def _check_nodes(drafts: DraftBatch, vocabulary_size: int) -> None:
-    token_ids, probabilities = np.asarray(drafts.token_ids), np.asarray(drafts.path_probabilities)
-    expect("draft_tokens", token_ids, sum(drafts.lengths), "the sum of its lengths")
-    expect("draft_parents", drafts.parents, token_ids.size, "the number of nodes")
-    if probabilities.size:
-        expect("draft_path_probabilities", probabilities, token_ids.size, "the number of nodes")
-        # Written so that NaN fails.
-        if not (probabilities.min() >= 0.0 and probabilities.max() <= 1.0):
-            raise DraftRequestError("draft_path_probabilities are not all between 0 and 1")
-    if token_ids.size:
-        check_token_ids("draft_tokens", int(token_ids.max()), vocabulary_size)
-        if drafts.draft_id == 0:
-            raise DraftRequestError("draft_id is 0")
-
-
-def _check_tree(draft: Draft, budget: int) -> None:
-    if len(draft) > budget:
-        raise DraftRequestError(f"a draft has {len(draft)} nodes where {budget} were asked for")
-    if draft.is_chain:
-        return
-    if any(parent > index for index, parent in enumerate(draft.parents)):
-        raise DraftRequestError("a node of a draft comes before its parent")
-    # Of siblings that were drawn some may be the same, which their q tells.
-    if not draft.proposals and len(set(zip(draft.parents, draft.token_ids, strict=True))) < len(draft):
-        raise DraftRequestError("two siblings of a draft have the same token")
-
-
-def _check_proposals(drafts: DraftBatch, vocabulary_size: int) -> None:
-    """Check q of every node, if any were sent."""
-    counts: NDArray[Any] = np.asarray(drafts.candidate_counts)
-    candidates, probabilities = drafts.candidate_token_ids, drafts.candidate_probabilities
-    ends = np.cumsum(counts, dtype=np.int64)
-    total = int(ends[-1]) if counts.size else 0
-    expect("candidate_tokens", candidates, total, "the sum of candidate_counts")
-    expect("candidate_probabilities", probabilities, total, "the sum of candidate_counts")
-    if not counts.size:
-        return
-    expect("candidate_counts", counts, len(drafts.token_ids), "the number of nodes")
-    if counts.min() == 0:
-        raise DraftRequestError("a node has an empty distribution")
-    starts = ends - counts
-    check_token_ids("candidate_tokens", int(candidates.max()), vocabulary_size)
-    is_ascending = candidates[1:] > candidates[:-1]
-    is_ascending[starts[1:] - 1] = True
-    if not is_ascending.all():
-        raise DraftRequestError("candidate_tokens do not ascend within a node")
-    # Written so that NaN fails.
-    if not (probabilities.min() >= 0.0 and probabilities.max() < np.inf):
-        raise DraftRequestError("candidate_probabilities are not all probabilities")
-    masses = np.add.reduceat(probabilities, starts, dtype=np.float64)
-    if masses.max() > 1.0 + _MASS_TOLERANCE or masses.min() < 1.0 - _MASS_TOLERANCE:
-        raise DraftRequestError("candidate_probabilities do not sum to 1 within a node")
-    drawn = np.repeat(np.asarray(drafts.token_ids), counts)
-    if np.count_nonzero((candidates == drawn) & (probabilities > 0.0)) < counts.size:
-        raise DraftRequestError("a drafted token has no probability in its own distribution")
+def _proposals(message: pb.DraftResponse, vocabulary_size: int) -> list[Proposal]:
+    """Return q of every node; none if none were sent."""
+    proposals, start = [], 0
+    for drawn, size in zip(message.draft_tokens, message.candidate_counts, strict=False):
+        tokens = list(message.candidate_tokens[start : start + size])
+        probabilities = list(message.candidate_probabilities[start : start + size])
+        _hold(size > 0 and tokens == sorted(set(tokens)) and tokens[-1] < vocabulary_size)
+        _hold(all(0 <= probability < math.inf for probability in probabilities))
+        _hold(abs(math.fsum(probabilities) - 1) <= 1e-3)
+        _hold(dict(zip(tokens, probabilities, strict=True)).get(drawn, 0) > 0)
+        proposals.append(Proposal(np.array(tokens, np.uint32), np.array(probabilities, np.float32)))
+        start += size
+    return proposals
