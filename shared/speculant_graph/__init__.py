@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from speculant_graph.types import Draft, Drafter, Feedback, Proposal, SequenceStep
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.model import TargetModel
-    from speculant_verifier.ngram_assisted import (
+    from speculant_verifier.papers.nasd import (
         GreedyProcessor,
+        INgramStorage,
         MultinomialProcessor,
+        NGramStorage,
+        OneLevelNGramStorage,
         ngram_assisted_speculative_generate,
     )
-    from speculant_verifier.ngram_storage import INgramStorage, NGramStorage, OneLevelNGramStorage
     from speculant_verifier.records.database import read_records, replay_of
     from speculant_verifier.records.record import RequestRecord
     from speculant_verifier.results import GenerationResult, PhaseTimes, RecentAcceptance, StepEvent, TokenLogprobs
@@ -63,10 +65,10 @@ _MODULES = {
     "speculant_graph.types": ("Draft", "Drafter", "Feedback", "Proposal", "SequenceStep"),
     "speculant_verifier.decoder": ("SpeculativeDecoder",),
     "speculant_verifier.model": ("TargetModel",),
-    "speculant_verifier.ngram_assisted": (
-        "GreedyProcessor", "MultinomialProcessor", "ngram_assisted_speculative_generate",
+    "speculant_verifier.papers.nasd": (
+        "GreedyProcessor", "INgramStorage", "MultinomialProcessor", "NGramStorage", "OneLevelNGramStorage",
+        "ngram_assisted_speculative_generate",
     ),
-    "speculant_verifier.ngram_storage": ("INgramStorage", "NGramStorage", "OneLevelNGramStorage"),
     "speculant_verifier.records.database": ("read_records", "replay_of"),
     "speculant_verifier.records.record": ("RequestRecord",),
     "speculant_verifier.results": ("GenerationResult", "PhaseTimes", "RecentAcceptance", "StepEvent", "TokenLogprobs"),

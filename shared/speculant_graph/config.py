@@ -117,9 +117,6 @@ class VerifierConfig(Config):
     """CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step down."""
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
     """Most sequences decoded together; others wait for a free slot."""
-    attention: Literal["auto", "speculant", "eager", "flex"] = "auto"
-    """How attention is computed. 'speculant' is a fused kernel with any mask and sinks; 'eager' is the model's own,
-    slow and obvious; 'flex' is compiled and needs a GPU; 'auto' takes 'speculant'."""
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0
     """Most tokens that keys and values are kept for: running sequences times the longest that any of them may become.
     Requests wait until there is space. 0 is as many as the largest batch of the model's longest contexts takes."""

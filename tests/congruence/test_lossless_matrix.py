@@ -155,7 +155,7 @@ def test_a_repeated_prompt_comes_from_the_target_cache():
     assert again.engine.totals.num_passes == num_passes
     assert again.engine.totals.prefill_s == read_s
     assert [each.num_from_target_cache for each in again.sequences] == [len(output) for output in again.outputs]
-    assert again.engine.target_cache_statistics.hits >= sum(map(len, again.outputs))
+    assert again.engine.logits_cache.hits >= sum(map(len, again.outputs))
 
 
 def test_samples_of_a_prompt_find_each_others_prefixes():
@@ -165,7 +165,7 @@ def test_samples_of_a_prompt_find_each_others_prefixes():
     jobs = [Job(prompt, config.model_copy(update={"seed": seed}), 2 * seed) for seed in range(6)]
     outcome = decode(target, jobs, budget=0, target_cache=20_000_000)
     assert outcome.outputs == [alone(target, job) for job in jobs]
-    assert outcome.engine.target_cache_statistics.hits > 0
+    assert outcome.engine.logits_cache.hits > 0
     for each in outcome.sequences:
         assert len(each.output) == each.num_steps + each.num_from_target_cache
 

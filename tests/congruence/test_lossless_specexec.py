@@ -56,4 +56,4 @@ def test_trees_of_a_thousand_nodes(strategy, length, ring):
     assert max(sum(first.drafted_by_depth), totals.num_nodes) > 500, "or the trees were small"
     assert second.num_steps == 0
     assert second.num_from_target_cache == len(expected)
-    assert outcome.engine.target_cache_statistics.hits >= len(expected)
+    assert outcome.engine.logits_cache.hits >= len(expected)

@@ -167,10 +167,10 @@ def test_the_documents_configuration_bounds_tree_and_cache(model, texts, graph):
         model, jobs, drafter, BUDGET, strategy="specexec", max_batch_size=1, target_cache=MAX_ENTRIES * ROW_BYTES
     )
     assert [(*PROMPT, *output) for output in outcome.outputs] == texts[:3]
-    totals, cache = outcome.engine.totals, outcome.engine.target_cache_statistics
+    totals, cache = outcome.engine.totals, outcome.engine.logits_cache
     assert len(totals.drafted_by_depth) <= MAX_DEPTH
     assert totals.num_drafts <= totals.num_passes
     assert totals.num_nodes - totals.num_rows <= BUDGET * totals.num_drafts
     assert totals.num_nodes > 500 * totals.num_passes, "or the trees were small"
-    assert (cache.num_rows, cache.num_bytes) == (MAX_ENTRIES, MAX_ENTRIES * ROW_BYTES)
+    assert (len(cache), cache.num_bytes) == (MAX_ENTRIES, MAX_ENTRIES * ROW_BYTES)
     assert cache.evicted == cache.stored - MAX_ENTRIES > 0

@@ -33,7 +33,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_gpt_oss(
-    vocabulary_size: int = 258, window: int = WINDOW, seed: int = 0, *, attention: str = "auto", ring_cache: bool = True
+    vocabulary_size: int = 258, window: int = WINDOW, seed: int = 0, *, eager: bool = False, ring_cache: bool = True
 ) -> TargetModel:
     torch.manual_seed(seed)
     config = GptOssConfig(
@@ -59,7 +59,7 @@ def tiny_gpt_oss(
         for name, parameter in model.named_parameters():
             if "sinks" in name or "bias" in name:
                 parameter.normal_(std=0.5)
-    return TargetModel(model, byte_tokenizer(), "tiny-gpt-oss", attention=attention, ring_cache=ring_cache)
+    return TargetModel(model, byte_tokenizer(), "tiny-gpt-oss", eager=eager, ring_cache=ring_cache)
 
 
 def tiny_model(
@@ -67,7 +67,7 @@ def tiny_model(
     seed: int = 0,
     *,
     window: int = WINDOW,
-    attention: str = "auto",
+    eager: bool = False,
     ring_cache: bool = True,
     num_layers: int = 2,
 ) -> TargetModel:
@@ -99,6 +99,6 @@ def tiny_model(
         AutoModelForCausalLM.from_config(config),
         byte_tokenizer(),
         f"tiny-{family}",
-        attention=attention,
+        eager=eager,
         ring_cache=ring_cache,
     )

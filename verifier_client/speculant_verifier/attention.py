@@ -8,25 +8,18 @@ queries of that head ("folded"), so that keys and values are not repeated.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from loguru import logger
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from speculant_graph.errors import ConfigError
-
 IMPLEMENTATION = "speculant"
 """Name under which transformers has the functions (gpt-oss refuses names that contain "sdpa")."""
 
-AttentionName = Literal["auto", "speculant", "eager", "flex"]
-MaskForm = Literal["folded", "added", "blocks"]
-"""``folded``: numbers added to the logits, repeated for queries that share a head; ``added``: the same, not repeated;
-``blocks``: a block mask of flex_attention."""
-
-_MASK_FORMS: dict[str, MaskForm] = {IMPLEMENTATION: "folded", "eager": "added", "flex_attention": "blocks"}
 _ALIGNED_COLUMNS = 16  # where the GPU's kernel needs rows of a mask to begin
 _LARGEST_ERROR = 0.05  # of the check on a GPU: kernels there may round as bfloat16 does
 
@@ -134,42 +127,35 @@ def register() -> str:
     return IMPLEMENTATION
 
 
-def use_attention(model: PreTrainedModel, name: AttentionName, model_name: str) -> MaskForm:
-    """Make a loaded model compute attention by the named implementation.
+def use_attention(model: PreTrainedModel, *, eager: bool = False) -> bool:
+    """Make a loaded model compute attention by the fused kernels; by its own, which is slow, where they do not work.
+
+    Args:
+        model: any that lets its attention be chosen.
+        eager: whether to use its own in any case.
 
     Returns:
-        The form in which the model now takes masks.
-
-    Raises:
-        ConfigError: the implementation does not work on the model's device, or not with this model.
+        Whether its masks are to be repeated for queries that share a head of keys.
     """
-    device = model.device.type
-    if name == "flex":
-        if device != "cuda":
-            raise ConfigError(
-                f"attention 'flex' needs a GPU and the model is on '{device}'; use --verifier.attention auto"
-            )
-        if not model._supports_flex_attn:
-            raise ConfigError(
-                f"model '{model_name}' ({type(model).__name__}) has no flex attention; use --verifier.attention auto"
-            )
-    implementation = {"flex": "flex_attention", "eager": "eager"}.get(name, IMPLEMENTATION)
-    if implementation == IMPLEMENTATION:
-        register()
-        if any(parameter.endswith(".sinks") for parameter, _ in model.named_parameters()):
-            _check_kernels(model)
-    model.set_attn_implementation(implementation)
-    return _MASK_FORMS[implementation]
+    register()
+    has_sinks = any(parameter.endswith(".sinks") for parameter, _ in model.named_parameters())
+    if has_sinks and not eager and (problem := _problem_of_kernels(model)):
+        logger.warning(
+            "torch's fused attention does not work on '{}' ({}), using slow attention", model.device, problem
+        )
+        eager = True
+    model.set_attn_implementation("eager" if eager else IMPLEMENTATION)
+    return not eager
 
 
 @torch.inference_mode()
-def _check_kernels(model: PreTrainedModel) -> None:
+def _problem_of_kernels(model: PreTrainedModel) -> str:
     """Compare the fused kernels with the definition once, on the device and with the number type of the model.
 
     They are no public interface of torch: a release or a device may do without them.
 
-    Raises:
-        ConfigError: they are missing or give something else.
+    Returns:
+        What is wrong with them; empty if they do what they should.
     """
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(3, 2, 2, 32, 64, generator=generator).to(model.device, model.dtype)
@@ -183,12 +169,5 @@ def _check_kernels(model: PreTrainedModel) -> None:
         actual, _ = masked_attention(model, query, key, value, visible, 0.125, s_aux=sinks)
         error = float((actual.transpose(1, 2).float() - expected).abs().max())
     except (AttributeError, NotImplementedError, RuntimeError) as reason:
-        error = torch.inf
-        detail = str(reason).strip().splitlines()[0]
-    else:
-        detail = f"an error of {error:.2g}"
-    if not error < _LARGEST_ERROR:
-        raise ConfigError(
-            f"attention '{IMPLEMENTATION}' does not work on '{model.device}' with {model.dtype} ({detail}); "
-            "use --verifier.attention eager"
-        )
+        return str(reason).strip().splitlines()[0]
+    return "" if error < _LARGEST_ERROR else f"an error of {error:.2g}"

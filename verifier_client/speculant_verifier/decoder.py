@@ -31,8 +31,7 @@ from speculant_verifier.records.collect import RecordIdentity
 from speculant_verifier.records.writer import RecordWriter
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
-from speculant_verifier.speculation import CostTable, load_or_measure
-from speculant_verifier.speculation.cost_measure import batches_up_to
+from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
 from speculant_verifier.text import Batch, Prompt, Prompts
 
 _DEEP = 128

@@ -137,7 +137,7 @@ class RunMeter:
             "steps_without_drafter": totals.num_steps_without_drafter,
             "drafted": sum(totals.drafted_by_depth),
             "accepted": sum(totals.accepted_by_depth),
-            "from_target_cache": self._decoder.engine.target_cache_statistics.hits,
+            "from_target_cache": self._decoder.engine.logits_cache.hits,
         }
 
     def _answered(self) -> int:

@@ -163,7 +163,7 @@ def test_the_sliding_window_is_really_applied(gpt_oss):
 
 
 def test_boolean_masks_in_the_models_own_attention_are_the_trap_that_the_form_avoids():
-    target = tiny_gpt_oss(attention="eager")
+    target = tiny_gpt_oss(eager=True)
     cache = target.new_cache(1)
     tokens = list(range(40))
     target.prefill([tokens[:-1]], cache, [0])
@@ -180,7 +180,7 @@ def test_boolean_masks_in_the_models_own_attention_are_the_trap_that_the_form_av
 
 
 def test_the_models_own_attention_verifies_trees_too():
-    target = tiny_gpt_oss(attention="eager")
+    target = tiny_gpt_oss(eager=True)
     rows = Rows(target, target.new_cache(3, widest_pass=8), 0)
     for row, length in enumerate([1, 20, 70]):
         rows.start(row, length)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 import torch
@@ -11,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger
 
-from speculant_graph.errors import ConfigError
 from speculant_verifier.speculation import CostPoint, CostTable, batches_up_to, load_or_measure, measure_costs
-from speculant_verifier.speculation.cost_files import cache_folder
+from speculant_verifier.speculation.cost_measure import cache_folder
 
 MS = st.floats(0.01, 1e4)
 
@@ -81,42 +79,12 @@ def test_the_curve_of_a_batch_is_the_table(table, batch):
         assert curve.at(tokens) == pytest.approx(table.ms(batch, tokens) / table.ms(batch, 1))
 
 
-@given(tables())
-def test_a_table_survives_json(table):
-    again = CostTable.from_json(json.loads(json.dumps(table.to_json())))
-    assert again == table
-    assert again.ms(3, 5) == table.ms(3, 5)
-
-
-@pytest.mark.parametrize(
-    ("points", "context"),
-    [
-        ((), 1),
-        (((1, 1, 1.0), (4, 2, 1.0)), 1),
-        (((1, 1, 1.0), (1, 1, 2.0)), 1),
-        (((1, 1, 0.0),), 1),
-        (((1, 1, float("nan")),), 1),
-        (((True, 1, 1.0),), 1),
-        (((1, 1, 1.0), (1, 10**9, 1.0)), 1),
-        (((1, 1, 1.0),), None),
-    ],
-)
-def test_what_is_no_table_is_refused(points, context):
-    with pytest.raises(ConfigError, match="measure"):
-        CostTable(tuple(CostPoint(*point) for point in points), context)
-
-
 def test_measuring_takes_every_point_and_leaves_the_model_as_it_was(gpt_oss):
     prompt = [gpt_oss.encode("what comes next")]
     before = gpt_oss.forward(prompt, gpt_oss.new_cache(1), [0])
-    told = []
-    table = measure_costs(
-        gpt_oss, (2, 1), (1, 3, 5), context=30, budget_s=60, progress=lambda done, total: told.append((done, total))
-    )
+    table = measure_costs(gpt_oss, (2, 1), (1, 3, 5), context=30, budget_s=60)
     assert {(point.batch, point.tokens) for point in table.points} == {(b, t) for b in (1, 2) for t in (1, 3, 5)}
     assert table.context == 30
-    assert told[-1] == (100, 100)
-    assert told == sorted(told)
     assert torch.equal(before, gpt_oss.forward(prompt, gpt_oss.new_cache(1), [0]))
 
 
@@ -130,8 +98,8 @@ def test_batches_for_an_engine_end_with_its_largest(largest, batches):
     assert batches_up_to(largest) == batches
 
 
-def measure(target, folder, **more):
-    return load_or_measure(target, (1,), (1, 2), 10, 0.2, folder=folder, **more)
+def measure(target, folder):
+    return load_or_measure(target, (1,), (1, 2), 10, 0.2, folder=folder)
 
 
 def test_a_measurement_is_kept_for_the_same_conditions(gpt_oss, llama, tmp_path):
@@ -148,8 +116,13 @@ def test_a_measurement_is_kept_for_the_same_conditions(gpt_oss, llama, tmp_path)
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"null", b'{"points": [], "context": 1}', b"\xff\xfe", b"[" * 100_000],
-)  # fmt: skip
+    [
+        b"",
+        b'{"points": [], "context": 1}',
+        b'{"points": [{"batch": 1, "tokens": 2, "ms": 1}], "context": 1}',
+        b"\xff\xfe",
+    ],
+)
 def test_a_damaged_file_is_measured_again_with_a_warning(gpt_oss, tmp_path, damage):
     measure(gpt_oss, tmp_path)
     [path] = tmp_path.iterdir()

@@ -10,7 +10,6 @@ from scipy.stats import chisquare
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from speculant_graph import (
-    GreedyProcessor,
     INgramStorage,
     MultinomialProcessor,
     NGramStorage,
@@ -18,7 +17,7 @@ from speculant_graph import (
     ngram_assisted_speculative_generate,
 )
 from speculant_graph.errors import ConfigError, GenerationRequestError
-from support.tiny_models import byte_tokenizer, tiny_gpt_oss, tiny_model
+from support.tiny_models import tiny_gpt_oss, tiny_model
 
 WORDS = ["The", "capital", "of", "France", "is", "Paris", "Berlin", "London", "city", "Germany"]
 VOCABULARY = 258
@@ -72,15 +71,6 @@ def test_3_3_the_top_token_changes_when_another_has_more():
     storage.update(context, ids("London Berlin"))
     assert words(storage.ngrams) == {("France", "is"): "Berlin"}
     assert storage.counts == {(3, 4): {6: 3, 5: 2, 7: 1}}
-
-
-def test_3_3_a_context_of_n_minus_1_tokens_is_enough_to_learn():
-    for kind in (OneLevelNGramStorage, NGramStorage):
-        storage = kind(n=3, vocab_size=10)
-        storage.update(ids("is"), ids("Paris"))
-        assert bool(storage.next_token(ids("is"))[1]) == (kind is NGramStorage)
-        storage.update(ids("France is"), ids("Paris"))
-        assert storage.next_token(ids("France is"))[1]
 
 
 def test_4_2_the_tables_of_all_levels():
@@ -176,16 +166,6 @@ def test_5_greedy_tokens_are_those_of_the_target(family, use_cache):
     assert accepted > 0.1, "or nothing was tested"
 
 
-def test_5_a_kept_storage_knows_the_answer(llama):
-    storage = NGramStorage(n=4, vocab_size=VOCABULARY)
-    settings = {"max_gen_len": 30, "eos_tokens_id": [], "stop_if_unknown": True, "filler_top_k": 1}
-    prompt = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:20].tolist()
-    first, first_rate = ngram_assisted_speculative_generate(prompt, storage, llama, **settings)
-    again, again_rate = ngram_assisted_speculative_generate(prompt, storage, llama, **settings)
-    assert first == again
-    assert again_rate == 1.0 > first_rate or first_rate == 1.0
-
-
 def test_5_what_a_storage_is_asked_and_told(llama):
     first, second, third, fourth = plain(llama, SHORT, 4, eos_token_id=[])
     storage = Recorder(second)
@@ -232,19 +212,6 @@ def test_5_where_it_ends(llama):
     for prompt, message in (([], "empty"), ([3] * 512, "512 tokens and the model 512"), ([258], "own tokenizer")):
         with pytest.raises(GenerationRequestError, match=message):
             ngram_assisted_speculative_generate(prompt, storage, llama)
-
-
-def test_debug_shows_each_pass(llama, capsys):
-    tokenizer = byte_tokenizer()
-    first, second = plain(llama, SHORT, 2, eos_token_id=[])
-    for shown, show in ((None, str), (tokenizer, lambda token_ids: repr(tokenizer.decode(token_ids)))):
-        ngram_assisted_speculative_generate(
-            SHORT, Recorder(second), llama, shown, gamma=1, max_gen_len=3, eos_tokens_id=second, debug=True
-        )
-        assert capsys.readouterr().err.splitlines() == [
-            f"drafted {show([])}, accepted 0, then {show([first])}",
-            f"drafted {show([second])}, accepted 1, then {show([second])}",
-        ]
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
@@ -296,11 +263,3 @@ def test_5_samples_have_the_distribution_of_the_target(kind, is_right):
     frequencies = torch.stack(expected) * num_samples / torch.stack(expected).sum()
     p_value = chisquare(list(counts.values()), frequencies.tolist()).pvalue
     assert p_value > 1e-4 if is_right else p_value < 1e-6
-
-
-def test_processors():
-    logits = torch.tensor([[0.0, 2.0, 1.0]])
-    assert GreedyProcessor().sample(GreedyProcessor()(logits)).tolist() == [[1]]
-    assert torch.allclose(MultinomialProcessor(0.5)(logits), torch.softmax(2 * logits, dim=-1))
-    with pytest.raises(ConfigError, match="temperature is 0"):
-        MultinomialProcessor(0)

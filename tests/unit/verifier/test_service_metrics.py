@@ -61,7 +61,7 @@ def test_counters_are_those_of_the_engine(decoder):
     # Every row of a pass has its root, and yields one token beside those that were accepted.
     assert found["pass_nodes_total",] == found["pass_rows_total",] + found["drafted_nodes_total",]
     assert 0 < found["drafts_total",] == totals.num_drafts <= totals.num_rows
-    cache = decoder.engine.target_cache_statistics
+    cache = decoder.engine.logits_cache
     assert found["target_cache_hits_total",] == cache.hits
     assert found["target_cache_evictions_total",] == cache.evicted > 0
     assert 0 < found["target_cache_bytes",] == cache.num_bytes <= 100_000

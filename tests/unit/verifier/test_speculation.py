@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.types import Draft
-from speculant_verifier.speculation.acceptance import AcceptanceHistory
-from speculant_verifier.speculation.controller import DraftLengthController
+from speculant_verifier.speculation.controller import AcceptanceHistory, DraftLengthController, SpeculationBackoff
 
 
 def curve(name):
@@ -159,3 +158,19 @@ def test_slow_drafts_are_asked_for_rarely_if_times_are_known(has_predictions):
     for _ in range(40):
         assert speculation.budgets([None, speculation.new_history()], [3, 3])[0] == 3
         speculation.note_time(2, 4, 2, 1.0, 0.010)
+
+
+@pytest.mark.parametrize("bad", [50, 3_000])
+def test_drafts_that_do_not_pay_are_tried_ever_more_rarely_and_taken_up_when_they_do(bad):
+    def drafted(gain, first, steps):
+        found = []
+        for step in range(first, first + steps):
+            if backoff.allows(step):
+                found.append(step)
+                backoff.observe(step, gain * 1.5, 1.2, 0.3)
+        return found
+
+    backoff = SpeculationBackoff()
+    assert len(drafted(0.5, 0, bad)) < 20 + bad // 12
+    assert drafted(1.3, bad, 3_000)[-1_500:] == list(range(bad + 1_500, bad + 3_000))
+    assert 12 <= len(drafted(0.2, bad + 3_000, 200)) < 60, "the first pause is a short one again"

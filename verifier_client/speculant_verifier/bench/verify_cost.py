@@ -63,8 +63,8 @@ def run(arguments: Sequence[str]) -> int:
         target = load_target(settings.verifier)
         if settings.context + max(settings.tokens) > target.max_length:
             raise ConfigError(f"'{target.name}' takes at most {target.max_length} tokens; lower --context or --tokens")
-        tell = progress.teller("measuring forward passes")
-        costs = measure_costs(target, settings.batch, settings.tokens, settings.context, settings.time, tell)
+        progress.begin("measuring forward passes")
+        costs = measure_costs(target, settings.batch, settings.tokens, settings.context, settings.time)
     figures: dict[str, Any] = {
         "points": [
             {

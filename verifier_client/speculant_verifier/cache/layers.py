@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from speculant_graph import _core
 from speculant_verifier.cache.layout import Placement
-from speculant_verifier.cache.moves import Buffer, memory_of, move_slots
+
+Buffer = NDArray[np.int16]
+"""A buffer's memory, ``[rows, kv_heads, slots, n]``."""
 
 
 class SlotLayer(CacheLayerMixin):
@@ -34,7 +40,7 @@ class SlotLayer(CacheLayerMixin):
         shape = self.num_rows, key_states.shape[1], self.num_slots
         self.keys = key_states.new_zeros(*shape, key_states.shape[3])
         self.values = value_states.new_zeros(*shape, value_states.shape[3])
-        self._memories = memory_of(self.keys), memory_of(self.values)
+        self._memories = _memory_of(self.keys), _memory_of(self.values)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -82,16 +88,15 @@ class SlotLayer(CacheLayerMixin):
             else:
                 new[moves[0], :, moves[2]] = old[moves[0], :, moves[1]]
             setattr(self, name, new)
-            self._memories = memory_of(self.keys), memory_of(self.values)
+            self._memories = _memory_of(self.keys), _memory_of(self.values)
         self.num_rows, self.num_slots = num_rows, num_slots
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
         """Copy slots ``source`` of ``rows`` to slots ``target``, in the order of paths: none moves behind itself."""
         keys, values = self._memories
-        if keys is not None and values is not None:
-            moves = rows.numpy(), source.numpy(), target.numpy()
-            move_slots(keys, *moves)
-            move_slots(values, *moves)
+        if keys is not None and values is not None:  # one loop over a buffer: index tensors cost more than the copies
+            for memory in (keys, values):
+                _core.move_slots(memory, rows.numpy(), source.numpy(), target.numpy())
             return
         self.keys[rows, :, target] = self.keys[rows, :, source]
         self.values[rows, :, target] = self.values[rows, :, source]
@@ -129,3 +134,11 @@ class SlotLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         """Part of the transformers interface."""
         return self.num_slots
+
+
+def _memory_of(buffer: Tensor) -> Buffer | None:
+    """Return the memory of a buffer of keys or values; None if it is not on a CPU, or of single bytes."""
+    if buffer.device.type != "cpu" or buffer.element_size() % 2:
+        return None
+    memory: Buffer = buffer.view(torch.int16).numpy()
+    return memory

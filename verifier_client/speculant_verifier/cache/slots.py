@@ -24,8 +24,7 @@ from transformers.cache_utils import Cache
 
 from speculant_graph.types import Draft
 from speculant_verifier.cache.layers import SlotLayer
-from speculant_verifier.cache.layout import CacheLayout, ForwardPlan, Placement
-from speculant_verifier.cache.masks import MaskMaker
+from speculant_verifier.cache.layout import CacheLayout, ForwardPlan, MaskMaker, Placement
 from speculant_verifier.cache.plan import PassShape, full_visibility, shape_of_pass, sizes_of, window_visibility
 
 _LEAST_GROWTH = 256
@@ -225,7 +224,7 @@ class SlotCache(Cache):
         Returns:
             Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.
         """
-        width = self.layout.width_of(max(sizes_of(pending, drafts)))
+        width = max(sizes_of(pending, drafts))
         shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, width)
         end = int(shape.lengths.max()) + width
         self.reserve(end)

@@ -18,8 +18,7 @@ from speculant_verifier.draft_model.passes import DraftPasses
 from speculant_verifier.draft_model.price import DraftPrice, PassTimes
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.loading import load_model, load_tokenizer
-from speculant_verifier.speculation import CostTable, load_or_measure
-from speculant_verifier.speculation.cost_measure import batches_up_to
+from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
 
 _WITH_MODEL = ("tree", "model")
 
@@ -92,7 +91,7 @@ def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target:
             f"draft model '{config.name}' has another tokenizer than '{target.name}'; choose one of the same family, "
             "or leave --draft-model out"
         )
-    return TargetModel(model, None, config.name, fingerprint, attention=verifier.attention)
+    return TargetModel(model, None, config.name, fingerprint)
 
 
 def open_model_drafter(

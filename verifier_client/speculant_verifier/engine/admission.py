@@ -29,14 +29,13 @@ class Admission:
         """
         self._target = target
         self._num_rows = self._most_rows = config.max_batch_size
-        width_of = target.layout.width_of
-        self._widest_step = width_of(most_nodes + MOST_PENDING)
+        self._widest_step = most_nodes + MOST_PENDING
         plan = None if target.offload is None else target.offload.plan
         # Experts compute with several copies of a prompt's tokens, and memory is short where they are streamed.
         most_read = plan.most_nodes if plan is not None and plan.unit == "expert" else config.prefill_chunk
         self.prefill_chunk = min(config.prefill_chunk, most_read)
         """Most tokens of prompts in a pass."""
-        self.cache = target.new_cache(0, widest_pass=max(width_of(self.prefill_chunk), self._widest_step))
+        self.cache = target.new_cache(0, widest_pass=max(self.prefill_chunk, self._widest_step))
         """The cache whose rows are given out: those in front are in use."""
         most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
         if plan is not None:

@@ -15,8 +15,7 @@ from speculant_verifier.engine.sequence import ActiveSequence
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import WANTS_PROPOSALS
-from speculant_verifier.speculation.acceptance import AcceptanceHistory
-from speculant_verifier.speculation.controller import DraftLengthController
+from speculant_verifier.speculation.controller import AcceptanceHistory, DraftLengthController
 from speculant_verifier.structured.drafts import with_forced
 
 _ROUNDING = 1e-6

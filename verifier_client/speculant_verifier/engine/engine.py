@@ -35,12 +35,12 @@ from speculant_verifier.engine.sequence import (
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import TargetModel
+from speculant_verifier.papers.logits_cache import LogitsCache
 from speculant_verifier.records.collect import RecordIdentity
 from speculant_verifier.records.writer import RecordWriter
 from speculant_verifier.results import FinishReason
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import Cost, DraftLengthController
-from speculant_verifier.speculation.target_cache import TargetCacheStatistics
 
 
 @runtime_checkable
@@ -121,9 +121,9 @@ class Engine:
         return len(self._running)
 
     @property
-    def target_cache_statistics(self) -> TargetCacheStatistics:
-        """What SpecExec's cache of the target's distributions did."""
-        return self._verification.logits_cache.statistics
+    def logits_cache(self) -> LogitsCache:
+        """SpecExec's cache of the target's logits, which counts what it does."""
+        return self._verification.logits_cache
 
     @property
     def recorder(self) -> RecordWriter | None:

@@ -67,4 +67,4 @@ class Prefill:
 
     def _has_capacity(self, deepest: int, width: int) -> bool:
         capacity = self._cache.most_slots
-        return capacity is None or deepest + self._cache.layout.width_of(width) <= capacity
+        return capacity is None or deepest + width <= capacity

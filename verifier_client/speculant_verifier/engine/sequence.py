@@ -15,8 +15,7 @@ from speculant_verifier.cache.slots import KeysAndValues
 from speculant_verifier.records.collect import Trace
 from speculant_verifier.results import NO_REQUESTS, FinishReason, PhaseTimes, RecentAcceptance, TokenLogprobs
 from speculant_verifier.sampling import Sampler
-from speculant_verifier.speculation.acceptance import AcceptanceHistory
-from speculant_verifier.speculation.target_cache import PrefixKey
+from speculant_verifier.speculation.controller import AcceptanceHistory
 from speculant_verifier.structured import Grammar
 
 StopCheck = Callable[[Sequence[TokenId]], int | None]
@@ -80,8 +79,8 @@ class ActiveSequence:
     has_session: bool = False
     drafter_problem: str = ""
     """Why the drafter has nothing for it, if the request is the reason."""
-    prefix_key: PrefixKey | None = None
-    """Key of the first ``num_keyed`` tokens."""
+    prefix_key: bytes = b""
+    """Key of the first ``num_keyed`` tokens in the logits cache."""
     num_keyed: int = 0
     num_steps: int = 0
     num_steps_without_drafter: int = 0

@@ -21,7 +21,7 @@ from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
 from speculant_graph.types import Draft, Fingerprint, TokenId
-from speculant_verifier.attention import AttentionName, use_attention
+from speculant_verifier.attention import use_attention
 from speculant_verifier.cache import CacheLayout, SlotCache
 from speculant_verifier.cache.plan import sizes_of
 from speculant_verifier.model.architecture import check_architecture, choose_experts, sliding_layers
@@ -45,7 +45,7 @@ class TargetModel:
         name: str,
         fingerprint: Fingerprint | None = None,
         *,
-        attention: AttentionName = "auto",
+        eager: bool = False,
         ring_cache: bool = True,
     ) -> None:
         """Wrap a loaded model; :meth:`load` is the usual way in.
@@ -55,17 +55,17 @@ class TargetModel:
             tokenizer: its tokenizer, of the fast kind; None if only token ids go in and out.
             name: for messages to people.
             fingerprint: the tokenizer's identity, if it is known.
-            attention: how attention is computed.
+            eager: whether the model computes attention itself, which is slow.
             ring_cache: whether caches keep no more than the window of sliding layers.
 
         Raises:
-            ConfigError: drafts can't be verified exactly with this model, or not with this attention.
+            ConfigError: drafts can't be verified exactly with this model.
         """
         check_architecture(model, name)
         self.model = model
         self.model.train(False)
         choose_experts(model)
-        self._tokenizer, self._attention = tokenizer, attention
+        self._tokenizer = tokenizer
         self.name = name
         config = model.config.get_text_config()
         self.takes_mask_per_layer_type = getattr(config, "layer_types", None) is not None
@@ -75,7 +75,7 @@ class TargetModel:
             is_sliding=is_sliding,
             window=config.sliding_window if any(is_sliding) else None,
             groups=heads // (getattr(config, "num_key_value_heads", None) or heads),
-            mask_form=use_attention(model, attention, name),
+            folds_masks=use_attention(model, eager=eager),
             dtype=model.dtype,
             device=model.device,
             ring=ring_cache,
@@ -101,14 +101,11 @@ class TargetModel:
             tokenizer,
             config.model_name,
             fingerprint,
-            attention=config.attention,
         )
 
     def with_weights(self, model: PreTrainedModel) -> TargetModel:
         """Return the same for a model of this architecture with other weights."""
-        return TargetModel(
-            model, self._tokenizer, self.name, self._fingerprint, attention=self._attention, ring_cache=self.layout.ring
-        )
+        return TargetModel(model, self._tokenizer, self.name, self._fingerprint, ring_cache=self.layout.ring)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:

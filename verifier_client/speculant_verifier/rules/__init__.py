@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 from speculant_graph.types import Draft, RuleName
 from speculant_verifier.rules.block import block
-from speculant_verifier.rules.follow import follow
-from speculant_verifier.rules.nasd import nasd
+from speculant_verifier.rules.follow import follow, nasd
 from speculant_verifier.rules.target import DraftTarget, TargetDistribution, UniformStream, Verdict
 from speculant_verifier.rules.token import token
-from speculant_verifier.rules.tree_independent import tree_independent
-from speculant_verifier.rules.tree_without_replacement import tree_without_replacement
+from speculant_verifier.rules.trees import tree_independent, tree_without_replacement
 
 Rule = Callable[[Draft, DraftTarget, UniformStream], Verdict]
 

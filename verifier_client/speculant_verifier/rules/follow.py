@@ -1,7 +1,12 @@
-"""*Follow*: the model chooses its own token at every node, and the draft is walked while it offers that token.
+"""*Follow*: the model chooses its own token at every node, and the draft is walked while it contains that token.
 
 The noise of a choice belongs to seed, position and token alone, so what is emitted never depends on the draft, only how
 many tokens one pass emits. Greedy decoding is the special case without randomness.
+
+*NASD*, the match of n-gram assisted speculative decoding, looks at one token per position: the draft's first, most
+probable one. There, a mismatch is followed by a second, fresh draw. That is biased: a drafted token of probability p
+then comes with probability ``p + (1 - p) p``, .75 instead of .5. Here the choice that did not match is itself the token
+to go on with, so the output is the same as by *follow*, which also looks at the other branches.
 """
 
 from __future__ import annotations
@@ -32,4 +37,29 @@ def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdic
         path.append(below)
         position = below + 1
         token_ids.append(target.choice_after(position))
+    return Verdict(tuple(path), tuple(token_ids))
+
+
+def nasd(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
+    """Walk the first children of the draft while they are what the model chose.
+
+    Args:
+        draft: a chain, or a tree with the most probable child of every node first; other children are not looked at.
+        target: the model.
+        uniforms: not used.
+
+    Returns:
+        The accepted path and the emitted tokens; always one more token than accepted nodes.
+    """
+    del uniforms
+    first_children: dict[int, int] = {}
+    for node, parent in enumerate(draft.parents):
+        first_children.setdefault(parent, node)
+    path: list[int] = []
+    token_ids = [target.choice_after(0)]
+    node_below = first_children.get(0)
+    while node_below is not None and draft.token_ids[node_below] == token_ids[-1]:
+        path.append(node_below)
+        token_ids.append(target.choice_after(node_below + 1))
+        node_below = first_children.get(node_below + 1)
     return Verdict(tuple(path), tuple(token_ids))

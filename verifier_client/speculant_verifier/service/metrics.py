@@ -173,7 +173,7 @@ def _sources(decoder: SpeculativeDecoder) -> dict[str, object]:
         "settings": decoder.verifier_config,
         "totals": decoder.totals,
         "recent": decoder.totals.recent,
-        "target_cache": decoder.engine.target_cache_statistics,
+        "target_cache": decoder.engine.logits_cache,
         "drafter": decoder.drafter.statistics,
         "draft_model": None if decoder.adapters is None else decoder.adapters.state,
         "offload": None if decoder.target.offload is None else decoder.target.offload.statistics,

@@ -14,15 +14,123 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.types import Draft
-from speculant_verifier.speculation.acceptance import MAX_DEPTH, AcceptanceHistory
-from speculant_verifier.speculation.backoff import SpeculationBackoff
 
 Cost = Callable[[int, int], NDArray[np.float64]]
 """Of a number of rows and a largest width: the cost of passes of width 0, 1, ..., relative to width 1, ascending."""
 
+MAX_DEPTH = 64
+"""Deeper nodes count as nodes of this depth."""
+
+_MEMORY = 0.95
+"""What a draft, or a step, weighs after the next one."""
+_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT = 0.7, 1.0
+"""First expectation of a node whose parent was accepted, and how many nodes it is worth."""
+_INHERITED_WEIGHT = 2.0
+"""Nodes that what other sequences have met is worth."""
+_SHARED_WEIGHT = 2.0
+"""Nodes that the acceptance at all depths together is worth at each of them."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128
 _PROBE_COST = 1.4
 _LARGEST_PROBE = 2
+_TRIAL = 12
+"""Steps before a judgement."""
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 32, 1024
+
+
+class AcceptanceHistory:
+    """Acceptance by depth, and of what drafters predict; recent drafts count most.
+
+    Kept is, for every depth, how often a node was accepted whose parent was; so depths that were not tried lately are
+    expected to be like the others.
+    """
+
+    __slots__ = ("_accepted", "_predicted", "_prior", "_reached", "_realised")
+
+    def __init__(self, expected: AcceptanceHistory | None = None) -> None:
+        """Begin with what other sequences have met, if there were any."""
+        self._reached = np.zeros(MAX_DEPTH)
+        self._accepted = np.zeros(MAX_DEPTH)
+        if expected is None:
+            self._prior = (_PRIOR_ACCEPTANCE * _PRIOR_WEIGHT, _PRIOR_WEIGHT)
+            self._realised = self._predicted = 1.0
+        else:
+            self._prior = (expected.overall * _INHERITED_WEIGHT, _INHERITED_WEIGHT)
+            self._realised, self._predicted = expected.calibration * _INHERITED_WEIGHT, _INHERITED_WEIGHT
+
+    @property
+    def overall(self) -> float:
+        """Share of nodes that were accepted, of those whose parent was."""
+        return float((self._accepted.sum() + self._prior[0]) / (self._reached.sum() + self._prior[1]))
+
+    def by_depth(self) -> NDArray[np.float64]:
+        """Return the estimated probability that a path is accepted down to depth 1, 2, ..., shape ``[MAX_DEPTH]``."""
+        shared = self.overall * _SHARED_WEIGHT
+        return np.asarray(np.cumprod((self._accepted + shared) / (self._reached + _SHARED_WEIGHT)))
+
+    @property
+    def calibration(self) -> float:
+        """Accepted nodes for each one that drafters predicted, recently; at most 1."""
+        return min(1.0, self._realised / self._predicted)
+
+    def observe(self, depths: Sequence[int], num_accepted: int, predicted: float) -> None:
+        """Note what became of a draft that was verified.
+
+        Args:
+            depths: depth of every node, at least one node.
+            num_accepted: length of the accepted path.
+            predicted: sum of the nodes' path probabilities, 0 if there are none.
+        """
+        deepest = min(max(depths), MAX_DEPTH)
+        self._reached *= _MEMORY
+        self._accepted *= _MEMORY
+        self._prior = (self._prior[0] * _MEMORY, self._prior[1] * _MEMORY)
+        self._reached[: min(num_accepted + 1, deepest)] += 1.0
+        self._accepted[: min(num_accepted, deepest)] += 1.0
+        if predicted > 0.0:
+            self._realised = self._realised * _MEMORY + num_accepted
+            self._predicted = self._predicted * _MEMORY + predicted
+
+
+class SpeculationBackoff:
+    """Whether drafts have paid lately, the time counted that it takes to draft; times are in plain passes.
+
+    What a node is worth and what a wider pass costs is estimated for every step; this is what came of it. In large
+    batches of small models the drafts themselves take a good part of a pass, and an estimate may be wrong. So where the
+    last steps with drafts brought fewer tokens a time than plain ones would have, nothing is drafted for a while, and
+    each time in a row for longer.
+    """
+
+    def __init__(self) -> None:
+        """Begin with a trial."""
+        self._tokens = self._time = 0.0
+        self._num_steps = 0
+        self._resume_at, self._pause = 0, _FIRST_BACKOFF
+
+    def allows(self, step: int) -> bool:
+        """Return whether to draft at a step."""
+        return step >= self._resume_at
+
+    def observe(self, step: int, tokens: float, width_cost: float, draft_share: float) -> None:
+        """Note a step that was drafted for.
+
+        Args:
+            step: its number.
+            tokens: emitted for each row.
+            width_cost: time of its pass, relative to a plain one of as many rows.
+            draft_share: time until its drafts were there, in the same unit.
+        """
+        self._tokens = self._tokens * _MEMORY + tokens
+        self._time = self._time * _MEMORY + width_cost + draft_share
+        self._num_steps += 1
+        if self._num_steps < _TRIAL:
+            return
+        if self._tokens < self._time:
+            self._resume_at = step + 1 + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_BACKOFF)
+            self._tokens = self._time = 0.0
+            self._num_steps = 0
+        else:
+            self._pause = _FIRST_BACKOFF
 
 
 class DraftLengthController:

@@ -1,19 +1,28 @@
-"""Measures forward passes: minima of repeated, interleaved runs, within a budget of time."""
+"""Measures forward passes, within a budget of time, and keeps what came of it in the user's cache folder.
+
+There is one file for each model, machine and way of running it. A damaged one is measured again.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Iterable
+from pathlib import Path
 
 import torch
-from transformers.utils import logging
+from loguru import logger
+from pydantic import TypeAdapter
 
+from speculant_graph.errors import SpeculantError
+from speculant_graph.graph.export import replacing
+from speculant_graph.machine import describe_machine
 from speculant_graph.types import Draft
 from speculant_verifier.cache import SlotCache
-from speculant_verifier.console import patient_progress
 from speculant_verifier.model import TargetModel
-from speculant_verifier.offload import Plan
 from speculant_verifier.speculation.costs import CostPoint, CostTable
 
 BATCHES = (1, 4, 8)
@@ -24,7 +33,6 @@ CONTEXT = 200
 """Tokens that every row has in the cache while it is measured."""
 BUDGET_S = 6.0
 """Longest time of a measurement."""
-
 STREAMED_TOKENS = (1, 2, 4, 16, 64, 257)
 """Tokens of a row that are measured where weights are read for every pass: each takes seconds, and wide ones pay."""
 
@@ -32,9 +40,10 @@ _MOST_REPEATS = 9
 _FEWEST_REPEATS = 2
 _SHARE_OF_SETUP = 0.25
 """Of the budget, for filling caches and for first passes; what is not run by then is not measured."""
-
-Progress = Callable[[int, int], None]
-"""Told how much is done and how much there is to do."""
+_VERSION = 2
+"""Of what is measured and how it is written; files of other versions are not found."""
+_FOLDER_MODE = 0o700
+_FILE = TypeAdapter(CostTable)
 
 
 def batches_up_to(largest: int) -> tuple[int, ...]:
@@ -42,13 +51,79 @@ def batches_up_to(largest: int) -> tuple[int, ...]:
     return (*(batch for batch in BATCHES if batch < largest), largest)
 
 
-def measure_costs(
+def load_or_measure(
     target: TargetModel,
-    batches: Sequence[int] = BATCHES,
-    tokens: Sequence[int] = TOKENS,
+    batches: Iterable[int] = BATCHES,
+    tokens: Iterable[int] = TOKENS,
     context: int = CONTEXT,
     budget_s: float = BUDGET_S,
-    progress: Progress | None = None,
+    folder: Path | None = None,
+) -> CostTable:
+    """Return what passes cost here, from the cache folder or measured now and kept there.
+
+    A folder that can't be written costs nothing but the time of the next measurement.
+
+    Args:
+        target: the model.
+        batches: see :func:`measure_costs`, as for the next three.
+        tokens: tokens of each row.
+        context: tokens in the cache.
+        budget_s: longest time of a measurement, in seconds.
+        folder: instead of :func:`cache_folder`.
+    """
+    batches, tokens = sorted(set(batches)), sorted(set(tokens))
+    conditions = [batches, tokens, context, *_conditions(target)]
+    digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()
+    path = (folder or cache_folder()) / f"{digest[:32]}.json"
+    try:
+        return _FILE.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        logger.warning("{} holds no measured costs ({}), measuring again", path, type(error).__name__)
+    duration = f"for up to {budget_s:.0f} s" if target.offload is None else "by a dozen passes"
+    logger.info("measuring what passes of '{}' cost on this machine, once, {}", target.name, duration)
+    table = measure_costs(target, batches, tokens, context, budget_s)
+    try:
+        path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(_FILE.dump_json(table) + b"\n")
+    except (OSError, SpeculantError) as error:
+        logger.warning("the measured costs can't be kept, measuring again next time: {}", error)
+    return table
+
+
+def cache_folder() -> Path:
+    """Return the folder of measured costs: below ``$XDG_CACHE_HOME``, else below ``~/.cache``."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"  # a relative one is to be ignored
+    return base / "speculant-graph" / "verify-costs"
+
+
+def _conditions(target: TargetModel) -> list[object]:
+    """Return all that makes the costs of a model what they are: machine, libraries, weights, number type, kernels."""
+    machine, config, device = describe_machine(), target.model.config, target.device
+    return [
+        _VERSION,
+        machine["cpu"],
+        machine["cores"],
+        torch.get_num_threads(),
+        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        torch.__version__,
+        os.path.realpath(target.name) if os.path.isdir(target.name) else target.name,
+        {**json.loads(config.to_json_string(use_diff=False)), "_name_or_path": ""},
+        str(target.model.dtype),
+        config._attn_implementation,
+        None if target.offload is None else repr(target.offload.plan.placement),
+    ]
+
+
+def measure_costs(
+    target: TargetModel,
+    batches: Iterable[int] = BATCHES,
+    tokens: Iterable[int] = TOKENS,
+    context: int = CONTEXT,
+    budget_s: float = BUDGET_S,
 ) -> CostTable:
     """Measure what passes of this model cost here and now.
 
@@ -64,78 +139,44 @@ def measure_costs(
         context: tokens that every row has in the cache.
         budget_s: longest time, in seconds. Two passes over one token are run however long they take; and of a model
             whose weights are read for every pass, all that is measured once.
-        progress: called with hundredths of the budget.
     """
-    started = time.perf_counter()
-    probe = _Probe(target, min(context, target.max_length - max(tokens) - 1))
-    tell = progress or (lambda done, total: None)
+    rows, widths, repeats = sorted(set(batches)), sorted({1, *tokens}), _MOST_REPEATS
+    context = max(0, min(context, target.max_length - widths[-1] - 1))
+    if target.offload is not None:  # passes take seconds, most of which no noise of the machine changes
+        plan, longest = target.offload.plan, target.max_length - context
+        rows, repeats, budget_s = sorted({rows[0], rows[-1]}), 0, float("inf")
+        widths = sorted({min(width, 1 + plan.most_nodes, longest) for width in STREAMED_TOKENS})
+        context = min(context, max(0, plan.kv_tokens // rows[-1] - widths[-1]))
+    started_s, probe = time.perf_counter(), _Probe(target, context)
 
-    def spent() -> float:
-        seconds = time.perf_counter() - started
-        tell(min(99, int(100 * seconds / budget_s)), 100)
-        return seconds
+    def spent_s() -> float:
+        return time.perf_counter() - started_s
 
-    if target.offload is not None:
-        return _streamed(probe, target.offload.plan, {min(batches), max(batches)}, tell)
-    best_s = _set_up(probe, sorted(set(batches)), sorted({1, *tokens}), budget_s, spent)
+    best_s: dict[tuple[int, int], float] = {}
+    for batch, width in ((batch, width) for batch in rows for width in widths):
+        if best_s and spent_s() > _SHARE_OF_SETUP * budget_s:
+            break
+        if width == widths[0]:
+            probe.open(batch)
+            if repeats:
+                probe.pass_s(batch, 1)  # the first pass of all pays for what is made once
+        best_s[batch, width] = probe.pass_s(batch, width)
     order = list(best_s)
-    for repeat in range(_MOST_REPEATS):
+    for repeat in range(repeats):
         for point in order if repeat % 2 else reversed(order):
-            if repeat >= _FEWEST_REPEATS and spent() > budget_s:
+            if repeat >= _FEWEST_REPEATS and spent_s() > budget_s:
                 break
             best_s[point] = min(best_s[point], probe.pass_s(*point))
-        if spent() > budget_s:
+        if spent_s() > budget_s:
             break
-    tell(100, 100)
-    points = tuple(CostPoint(batch, length, 1e3 * seconds) for (batch, length), seconds in best_s.items())
-    return CostTable(points, probe.context)
-
-
-def _streamed(probe: _Probe, plan: Plan, batches: Collection[int], tell: Progress) -> CostTable:
-    """Run every pass once: they take seconds, most of which no noise of the machine changes."""
-    points: list[CostPoint] = []
-    opened = None
-    lengths = sorted({min(length, 1 + plan.most_nodes, probe.capacity) for length in STREAMED_TOKENS})
-    probe.context = min(probe.context, max(0, plan.kv_tokens // max(batches) - lengths[-1]))
-    wanted = [(batch, length) for batch in sorted(batches) for length in lengths]
-    with patient_progress():
-        for batch, length in logging.tqdm(wanted, desc="Measuring passes"):
-            tell(len(points), len(wanted))
-            if batch != opened:
-                probe.open(batch)
-                opened = batch
-            points.append(CostPoint(batch, length, 1e3 * probe.pass_s(batch, length)))
-    tell(1, 1)
-    return CostTable(tuple(points), probe.context)
-
-
-def _set_up(
-    probe: _Probe, batches: Sequence[int], tokens: Sequence[int], budget_s: float, spent: Callable[[], float]
-) -> dict[tuple[int, int], float]:
-    """Fill caches and run first passes until a share of the budget is spent; one pass is always run.
-
-    Returns:
-        Seconds of a pass for each (batch, tokens) that is to be measured; these were the first ones, so too long.
-    """
-    first_s: dict[tuple[int, int], float] = {}
-    for batch in batches:
-        probe.open(batch)
-        probe.pass_s(batch, 1)  # the first pass of all pays for what is made once
-        for length in tokens:
-            first_s[batch, length] = probe.pass_s(batch, length)
-            if spent() > _SHARE_OF_SETUP * budget_s:
-                return first_s
-    return first_s
+    return CostTable(tuple(CostPoint(*point, 1e3 * seconds) for point, seconds in best_s.items()), context)
 
 
 class _Probe:
     """Caches with a context in every row, and passes over them that leave them as they were."""
 
     def __init__(self, target: TargetModel, context: int) -> None:
-        self.context = max(0, context)
-        self.capacity = target.max_length - self.context
-        """Tokens that fit into a row behind these."""
-        self._target = target
+        self._target, self._context = target, context
         self._caches: dict[int, SlotCache] = {}
         self._generator = random.Random(0)
 
@@ -144,18 +185,18 @@ class _Probe:
         if self._target.offload is not None:
             self._caches.clear()
         self._caches[batch] = cache = self._target.new_cache(batch)
-        if self.context:
-            self._target.prefill([self._random(self.context) for _ in range(batch)], cache, range(batch))
+        if self._context:
+            self._target.prefill([self._random(self._context) for _ in range(batch)], cache, range(batch))
 
     def pass_s(self, batch: int, tokens: int) -> float:
         """Return the seconds of one pass over chains; nothing of it is committed."""
         nodes = [self._random(tokens) for _ in range(batch)]
         drafts = [Draft(tuple(ids[1:]), tuple(range(tokens - 1))) for ids in nodes]
         self._wait()
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         self._target.forward([ids[:1] for ids in nodes], self._caches[batch], range(batch), drafts)
         self._wait()
-        return time.perf_counter() - started
+        return time.perf_counter() - started_s
 
     def _random(self, count: int) -> list[int]:
         return [self._generator.randrange(self._target.vocabulary_size) for _ in range(count)]

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Any
+from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from speculant_graph.draft.cost import MAX_POINT, CostCurve
-from speculant_graph.errors import ConfigError
 
-_Curves = tuple[tuple[int, NDArray[np.float64], NDArray[np.float64]], ...]
+_Curve = tuple[int, NDArray[np.float64], NDArray[np.float64]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostPoint:
     """One measured pass."""
 
-    batch: int
+    batch: Annotated[int, Field(ge=1)]
     """Rows."""
-    tokens: int
+    tokens: Annotated[int, Field(ge=1, le=MAX_POINT)]
     """Tokens of each row: the last known one and the drafted nodes."""
-    ms: float
+    ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Milliseconds of the pass."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostTable:
     """Measured passes, and estimates of all others.
 
@@ -40,38 +39,34 @@ class CostTable:
 
     points: tuple[CostPoint, ...]
     """At least one, with one token, for every batch; different from each other."""
-    context: int
+    context: Annotated[int, Field(ge=0)]
     """Tokens that every row had in the cache."""
-    _curves: _Curves = field(init=False, repr=False, compare=False)
-    _tables: dict[int, NDArray[np.float64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the points and put them in order.
+        """Check that plain decoding is among the passes of every batch.
 
         Raises:
-            ConfigError: they make no table.
+            ValueError: it is not.
         """
-        if not _is_count(self.context, 0):
-            raise ConfigError("a table of costs needs the length of the context; measure it again")
+        if not self.points or any(widths[0] != 1 for _, widths, _ in self._curves):
+            raise ValueError("a table of costs needs a pass of one token for every batch")
+
+    @cached_property
+    def _curves(self) -> list[_Curve]:
         by_batch: dict[int, dict[int, float]] = defaultdict(dict)
         for point in self.points:
-            is_number = isinstance(point.ms, Real) and not isinstance(point.ms, bool)
-            if not (_is_count(point.batch, 1) and _is_count(point.tokens, 1) and is_number):
-                raise ConfigError(f"{point} is no measured pass; measure the costs again")
-            if not 0.0 < point.ms < float("inf") or point.tokens > MAX_POINT:
-                raise ConfigError(f"{point} is out of range; measure the costs again")
-            by_batch[point.batch][point.tokens] = float(point.ms)
-        if not by_batch or any(1 not in times for times in by_batch.values()):
-            raise ConfigError("a table of costs needs a pass of one token for every batch; measure it again")
-        if sum(map(len, by_batch.values())) != len(self.points):
-            raise ConfigError("a table of costs has a pass twice; measure it again")
+            by_batch[point.batch][point.tokens] = point.ms
         curves = []
         for batch, times in sorted(by_batch.items()):
-            tokens = sorted(times)
+            widths = sorted(times)
             # Noise may make a longer pass look cheaper than a shorter one.
-            rising = np.maximum.accumulate(np.array([times[width] for width in tokens]))
-            curves.append((batch, np.array(tokens, np.float64), rising))
-        object.__setattr__(self, "_curves", tuple(curves))
+            rising = np.maximum.accumulate(np.array([times[width] for width in widths]))
+            curves.append((batch, np.array(widths, np.float64), rising))
+        return curves
+
+    @cached_property
+    def _tables(self) -> dict[int, NDArray[np.float64]]:
+        return {}
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -109,33 +104,10 @@ class CostTable:
         tokens = sorted({point.tokens for point in self.points})
         return CostCurve.from_points(tokens, [self.relative(batch, width) for width in tokens])
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the table as values that JSON has."""
-        rows = [{"batch": point.batch, "tokens": point.tokens, "ms": point.ms} for point in self.points]
-        return {"points": rows, "context": self.context}
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> CostTable:
-        """Make a table of what :meth:`to_json` gave.
-
-        Raises:
-            ConfigError: it is something else.
-        """
-        try:
-            points = tuple(CostPoint(row["batch"], row["tokens"], row["ms"]) for row in content["points"])
-            context = content["context"]
-        except (KeyError, TypeError) as error:
-            raise ConfigError("this is no table of costs; measure it again") from error
-        return cls(points, context)
-
-
-def _on(curve: tuple[int, NDArray[np.float64], NDArray[np.float64]], tokens: float) -> float:
+def _on(curve: _Curve, tokens: float) -> float:
     _, widths, times = curve
     if tokens > widths[-1] and len(widths) > 1:
         slope = (times[-1] - times[-2]) / (widths[-1] - widths[-2])
         return float(times[-1] + slope * (tokens - widths[-1]))
     return float(np.interp(tokens, widths, times))
-
-
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

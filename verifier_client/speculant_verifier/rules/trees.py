@@ -1,7 +1,13 @@
-"""Rejection sampling over the children of a node, one after another: what the rules for sampled trees share.
+"""Rules for sampled trees: rejection sampling over the children of a node, one after another.
 
 After a rejection, what q leaves of p replaces p (normalised), and the next child is looked at. The rules
-differ in what the next child was drawn from.
+differ in what the next child was drawn from:
+
+- *tree-wor*: siblings were drawn without replacement (Sequoia, Chen et al. 2024; RSD, Jeon et al. 2024). A rejected
+  token can't be drawn again, so the next sibling was drawn from q without it.
+- *tree-iid*: siblings were drawn independently, all from one q (SpecInfer's multi-step sampling, Miao et al. 2023), so
+  tokens may repeat, which wastes nodes: prefer *tree-wor* above width 2. Siblings drawn without replacement would be
+  accepted too often.
 """
 
 from __future__ import annotations
@@ -20,7 +26,28 @@ NextProposal = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
 """From q and the index of a rejected token in its support to the q of the next sibling."""
 
 
-def walk(draft: Draft, target: DraftTarget, uniforms: UniformStream, next_proposal: NextProposal) -> Verdict:
+def tree_independent(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
+    """Accept independently drawn children, in their order; see :func:`_walk`."""
+    return _walk(draft, target, uniforms, lambda q, _: q)
+
+
+def tree_without_replacement(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
+    """Accept children drawn without replacement, in their order; see :func:`_walk`.
+
+    A sibling that repeats a token is passed over. So siblings drawn independently are verified exactly, too: those of
+    them that are new are a draw without replacement.
+    """
+    return _walk(draft, target, uniforms, _without)
+
+
+def _without(q: NDArray[np.float64], rejected: int) -> NDArray[np.float64]:
+    left = q.copy()
+    left[rejected] = 0.0
+    mass = float(left.sum())
+    return left / mass if mass > 0.0 else left
+
+
+def _walk(draft: Draft, target: DraftTarget, uniforms: UniformStream, next_proposal: NextProposal) -> Verdict:
     """Accept one child of a node after another until all are rejected or there are none.
 
     Args:

@@ -11,37 +11,30 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from loguru import logger
 
 from speculant_graph.types import Draft
-from speculant_verifier.speculation.target_cache import PrefixKey, TargetCache, _copy_singly, _copy_together
+from speculant_verifier.papers.logits_cache import LogitsCache, extended, key_of, keys_of_nodes
 
 WIDTH = 5
 ROW_BYTES = WIDTH * 4
-ROOT = PrefixKey.of("model")
+ROOT = key_of("model")
 
 
 def rows_of(numbers: list[int]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float32)[:, None].expand(-1, WIDTH).contiguous()
 
 
-def key_of(number: int) -> PrefixKey:
-    return ROOT.extended([number])
+def named(number: int) -> bytes:
+    return extended(ROOT, [number])
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=12), st.data())
 def test_a_key_is_that_of_all_tokens_in_any_parts(token_ids, data):
     cut = data.draw(st.integers(0, len(token_ids)))
-    whole = PrefixKey.of("model", token_ids)
-    assert PrefixKey.of("model", token_ids[:cut]).extended(token_ids[cut:]) == whole
-    assert PrefixKey.of("other", token_ids) != whole
-    assert whole.extended([0]) not in (whole, whole.extended([1]), whole.extended([0, 0]))
-
-
-def test_keys_are_of_sequences_not_of_their_bytes():
-    sequences = [(), (0,), (0, 0), (1, 256), (256, 1), (1, 1), (65_537,), (1 << 32,), (1 << 40,), (1, 0), (0, 1)]
-    assert len({PrefixKey.of("model", token_ids) for token_ids in sequences}) == len(sequences)
-    assert len({key_of(number) for number in range(50_000)}) == 50_000
+    whole = key_of("model", token_ids)
+    assert extended(key_of("model", token_ids[:cut]), token_ids[cut:]) == whole
+    assert key_of("other", token_ids) != whole
+    assert extended(whole, [0]) not in (whole, extended(whole, [1]), extended(whole, [0, 0]))
 
 
 @given(st.data())
@@ -50,14 +43,14 @@ def test_keys_of_nodes_are_those_of_their_paths(data):
     parents = tuple(data.draw(st.integers(0, index)) for index in range(size))
     token_ids = tuple(data.draw(st.integers(0, 3)) for _ in range(size))
     known = [7, 8, 9]
-    keys = PrefixKey.of("model", known).of_nodes(Draft(token_ids, parents))
+    keys = keys_of_nodes(key_of("model", known), Draft(token_ids, parents))
     assert len(keys) == size + 1
     for node in range(size + 1):
         path, parent = [], node
         while parent:
             path.append(token_ids[parent - 1])
             parent = parents[parent - 1]
-        assert keys[node] == PrefixKey.of("model", known + path[::-1])
+        assert keys[node] == key_of("model", known + path[::-1])
 
 
 @settings(max_examples=60, stateful_step_count=40)
@@ -68,14 +61,14 @@ class CacheMachine(RuleBasedStateMachine):
     def start(self, room, slack):
         self.bound = room * ROW_BYTES + slack
         self.room = room
-        self.cache = TargetCache(self.bound)
+        self.cache = LogitsCache("model", self.bound)
         self.held = OrderedDict()
         self.hits = self.stored = self.evicted = 0
         self.version = 0
 
     @rule(number=st.integers(0, 9))
     def get(self, number):
-        row = self.cache.get(key_of(number))
+        row = self.cache.get(named(number))
         if number in self.held:
             self.hits += 1
             self.held.move_to_end(number)
@@ -96,7 +89,7 @@ class CacheMachine(RuleBasedStateMachine):
         values = [100.0 * self.version + row for row in rows]
         with torch.inference_mode(inference):
             logits = rows_of(values)
-            self.cache.put_many([key_of(number) for number in numbers], logits, first=first)
+            self.cache.put_many([named(number) for number in numbers], logits, first=first)
             logits.fill_(-1)  # copies were kept
         order = []
         for row in [*first, *rows]:
@@ -117,11 +110,10 @@ class CacheMachine(RuleBasedStateMachine):
     def holds_what_the_oracle_holds(self):
         if not hasattr(self, "cache"):
             return
-        statistics = self.cache.statistics
-        assert {number for number in range(10) if key_of(number) in self.cache} == set(self.held)
-        assert len(self.cache) == statistics.num_rows == len(self.held)
-        assert statistics.num_bytes <= self.bound
-        counted = (statistics.hits, statistics.stored, statistics.evicted)
+        assert {number for number in range(10) if named(number) in self.cache} == set(self.held)
+        assert len(self.cache) == len(self.held)
+        assert self.cache.num_bytes <= self.bound
+        counted = (self.cache.hits, self.cache.stored, self.cache.evicted)
         assert counted == (self.hits, self.stored, self.evicted)
 
 
@@ -143,83 +135,53 @@ def live_bytes() -> int:
 def test_memory_stays_within_the_bound_whatever_is_kept():
     width, bound = 1_000, 64_000
     before = live_bytes()
-    cache = TargetCache(bound)
+    cache = LogitsCache("model", bound)
     assert live_bytes() == before, "nothing is taken before the first row"
     choose = random.Random(1)
     for turn in range(12):
         size = choose.randint(1, 40)
         logits = torch.full((size, width), float(turn))
-        keys = [ROOT.extended([turn, row]) for row in range(size)]
+        keys = [extended(ROOT, [turn, row]) for row in range(size)]
         cache.put_many(keys, logits)
         hot = keys[0]
         del logits
         assert cache.get(hot) is not None
         taken = live_bytes() - before
         assert 0 < taken <= bound
-        assert taken == cache.statistics.num_bytes
-    assert cache.statistics.num_rows == 16
+        assert taken == cache.num_bytes
+    assert len(cache) == 16
     del cache
     assert live_bytes() == before
 
 
 def test_the_path_is_kept_when_not_all_can_be():
-    cache = TargetCache(5 * ROW_BYTES)
-    keys = [key_of(number) for number in range(1_024)]
+    cache = LogitsCache("model", 5 * ROW_BYTES)
+    keys = [named(number) for number in range(1_024)]
     cache.put_many(keys, rows_of(list(range(1_024))), first=[0, 700, 900])
     assert [number for number in range(1_024) if keys[number] in cache] == [0, 1, 2, 700, 900]
-    cache.put_many([key_of(5_000 + number) for number in range(2)], rows_of(list(range(2))))
+    cache.put_many([named(5_000 + number) for number in range(2)], rows_of(list(range(2))))
     assert [number for number in range(1_024) if keys[number] in cache] == [0, 700, 900]
     assert cache.get(keys[900]).tolist() == [900.0] * WIDTH
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_rows_keep_their_dtype(dtype):
-    cache = TargetCache(1_000)
+    cache = LogitsCache("model", 1_000)
     logits = torch.randn(3, WIDTH).to(dtype).requires_grad_()
-    cache.put_many([key_of(number) for number in range(3)], logits)
-    row = cache.get(key_of(1))
+    cache.put_many([named(number) for number in range(3)], logits)
+    row = cache.get(named(1))
     assert row.dtype == dtype
     assert torch.equal(row, logits[1])
     assert not row.requires_grad
 
 
-def test_a_cache_that_no_memory_is_left_for_is_none():
-    cache = TargetCache(1 << 62)
-    warnings: list[str] = []
-    logger.enable("speculant_verifier")
-    sink = logger.add(warnings.append, level="WARNING", format="{message}")
-    try:
-        for _ in range(2):
-            cache.put_many([key_of(0)], rows_of([0]))
-    finally:
-        logger.remove(sink)
-    assert len(warnings) == 1
-    assert "target_cache" in warnings[0]
-    assert len(cache) == 0
-    assert cache.get(key_of(0)) is None
-    assert cache.statistics.num_bytes == 0
-
-
-@pytest.mark.parametrize("copy", [_copy_singly, _copy_together])
-def test_both_ways_of_copying_do_the_same(copy):
-    """More rows than one part of a copy has."""
-    logits = torch.randn(200, WIDTH)
-    block = torch.zeros(300, WIDTH)
-    choose = random.Random(1)
-    slots, rows = choose.sample(range(300), 150), choose.sample(range(200), 150)
-    copy(block, slots, logits, rows)
-    expected = torch.zeros(300, WIDTH)
-    expected[slots] = logits[rows]
-    assert torch.equal(block, expected)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_rows_stay_on_their_device():
-    cache = TargetCache(3 * ROW_BYTES)
+    cache = LogitsCache("model", 3 * ROW_BYTES)
     logits = rows_of(list(range(6))).cuda()
-    cache.put_many([key_of(number) for number in range(6)], logits, first=[5, 3])
-    assert [number for number in range(6) if key_of(number) in cache] == [0, 3, 5]
-    row = cache.get(key_of(5))
+    cache.put_many([named(number) for number in range(6)], logits, first=[5, 3])
+    assert [number for number in range(6) if named(number) in cache] == [0, 3, 5]
+    row = cache.get(named(5))
     assert row.device == logits.device
     assert torch.equal(row, logits[5])

@@ -1,0 +1,336 @@
+"""NASD, n-gram assisted speculative decoding, by its own names: storages for tensors, and a loop over them.
+
+A loop for one sequence, to study or to compare with; :class:`~speculant_verifier.decoder.SpeculativeDecoder` with the
+strategy ``nasd`` does the same in batches, and counts in the same way.
+
+Descriptions of NASD contradict each other by one here and there. These storages follow its tables and examples:
+
+- An n-gram is a context of n - 1 tokens and its successor, so n = 2 looks at one token. :class:`NGramStorage` holds the
+  orders 2 to n, and ``counts[order]`` those of order - 1 tokens of context. (Loops that end at contexts of two tokens
+  would leave nothing for n = 2.)
+- ``update`` learns from a context of exactly n - 1 tokens, as ``initialize`` does and ``next_token`` looks up. (Asking
+  for n tokens would lose the first one after a prompt of n - 1.)
+- The context is always the *last* tokens, and the answers of ``next_token`` are ``[batch, 1]``.
+- A successor becomes the top token when its count exceeds that of the top token, not when it equals it.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from speculant_graph.draft.papers.ngram_counts import DEFAULT_MAX_CONTEXTS, Context, NGramCounts
+from speculant_graph.errors import ConfigError, DraftRequestError, GenerationRequestError
+from speculant_graph.types import TokenId
+
+_Value = TypeVar("_Value")
+
+
+class INgramStorage(ABC):
+    """What n-gram assisted decoding drafts from: contexts and the tokens that followed them.
+
+    Implement it for a storage of your own.
+    """
+
+    def __init__(self, n: int, vocab_size: int) -> None:
+        """Keep the sizes.
+
+        Args:
+            n: tokens of the longest n-gram, one more than its context.
+            vocab_size: tokens of the model.
+
+        Raises:
+            ConfigError: n is below 2.
+        """
+        if n < 2:
+            raise ConfigError(f"n of an n-gram storage is {n}; give at least 2")
+        self.n = n
+        self.vocab_size = vocab_size
+
+    @abstractmethod
+    def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict the next token of every sequence.
+
+        Args:
+            input_ids: sequences, integers ``[batch, length]``.
+
+        Returns:
+            The tokens, int64 ``[batch, 1]``, and whether each context was known, bool ``[batch, 1]``. Tokens of unknown
+            contexts are random.
+        """
+
+    @abstractmethod
+    def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
+        """Count each of a row's next tokens once as a successor of the row's context.
+
+        Args:
+            input_ids: contexts, integers ``[batch, length]``.
+            next_tokens: alternatives for the token that follows, such as the indices of a top-k, ``[batch, k]``.
+        """
+
+    @abstractmethod
+    def initialize(self, input_ids: Tensor) -> None:
+        """Learn every n-gram of the sequences; what was learned before stays.
+
+        Args:
+            input_ids: sequences, integers ``[batch, length]``.
+        """
+
+
+class _CountingStorage(INgramStorage):
+    """Dictionaries over tensors of any integer type on any device; answers are on the device of the question.
+
+    Padding is not supported: every token of a row belongs to its sequence. All methods raise ``DraftRequestError`` for
+    tensors of another shape or type, before anything is learned.
+    """
+
+    def __init__(self, n: int, vocab_size: int, shortest_context: int, max_contexts: int) -> None:
+        super().__init__(n, vocab_size)
+        self._counts = NGramCounts(n, vocab_size, shortest_context=shortest_context, max_contexts=max_contexts)
+
+    def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict by :class:`INgramStorage`; a random token depends on the length of the sequence alone."""
+        found = [self._counts.successor(end) for end in _rows("input_ids", input_ids, self.n - 1)]
+        unknown = self._counts.random_token(input_ids.shape[1])
+        token_ids = [unknown if token_id is None else token_id for token_id in found]
+        known = [token_id is not None for token_id in found]
+        return (
+            torch.tensor(token_ids, dtype=torch.int64, device=input_ids.device).reshape(-1, 1),
+            torch.tensor(known, dtype=torch.bool, device=input_ids.device).reshape(-1, 1),
+        )
+
+    def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
+        """Learn successors by :class:`INgramStorage`."""
+        contexts, rows = _rows("input_ids", input_ids, self.n - 1), _rows("next_tokens", next_tokens)
+        if len(contexts) != len(rows):
+            raise DraftRequestError(
+                f"{len(contexts)} contexts came with {len(rows)} rows of next tokens; give one row per context"
+            )
+        for context, token_ids in zip(contexts, rows, strict=True):
+            self._counts.count(context, token_ids)
+
+    def initialize(self, input_ids: Tensor) -> None:
+        """Learn sequences by :class:`INgramStorage`."""
+        for token_ids in _rows("input_ids", input_ids):
+            self._counts.learn(token_ids)
+
+
+class OneLevelNGramStorage(_CountingStorage):
+    """N-grams of n tokens alone: nothing is known of shorter contexts."""
+
+    def __init__(self, n: int, vocab_size: int, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
+        """Make an empty storage; see :class:`NGramStorage`."""
+        super().__init__(n, vocab_size, n - 1, max_contexts)
+
+    @property
+    def counts(self) -> dict[Context, dict[TokenId, int]]:
+        """How often each token followed each context of n - 1 tokens."""
+        return self._counts.counts
+
+    @property
+    def ngrams(self) -> dict[Context, TokenId]:
+        """The top token after each context: the one with the highest count."""
+        return self._counts.most_frequent
+
+
+class NGramStorage(_CountingStorage):
+    """N-grams of 2 to n tokens: the longest known context of n - 1, n - 2, ... 1 tokens decides."""
+
+    def __init__(self, n: int, vocab_size: int, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
+        """Make an empty storage.
+
+        Args:
+            n: tokens of the longest n-gram, one more than its context.
+            vocab_size: tokens of the model; random tokens, where nothing is known, are below it.
+            max_contexts: most contexts stored, about 450 bytes each; beyond it those go that were learned from the
+                longest time ago.
+
+        Raises:
+            ConfigError: a number is too small.
+        """
+        super().__init__(n, vocab_size, 1, max_contexts)
+
+    @property
+    def counts(self) -> dict[int, dict[Context, dict[TokenId, int]]]:
+        """By order, how often each token followed each context; collected anew at every access."""
+        return self._by_order(self._counts.counts)
+
+    @property
+    def ngrams(self) -> dict[int, dict[Context, TokenId]]:
+        """By order, the top token after each context; collected anew at every access."""
+        return self._by_order(self._counts.most_frequent)
+
+    def _by_order(self, table: Mapping[Context, _Value]) -> dict[int, dict[Context, _Value]]:
+        orders: dict[int, dict[Context, _Value]] = {order: {} for order in range(2, self.n + 1)}
+        for context, value in table.items():
+            orders[len(context) + 1][context] = value
+        return orders
+
+
+def _rows(name: str, tensor: Tensor, num_tokens: int | None = None) -> list[list[int]]:
+    """Return the last tokens of every row, or all of them."""
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    if tensor.ndim != 2 or not is_integer:
+        shape = list(tensor.shape)
+        raise DraftRequestError(f"{name} is {tensor.dtype} {shape}; give token ids as integers [batch, length]")
+    rows: list[list[int]] = (tensor if num_tokens is None else tensor[:, -num_tokens:]).tolist()
+    return rows
+
+
+class GreedyProcessor:
+    """The most probable token."""
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        """Divide logits by a temperature, which changes the probabilities but not the most probable token.
+
+        Raises:
+            ConfigError: the temperature is not positive.
+        """
+        if temperature <= 0.0:
+            raise ConfigError(f"temperature is {temperature}; give a positive one, or use GreedyProcessor")
+        self.temperature = temperature
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return the softmax of logits ``[..., vocabulary]`` as float32."""
+        return torch.softmax(logits.float() / self.temperature, dim=-1)
+
+    def sample(self, probs: Tensor) -> Tensor:
+        """Return the most probable token of each row, ``[..., 1]``."""
+        return probs.argmax(dim=-1, keepdim=True)
+
+
+class MultinomialProcessor(GreedyProcessor):
+    """A token drawn from the probabilities, by torch's random state."""
+
+    def sample(self, probs: Tensor) -> Tensor:
+        """Return a token drawn for each row of ``[rows, vocabulary]``, ``[rows, 1]``."""
+        return torch.multinomial(probs, num_samples=1)
+
+
+_GREEDY = GreedyProcessor()
+
+
+@torch.no_grad()
+def ngram_assisted_speculative_generate(
+    inputs: Sequence[TokenId],
+    ngramstorage: INgramStorage,
+    target: PreTrainedModel,
+    tokenizer: Any = None,
+    gamma: int = 5,
+    filler_top_k: int = 3,
+    logits_processor: GreedyProcessor = _GREEDY,
+    max_gen_len: int = 40,
+    eos_tokens_id: int | list[int] = 1,
+    pad_token_id: int = 0,
+    use_cache: bool = False,
+    first_target: bool = True,
+    stop_if_unknown: bool = False,
+    debug: bool = False,
+) -> tuple[list[TokenId], float]:
+    """Decode one sequence, drafting from n-grams of the sequence itself.
+
+    What comes out is what the target alone would have written: with a greedy processor the same tokens, with a sampling
+    one the same distribution. The target draws one token at every position, at its exact prefix; a drafted token is
+    accepted if it is that one. After a mismatch the token already drawn goes out. (NASD as it is usually written draws
+    again there, which favours drafted tokens: one of probability p comes with ``p + (1 - p) p``.)
+
+    The storage learns the prompt, then every token that goes out, then the target's most probable ones at its position.
+    Keep it for the next call, and it goes on learning.
+
+    Args:
+        inputs: the prompt's token ids.
+        ngramstorage: what to draft from; :class:`NGramStorage` or one of your own.
+        target: a causal model in evaluation mode.
+        tokenizer: shows tokens as text with ``debug``; not used otherwise.
+        gamma: most tokens drafted for a pass.
+        filler_top_k: how many of the target's most probable tokens are learned at every position; 1 or less learns what
+            goes out alone.
+        logits_processor: how the target's token is chosen; one of the two classes here, or any with their two methods.
+        max_gen_len: most tokens generated; fewer where the target's positions end.
+        eos_tokens_id: the token, or tokens, after which to stop.
+        pad_token_id: fills the buffer behind the sequence; nothing reads it.
+        use_cache: keep keys and values between passes, which only models whose layers are all attention can; otherwise
+            each pass computes the whole sequence.
+        first_target: draft nothing for the first pass, whose token is learned without the target's other probable ones.
+        stop_if_unknown: end a draft at an unknown context; otherwise the storage's random token stands there.
+        debug: write what every pass drafted and accepted to standard error.
+
+    Returns:
+        The generated tokens, with the end token if there was one, and accepted by drafted tokens, 0 if none was
+        drafted.
+
+    Raises:
+        GenerationRequestError: the prompt is empty, too long for the target, or holds tokens it does not have.
+    """
+    config = target.config.get_text_config()
+    vocabulary_size: int = config.vocab_size
+    prompt = list(map(int, inputs))
+    if not prompt or not 0 <= min(prompt) <= max(prompt) < vocabulary_size:
+        raise GenerationRequestError(
+            f"the prompt is empty, or has tokens outside of the model's {vocabulary_size}; use its own tokenizer"
+        )
+    max_length = getattr(config, "max_position_embeddings", sys.maxsize)
+    if len(prompt) >= max_length:
+        raise GenerationRequestError(
+            f"the prompt has {len(prompt)} tokens and the model {max_length} positions; shorten the prompt"
+        )
+    length = min(max_length, len(prompt) + max(0, max_gen_len))
+    input_ids = torch.full((1, length), pad_token_id)
+    input_ids[0, : len(prompt)] = torch.tensor(prompt)
+    end_tokens = {eos_tokens_id} if isinstance(eos_tokens_id, int) else set(eos_tokens_id)
+    cache = DynamicCache() if use_cache else None  # made without a config it has no windows, so any layer can go back
+    position, num_cached, num_drafted, num_accepted = len(prompt), 0, 0, 0
+    ngramstorage.initialize(input_ids[:, :position])
+    while position < length:
+        is_first_target = first_target and position == len(prompt)
+        size = 0 if is_first_target else min(gamma, length - position - 1)
+        draft = _draft(ngramstorage, input_ids, position, size, vocabulary_size, stop_if_unknown)
+        end = position + len(draft)
+        outputs = target(
+            input_ids=input_ids[:, num_cached:end].to(target.device), past_key_values=cache, use_cache=use_cache
+        )
+        before = num_accepted
+        for logits, drafted in zip(outputs.logits[0, -len(draft) - 1 :], [*draft, None], strict=True):
+            probs = logits_processor(logits[None])
+            token = int(logits_processor.sample(probs).reshape(-1)[0])
+            ngramstorage.update(input_ids[:, :position], torch.tensor([[token]]))
+            if filler_top_k > 1 and not is_first_target:
+                top = probs.topk(min(filler_top_k, vocabulary_size)).indices
+                ngramstorage.update(input_ids[:, :position], top.cpu())
+            input_ids[0, position] = token
+            position += 1
+            num_accepted += token == drafted
+            if token != drafted or token in end_tokens:
+                break
+        num_drafted += len(draft)
+        if debug:
+            show = str if tokenizer is None else lambda token_ids: repr(tokenizer.decode(token_ids))
+            sys.stderr.write(f"drafted {show(draft)}, accepted {num_accepted - before}, then {show([token])}\n")
+        if token in end_tokens:
+            break
+        if cache is not None:
+            num_cached = position - 1
+            if end > num_cached:
+                cache.crop(num_cached - end)
+    return input_ids[0, len(prompt) : position].tolist(), num_accepted / num_drafted if num_drafted else 0.0
+
+
+def _draft(
+    storage: INgramStorage, input_ids: Tensor, position: int, size: int, vocabulary_size: int, stop_if_unknown: bool
+) -> list[TokenId]:
+    """Return at most ``size`` tokens for ``position`` and behind it, and leave them there in ``input_ids``."""
+    draft: list[TokenId] = []
+    for end in range(position, position + size):
+        tokens, known = storage.next_token(input_ids[:, :end])
+        token = int(tokens.reshape(-1)[0])
+        if not (0 <= token < vocabulary_size and (known.reshape(-1)[0] or not stop_if_unknown)):
+            break
+        input_ids[0, end] = token
+        draft.append(token)
+    return draft
