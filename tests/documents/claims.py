@@ -106,7 +106,6 @@ EXPECTED: dict[str, list[str]] = {
         r'"corpusTokens"',
         r"28 tokens in \d+ steps",
         r"20 tokens in \d+ steps",
-        r"(?m)^2 \[.*\] \[\d",
     ],
     "docs/corpus.md": [r"tree +16 ", r"3 conversations, [1-9]\d+ tokens", r"orders 1-5", r"graph +2 ", r"(?i)parties"],
     "docs/drafting.md": [r"tree +16 "],

@@ -158,10 +158,10 @@ def test_a_conversation_that_is_typed(folder: Path) -> None:
     process.send("half a line")
     process.sendcontrol("c")
     process.expect(PROMPT)
-    process.send("/st\t")
-    process.expect("/stats")
+    process.send("/cl\t")
+    process.expect("/clear")
     process.send("\r")
-    process.expect("1 answer, 2 messages remembered")
+    process.expect("the conversation is forgotten")
     process.expect(PROMPT)
     process.send("\x1b[A\x1b[A")  # up twice: the first message
     process.expect("Hello")

@@ -49,8 +49,6 @@ def address(folder: Path) -> Iterator[str]:
 def test_commands(folder: Path, address: str, line: str, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     typed, _, command = line.rpartition(" | ")
-    if "--url" in command:
-        pytest.skip("test_chat_command.py talks with a server")
     words = shlex.split(command)
     if ">" in words:
         words = words[: words.index(">")]

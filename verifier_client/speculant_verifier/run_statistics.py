@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from speculant_graph.types import DrafterState
@@ -13,12 +12,10 @@ if TYPE_CHECKING:
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.results import StepEvent
 
-_COUNTS = ("tokens", "steps", "steps_without_drafter", "drafted", "accepted", "from_target_cache")
-
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """Counts and times of one run, or of several together."""
+    """Counts and times of one run."""
 
     tokens: int = 0
     """Emitted."""
@@ -91,13 +88,6 @@ class RunStatistics:
 def counted_tokens(count: int) -> str:
     """Return a number of tokens in words."""
     return f"{count} token{'' if count == 1 else 's'}"
-
-
-def total(parts: Sequence[RunStatistics]) -> RunStatistics:
-    """Add runs up; the time to the first token is the latest's, and so is the drafter's state."""
-    latest = parts[-1] if parts else RunStatistics()
-    sums = {name: sum(getattr(part, name) for part in parts) for name in ("elapsed_s", *_COUNTS)}
-    return replace(latest, **sums, draft_s=tuple(seconds for part in parts for seconds in part.draft_s))
 
 
 class RunMeter:

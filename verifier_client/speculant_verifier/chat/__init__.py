@@ -1,1 +1,1 @@
-"""``speculant chat``: a conversation in the terminal, with a model here or with a server."""
+"""``speculant chat``: a conversation in the terminal."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import load_settings
 from speculant_verifier.command_settings import DecodingSettings
-
-if TYPE_CHECKING:
-    from speculant_verifier.chat.backend import Backend
 
 
 class ChatGenerationConfig(GenerationConfig):
@@ -25,17 +22,12 @@ class ChatGenerationConfig(GenerationConfig):
 
 
 class ChatSettings(DecodingSettings):
-    """Talk with a model: here, with the flags of 'generate', or with a server by --url.
+    """Talk with a model, with the flags of 'generate'.
 
     A line is a message, typed or from a pipe; /help lists commands. Ctrl-C stops an answer, Ctrl-D ends. Answers go to
     standard output, all else to standard error. The exit status is 1 if a line of a pipe failed.
     """
 
-    url: str = ""
-    """Talk with a server instead: where its API begins, such as http://127.0.0.1:8000/v1. --model names one of several
-    models."""
-    api_key: SecretStr | None = None
-    """Key for that server. Better in the environment (SPECULANT_API_KEY), where other users don't see it."""
     system: str = ""
     """A system message before the conversation."""
     color: Literal["auto", "never", "always"] = "auto"
@@ -49,44 +41,18 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises:
         ConfigError: settings are wrong, or the model can't be loaded.
-        GenerationError: the model has no chat template, or the server does not answer.
+        GenerationError: the model has no chat template.
     """
     settings = load_settings(ChatSettings, "chat", arguments)
     if settings.generation.n > 1:
         raise ConfigError("a conversation has one answer at a time; leave --generation.n out")
-    if settings.url and (settings.graph_path is not None or settings.client.model_fields_set):
-        raise ConfigError("with --url the server has its own drafter; leave --graph-path and --client settings out")
-    from speculant_verifier.chat.conversation import COMMANDS, Conversation
-    from speculant_verifier.chat.input import Input
-    from speculant_verifier.chat.renderer import Renderer
+    from speculant_verifier.chat.conversation import Conversation, Input
     from speculant_verifier.console import make_console
+    from speculant_verifier.generate.command import open_decoder
 
     log_to_stderr("WARNING")
     notes = make_console(settings.color, stderr=True)
-    backend = _remote(settings) if settings.url else _local(settings)
-    try:
-        source = Input(tuple(COMMANDS), is_colored=bool(notes.color_system))
-        return Conversation(backend, source, Renderer(make_console(settings.color), notes), settings.system).run()
-    finally:
-        backend.close()
-
-
-def _local(settings: ChatSettings) -> Backend:
-    from speculant_verifier.generate.command import open_decoder
-
-    decoder = open_decoder(settings, settings.color)
-    from speculant_verifier.chat.local import LocalBackend
-
-    try:
-        return LocalBackend(decoder, settings.generation)
-    except BaseException:
-        decoder.close()
-        raise
-
-
-def _remote(settings: ChatSettings) -> Backend:
-    from speculant_verifier.chat.remote import RemoteBackend
-
-    model = settings.verifier.model_name if "model_name" in settings.verifier.model_fields_set else ""
-    api_key = settings.api_key.get_secret_value() if settings.api_key else ""
-    return RemoteBackend(settings.url, settings.generation, api_key, model)
+    with open_decoder(settings, settings.color) as decoder:
+        source = Input(is_colored=bool(notes.color_system))
+        answers = make_console(settings.color)
+        return Conversation(decoder, settings.generation, source, answers, notes, settings.system).run()
