@@ -58,7 +58,7 @@ def assert_as_reference(
         assert abs(math.fsum(distribution.values()) - 1) < 1e-6
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     documents=st.lists(st.lists(token, min_size=1, max_size=60), min_size=1, max_size=3),
     max_order=st.integers(1, 7),
@@ -97,65 +97,24 @@ def test_long_rows() -> None:
         {"strategy": "sampling", "temperature": 0.7},
         {"strategy": "sampling", "coupling": "gumbel", "temperature": 2.5},
     ]
-    for way, mixing, cap in itertools.product(ways, ("longest", "attention"), (0, 1, 700, 5_000)):
+    for way, mixing, cap in itertools.product(ways, ("longest", "attention"), (0, 700)):
         config = DraftConfig.model_validate(way | {"k": 5, "mixing": mixing, "max_candidates": cap})
-        for context in ([0], [7, 0], text[101:104]):
+        for context in ([0], text[101:104]):
             assert_as_reference(fast, slow, config, context, seed=5)
-
-
-@given(counts=st.lists(st.integers(1, 10_000), min_size=1, max_size=50))
-def test_entropy(counts: list[int]) -> None:
-    assert reference.entropy(counts) == pytest.approx(stats.entropy(counts), abs=1e-12)
 
 
 signed = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)]))
 
 
-@settings(max_examples=500)
-@given(seed=signed, position=signed, stream=st.integers(0, 5))
-def test_random_numbers(seed: int, position: int, stream: int) -> None:
-    assert _core.uniform(seed % 2**64, position % 2**64, stream) == random_stream.uniform(seed, position, stream)
-
-
-def test_many_random_numbers() -> None:
-    for position in range(20_000):
-        assert _core.uniform(position * 977, position, 1) == random_stream.uniform(position * 977, position, 1)
-
-
 @settings(max_examples=300)
-@given(
-    seed=st.one_of(signed, st.integers(-(2**70), 2**70)),
-    position=signed,
-    token_ids=st.lists(st.integers(0, 2**63 - 1), max_size=5),
-)
-def test_noise_is_that_of_its_definition(seed: int, position: int, token_ids: list[int]) -> None:
-    mask, first, second, third = 2**64 - 1, 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-    def mix(z: int) -> int:
-        z = ((z ^ (z >> 30)) * second) & mask
-        z = ((z ^ (z >> 27)) * third) & mask
-        return z ^ (z >> 31)
-
-    expected = []
-    for token_id in token_ids:
-        word = mix((seed + first) & mask) ^ ((position * first + second) & mask)
-        word = mix(mix(word) ^ ((token_id * second + first) & mask))
-        expected.append(-math.log(-math.log(((word >> 12) + 0.5) / 2**52)))
-    noise = random_stream.gumbel_noise(seed, position, np.array(token_ids, np.int64))
-    assert noise.dtype == np.float64
-    assert noise == pytest.approx(expected, rel=1e-13, abs=1e-13)
-    core = [_core.gumbel_noise(seed % 2**64, position % 2**64, token_id) for token_id in token_ids]
-    assert core == pytest.approx(expected, rel=1e-13, abs=1e-13)
-
-
-def test_noise_has_the_gumbel_distribution() -> None:
-    noise = np.concatenate([random_stream.gumbel_noise(3, position, np.arange(500)) for position in range(100)])
-    assert np.isfinite(noise).all()
-    assert stats.kstest(noise, stats.gumbel_r.cdf).pvalue > 1e-3
-    assert stats.kstest(noise + 0.05, stats.gumbel_r.cdf).pvalue < 1e-6
-    by_position = noise.reshape(100, 500)
-    assert abs(np.corrcoef(by_position[:-1].ravel(), by_position[1:].ravel())[0, 1]) < 0.02
-    assert abs(np.corrcoef(by_position[:, :-1].ravel(), by_position[:, 1:].ravel())[0, 1]) < 0.02
+@given(seed=signed, position=signed, stream=st.integers(0, 5), token_id=st.integers(0, 2**63 - 1))
+def test_numbers_and_noise_of_the_core_are_those_of_the_library(
+    seed: int, position: int, stream: int, token_id: int
+) -> None:
+    key = seed % 2**64, position % 2**64
+    assert _core.uniform(*key, stream) == random_stream.uniform(seed, position, stream)
+    noise = random_stream.gumbel_noise(seed, position, np.array([token_id]))
+    assert _core.gumbel_noise(*key, token_id) == pytest.approx(noise[0], rel=1e-13, abs=1e-13)
 
 
 def test_quantiles_beyond_a_rounded_sum_take_the_last_possible_token() -> None:
@@ -192,66 +151,11 @@ def test_draws_have_the_exact_distribution(max_candidates: int, coupling: Coupli
     for mixing, distribution in exact.items():
         config = DraftConfig(k=1, strategy="sampling", mixing=mixing, max_candidates=max_candidates, coupling=coupling)
         generator = DraftGenerator(fast, config)
-        drawn = Counter(generator.generate([5, 0], seed=seed).token_ids[0] for seed in range(8_000))
+        drawn = Counter(generator.generate([5, 0], seed=seed).token_ids[0] for seed in range(4_000))
         assert p_value(drawn, distribution) > 1e-3
-        # The control: four of a hundred moved from one token to another are seen.
-        wrong = distribution | {1: distribution[1] + 0.04, 4: distribution[4] - 0.04}
+        # The control: six of a hundred moved from one token to another are seen.
+        wrong = distribution | {1: distribution[1] + 0.06, 4: distribution[4] - 0.06}
         assert p_value(drawn, wrong) < 1e-6
-
-
-@pytest.mark.parametrize("coupling", get_args(CouplingName))
-def test_temperature_comes_before_the_cap_and_the_draw(coupling: CouplingName) -> None:
-    """After (6, 0) the requirements' q is .5, .3, .15, .05: what is drawn is its 1/T-th power, cut, normalised."""
-    fast, _ = skewed_graph()
-    for temperature, cap in ((0.7, 0), (0.7, 3), (2.0, 3)):
-        powers = np.array([0.5, 0.3, 0.15, 0.05]) ** (1 / temperature)
-        kept = powers[: cap or None] / powers[: cap or None].sum()
-        exact = dict(enumerate(kept.tolist(), start=1))
-        settings = {"k": 1, "strategy": "sampling", "coupling": coupling, "max_candidates": cap}
-        generator = DraftGenerator(fast, DraftConfig.model_validate(settings | {"temperature": temperature}))
-        drafts = [generator.generate([6, 0], seed=seed) for seed in range(8_000)]
-        (proposal,) = drafts[0].proposals
-        assert proposal.probabilities.dtype == np.float32
-        assert proposal.token_ids.tolist() == list(exact)
-        assert proposal.probabilities == pytest.approx(list(exact.values()), rel=1e-6)
-        drawn = Counter(draft.token_ids[0] for draft in drafts)
-        assert p_value(drawn, exact) > 1e-3
-        # The control: q without the temperature is another distribution.
-        plain = DraftGenerator(fast, DraftConfig.model_validate(settings)).generate([6, 0])
-        assert p_value(drawn, distributions_of(plain)[0]) < 1e-6
-
-
-def test_later_tokens_have_the_distribution_of_their_context() -> None:
-    fast, slow = skewed_graph()
-    config = DraftConfig(k=4, strategy="sampling", mixing="attention")
-    generator = DraftGenerator(fast, config)
-    drawn: dict[tuple[int, int], Counter[int]] = {(5, 0): Counter(), (6, 0): Counter()}
-    for seed in range(6_000):
-        _, first, second, third = generator.generate([6, 0], seed=seed).token_ids
-        drawn[first, second][third] += 1
-    assert min(counter.total() for counter in drawn.values()) > 500
-    for context, counter in drawn.items():
-        assert p_value(counter, reference.attention_mixture(slow, config, context)) > 1e-3
-        (other,) = drawn.keys() - {context}
-        assert p_value(counter, reference.attention_mixture(slow, config, other)) < 1e-6
-
-
-@pytest.mark.parametrize("mixing", ["longest", "attention"])
-def test_caps_cut_before_the_draw(mixing: MixingName) -> None:
-    fast, _ = skewed_graph()
-    whole = DraftConfig(k=1, strategy="sampling", mixing=mixing)
-    capped = DraftGenerator(fast, whole.model_copy(update={"max_candidates": 2}))
-    seeds = range(300)
-    drawn_whole = {DraftGenerator(fast, whole).generate([6, 0], seed=seed).token_ids[0] for seed in seeds}
-    assert drawn_whole == {1, 2, 3, 4}, "tokens that a cap cuts are drawn without it"
-    drafts = [capped.generate([6, 0], seed=seed) for seed in seeds]
-    # One that kept the token drawn from the whole row, or rejected it, would have other supports or other draws.
-    assert {tuple(draft.proposals[0].token_ids.tolist()) for draft in drafts} == {(1, 2)}
-    share = float(drafts[0].proposals[0].probabilities[0])
-    assert len({tuple(draft.proposals[0].probabilities.tolist()) for draft in drafts}) == 1
-    expected = [1 if random_stream.uniform(seed, 2, random_stream.PROPOSAL_STREAM) < share else 2 for seed in seeds]
-    assert [draft.token_ids[0] for draft in drafts] == expected
-    assert set(expected) == {1, 2}
 
 
 def first_agreements(coupling: CouplingName, seeds: range, noise_seed_shift: int = 0) -> float:
@@ -276,44 +180,6 @@ def test_coupled_drafts_are_accepted_far_more_often() -> None:
     assert best - 0.1 < coupled < best + 0.02
     # The control: with another seed's noise nothing is gained.
     assert abs(first_agreements("gumbel", seeds, noise_seed_shift=10**6) - independent) < 0.03
-
-
-def test_coupled_chains_are_accepted_further() -> None:
-    """A target that thinks about as the graph does: the mean accepted length of drafts of 6."""
-    text = np.random.default_rng(7).choice(8, 6_000, p=[0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05]).tolist()
-    fast, slow = graph_of([text], 1, 8), OracleGraph([text], 1)
-    tokens = np.arange(8)
-
-    def target(last: int) -> np.ndarray:
-        q = slow.distribution((last,))
-        return 0.8 * np.array([q.get(token, 0.0) for token in range(8)]) + 0.2 / 8
-
-    def mean_accepted(coupling: CouplingName) -> float:
-        generator = DraftGenerator(fast, DraftConfig(k=6, strategy="sampling", coupling=coupling))
-        total = 0
-        for seed in range(400):
-            last = seed % 8
-            for position, drafted in enumerate(generator.generate([last], seed=seed).token_ids, start=1):
-                noise = random_stream.gumbel_noise(seed, position, tokens)
-                if np.argmax(np.log(target(last)) + noise) != drafted:
-                    break
-                last, total = drafted, total + 1
-        return total / 400
-
-    uncoupled, coupled = mean_accepted("none"), mean_accepted("gumbel")
-    assert uncoupled < 0.5
-    assert coupled > 2.0
-
-
-@pytest.mark.parametrize("mixing", ["longest", "attention"])
-def test_coupling_changes_the_draw_and_not_the_distribution(mixing: MixingName) -> None:
-    fast, _ = skewed_graph()
-    config = DraftConfig(k=1, strategy="sampling", mixing=mixing, max_candidates=3)
-    plain = DraftGenerator(fast, config)
-    coupled = DraftGenerator(fast, config.model_copy(update={"coupling": "gumbel"}))
-    drafts = [(plain.generate([6, 0], seed=seed), coupled.generate([6, 0], seed=seed)) for seed in range(100)]
-    assert all(distributions_of(one) == distributions_of(other) for one, other in drafts)
-    assert 10 < sum(one.token_ids != other.token_ids for one, other in drafts) < 95
 
 
 @pytest.mark.parametrize("mixing", ["longest", "attention"])
