@@ -16,10 +16,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# No test cuts the power, and the disk of a busy machine takes longer for a graph than everything else of its build.
+os.fsync = lambda _descriptor: None
+
 # Shells start what runs in the background with these ignored, and children inherit it: Ctrl-C could not be tested.
-for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-    if signal.getsignal(number) == signal.SIG_IGN:
-        signal.signal(number, usual)
+for which, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(which) == signal.SIG_IGN:
+        signal.signal(which, default)
 
 settings.register_profile(
     "suite", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +27,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import check_description, load_graph, save_graph
 from speculant_graph.graph.workspace import checked_output, workspace
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
+from speculant_graph.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,17 +301,9 @@ def describe_tokens(
         built_at=built_at(),
         build_seconds=0.0,
         corpus_files=corpus_files,
-        library_version=library_version(),
+        library_version=VERSION,
         special_tokens=special_tokens,
     )
-
-
-def library_version() -> str:
-    """Return the release of this library."""
-    try:
-        return importlib.metadata.version("speculant-graph")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _joined(token_ids: Sequence[TokenId] | UInt32Array, documents: Sequence[Sequence[TokenId]] | None) -> UInt32Array:

@@ -19,7 +19,6 @@ from speculant_graph.graph.build.builder import (
     BuildProgress,
     GraphBuilder,
     ProgressCallback,
-    library_version,
 )
 from speculant_graph.graph.build.emit import Emitter
 from speculant_graph.graph.build.keys import KeyLayout
@@ -33,6 +32,7 @@ from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.graph.store import check_description, load_graph
 from speculant_graph.graph.workspace import checked_output, only_writer, workspace
+from speculant_graph.version import VERSION
 
 
 def merge_graphs(
@@ -227,7 +227,7 @@ def _write(
     metadata = dataclasses.replace(
         metadata,
         built_at=built_at(),
-        library_version=library_version(),
+        library_version=VERSION,
     )
     check_description(metadata)
     watch = Stopwatch()
