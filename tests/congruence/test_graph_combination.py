@@ -1,80 +1,114 @@
-"""Graphs made of graphs have the arrays of a build of all their text."""
+"""Graphs made of parts, and of graphs, in portions of a few records, are those of the oracle and of a build at once."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import itertools
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.errors import GraphError, GraphFileError, TokenizerMismatchError
+from speculant_graph.graph.build import assemble, count, emit, finish, streams
+from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.build.combine import merge_graphs, prune_graph, update_graph
+from speculant_graph.graph.check import check_graph
 from speculant_graph.graph.layout import Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.workspace import only_writer
-from support.graphs import assert_same_arrays, counts_of, graph_of
+from support.graphs import assert_same_arrays, counts_of, fingerprint, graph_in_parts, graph_of
 from support.oracle import OracleGraph
 
-VOCABULARY_SIZE = 700
-
-token = st.one_of(st.integers(0, 3), st.sampled_from([0, VOCABULARY_SIZE - 1]))
-document = st.lists(token, min_size=1, max_size=30)
-corpus = st.lists(document, min_size=1, max_size=3)
-order = st.integers(1, 10)
+VOCABULARY_SIZES = (1, 2, 3, 4, 7, 8, 15, 700, 1 << 12, (1 << 16) - 1, 1 << 16, 1 << 20, (1 << 21) - 1)
+Corpus = list[list[int]]
 
 
-def merged(first: NgramGraph, second: NgramGraph) -> NgramGraph:
-    with tempfile.TemporaryDirectory() as folder:
-        return merge_graphs(first, second, Path(folder) / "graph.pkl")
+def one_stream(documents: Corpus) -> Corpus:
+    return [list(itertools.chain(*documents))]
 
 
-def pruned(graph: NgramGraph, min_count: int) -> NgramGraph:
-    with tempfile.TemporaryDirectory() as folder:
-        return prune_graph(graph, min_count, Path(folder) / "graph.pkl")
-
-
-@settings(max_examples=50, deadline=None)
-@given(first=corpus, second=corpus, third=corpus, max_order=order, boundaries=st.booleans())
-def test_a_merged_graph_is_the_graph_of_both_texts(
-    first: list[list[int]], second: list[list[int]], third: list[list[int]], max_order: int, boundaries: bool
-) -> None:
-    graphs = [graph_of(part, max_order, VOCABULARY_SIZE, boundaries=boundaries) for part in (first, second, third)]
-    both = merged(graphs[0], graphs[1])
-    assert_same_arrays(both, graph_of(first + second, max_order, VOCABULARY_SIZE, boundaries=boundaries))
-    rebuilt = graph_of(first + second + third, max_order, VOCABULARY_SIZE, boundaries=boundaries)
-    assert_same_arrays(merged(both, graphs[2]), rebuilt)
-    assert_same_arrays(merged(graphs[0], merged(graphs[1], graphs[2])), rebuilt)
-
-
-@settings(max_examples=150, deadline=None)
-@given(documents=corpus, max_order=order, boundaries=st.booleans(), min_count=st.integers(2, 4), context=document)
-def test_a_pruned_graph_keeps_what_is_frequent(
-    documents: list[list[int]], max_order: int, boundaries: bool, min_count: int, context: list[int]
-) -> None:
-    whole = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
-    slow = OracleGraph(documents if boundaries else [list(itertools.chain(*documents))], max_order, min_count)
-    if not slow.ngram_counts:
-        with pytest.raises(GraphError, match="prune to less"):
-            pruned(whole, min_count)
-        return
-    graph = pruned(whole, min_count)
+def check(graph: NgramGraph, documents: Corpus, min_count: int = 1) -> None:
+    """Hold all that a graph is made of against the oracle."""
+    slow = OracleGraph(documents, graph.max_order, min_count)
     assert counts_of(graph) == slow.ngram_counts
-    assert dict(graph.context_index) == {context: len(context) for context in slow.context_index}
-    assert graph.metadata.min_count == min_count
     assert sum(graph.metadata.contexts_per_order) == len(slow.context_index)
-    assert graph.draft_greedy(context, 8) == slow.draft(context, 8, "greedy")[0]
-    for known, successors in slow.context_index.items():
-        assert graph.successors(known).total == successors.total()
-        assert sum(graph.probability(known, successor) for successor in successors) == pytest.approx(1, abs=1e-6)
-    if min_count == 3 and slow.ngram_counts:
-        assert_same_arrays(pruned(pruned(whole, 2), 3), graph)
+    for document in documents:
+        assert graph.draft_greedy(document[:12], 12) == slow.draft(document[:12], 12, "greedy")[0]
+    for length in range(2, graph.max_order + 2):
+        shorter = {tuple(ngram): number for number, ngram in enumerate(graph.ngrams(length - 1).tolist())}
+        links = graph.trie.level(length)[:-1, -1].tolist()
+        assert links == [shorter[tuple(ngram[1:])] for ngram in graph.ngrams(length).tolist()]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_small_portions(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(seed)
+
+    def one_of(*values: int) -> int:
+        return int(random.choice(values))
+
+    monkeypatch.setattr(emit, "_RECORDS", one_of(1, 2, 3, 7))
+    monkeypatch.setattr(streams, "_KEYS_AT_A_TIME", one_of(1, 2, 3, 5))
+    monkeypatch.setattr(assemble, "_RECORDS_AT_A_TIME", one_of(1, 2, 5))
+    monkeypatch.setattr(finish, "_SLICE", one_of(1, 2, 3))
+    monkeypatch.setattr(count, "_MIN_KEYS", one_of(1, 2, 3, 10, 60))
+    max_order, vocabulary_size = seed % 10 + 1, VOCABULARY_SIZES[seed % len(VOCABULARY_SIZES)]
+    pool = np.unique(np.array([0, 1, 2, vocabulary_size - 1, vocabulary_size - 2]).clip(0, vocabulary_size - 1))
+
+    def corpus() -> Corpus:
+        return [random.choice(pool, one_of(1, 1, 2, 3, 10, 60)).tolist() for _ in range(one_of(1, 2, 4))]
+
+    first, second = corpus(), corpus()
+    # Separators at every position: first, last, several in a row.
+    stream = [
+        token
+        for document in first
+        for token in [DOCUMENT_SEPARATOR] * one_of(0, 1, 2) + document + [DOCUMENT_SEPARATOR] * one_of(1, 2)
+    ]
+    in_parts, _ = graph_in_parts(stream, max_order, vocabulary_size, one_of(1, 2, 5, 17))
+    check(in_parts, first)
+    at_once, num_parts = graph_in_parts(stream, max_order, vocabulary_size, 1 << 16)
+    assert num_parts == 1
+    assert_same_arrays(in_parts, at_once)
+    boundaries = bool(seed % 2)
+    documents = first + second if boundaries else one_stream(first + second)
+    whole = build_from_token_ids(
+        one_stream(first + second)[0],
+        fingerprint(vocabulary_size),
+        max_order=max_order,
+        documents=first + second if boundaries else None,
+        jobs=one_of(1, 2, 5),
+    )
+    check_graph(whole.trie, whole.metadata)
+    check(whole, documents)
+    halves = [graph_of(half, max_order, vocabulary_size, boundaries=boundaries) for half in (first, second)]
+    merged = merge_graphs(*halves, tmp_path / "merged", jobs=2)
+    assert_same_arrays(merged, whole)
+    assert_same_arrays(
+        merge_graphs(merged, halves[0], tmp_path / "left"),
+        merge_graphs(halves[0], merge_graphs(halves[1], halves[0], tmp_path / "right"), tmp_path / "all"),
+    )
+    if int(whole.counts(1).max()) >= 3:
+        pruned = prune_graph(merged, 3, tmp_path / "pruned", jobs=2)
+        check_graph(pruned.trie, pruned.metadata)
+        check(pruned, documents, 3)
+        assert pruned.metadata.min_count == 3
+        assert dict(pruned.context_index) == {
+            each: len(each) for each in OracleGraph(documents, max_order, 3).context_index
+        }
+        assert_same_arrays(prune_graph(prune_graph(merged, 2, tmp_path / "once"), 3, tmp_path / "twice"), pruned)
+
+
+@pytest.mark.parametrize(("document", "boundaries"), [([0], False), ([1, 2, 3], True)])
+def test_a_corpus_of_one_ngram_again_and_again(document: list[int], boundaries: bool) -> None:
+    documents = [document] * 70_000
+    graph = graph_of(documents, 5, 4, boundaries=boundaries)
+    assert graph.count(document) == 70_000
+    assert graph.count(document * 2) == (0 if boundaries else 69_999)
 
 
 def test_a_graph_may_be_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
@@ -101,22 +135,24 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         (other_tokenizer, TokenizerMismatchError, "different tokenizers"),
         (graph_of([[1, 2]], 3, 10), GraphError, "orders up to 2 and 3"),
         (graph_of([[1, 2]], 2, 10, boundaries=True), GraphError, "document boundaries"),
-        (pruned(graph, 2), GraphError, "combine first, prune afterwards"),
+        (prune_graph(graph, 2, tmp_path / "pruned"), GraphError, "combine first, prune afterwards"),
         (with_other(num_tokens=2**32 - 4), GraphError, "tokens together"),
     ]
     for other, error, message in refusals:
         with pytest.raises(error, match=message):
             merge_graphs(graph, other, tmp_path / "graph.pkl")
     with pytest.raises(GraphError, match="combine first, prune afterwards"):
-        merge_graphs(pruned(graph, 2), graph, tmp_path / "graph.pkl")
+        merge_graphs(NgramGraph.load(tmp_path / "pruned"), graph, tmp_path / "graph.pkl")
     often = graph_of([[1, 2] * 9], 2, 10)
     with pytest.raises(GraphError, match="take at least 4"):
-        prune_graph(pruned(often, 4), 3, tmp_path / "graph.pkl")
+        prune_graph(prune_graph(often, 4, tmp_path / "pruned"), 3, tmp_path / "graph.pkl")
+    with pytest.raises(GraphError, match="prune to less"):
+        prune_graph(graph, 3, tmp_path / "graph.pkl")
     with pytest.raises(GraphError, match="removes nothing"):
         prune_graph(graph, 1, tmp_path / "graph.pkl")
     with pytest.raises(GraphFileError, match="no folder"):
         prune_graph(graph, 2, tmp_path / "none" / "graph.pkl")
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["pruned"]
 
 
 @pytest.mark.hostile

@@ -16,7 +16,7 @@ from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.graph.coverage import Coverage, OrderCoverage, measure_coverage
 from speculant_graph.types import StrategyName
-from support.graphs import assert_same_arrays, counts_of, graph_in_parts, graph_of
+from support.graphs import counts_of, graph_of
 from support.oracle import OracleGraph
 
 VOCABULARY_SIZE = 700  # ten bits: six tokens to a word of a key
@@ -32,7 +32,7 @@ def slow_graph(documents: Corpus, max_order: int, boundaries: bool) -> OracleGra
     return OracleGraph(documents if boundaries else [list(itertools.chain(*documents))], max_order)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60)
 @given(documents=corpus, max_order=order, boundaries=st.booleans())
 def test_counts_and_distributions(documents: Corpus, max_order: int, boundaries: bool) -> None:
     fast = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
@@ -61,7 +61,7 @@ def test_counts_and_distributions(documents: Corpus, max_order: int, boundaries:
         assert fast.most_common(3, length) == expected[:3]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80)
 @given(documents=corpus, max_order=order, boundaries=st.booleans(), context=prompt)
 def test_matches(documents: Corpus, max_order: int, boundaries: bool, context: list[int]) -> None:
     fast = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
@@ -79,7 +79,7 @@ def test_matches(documents: Corpus, max_order: int, boundaries: bool, context: l
         assert slid == (kept and fast.match_order(kept, len(kept)))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80)
 @given(
     documents=corpus,
     max_order=order,
@@ -114,26 +114,7 @@ def test_drafts(
     assert proposals == (distributions if strategy == "sampling" else [])
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    documents=corpus,
-    max_order=order,
-    max_keys=st.sampled_from([1, 2, 3, 7, 30]),
-    vocabulary_size=st.sampled_from([VOCABULARY_SIZE, 5000, 100_000]),
-)
-def test_any_division_into_parts_gives_the_same_arrays(
-    documents: Corpus, max_order: int, max_keys: int, vocabulary_size: int
-) -> None:
-    stream = [token_id for document in documents for token_id in (*document, DOCUMENT_SEPARATOR)][:-1]
-    whole, num_wholes = graph_in_parts(stream, max_order, vocabulary_size, 1 << 16)
-    divided, num_parts = graph_in_parts(stream, max_order, vocabulary_size, max_keys)
-    assert num_wholes == 1
-    assert num_parts >= len(set(map(str, documents[0]))) / max_keys
-    assert_same_arrays(whole, divided)
-    assert counts_of(divided) == OracleGraph(documents, max_order).ngram_counts
-
-
-@pytest.mark.parametrize(("max_order", "boundaries"), [(1, False), (2, True), (5, False), (5, True), (10, True)])
+@pytest.mark.parametrize(("max_order", "boundaries"), [(1, False), (5, True), (10, True)])
 def test_a_corpus_of_thirty_thousand_tokens(max_order: int, boundaries: bool) -> None:
     rng = np.random.default_rng(max_order)
     # Few words, many repetitions: rows of all lengths, ties, and contexts of every order.
@@ -146,7 +127,7 @@ def test_a_corpus_of_thirty_thousand_tokens(max_order: int, boundaries: bool) ->
     slow = slow_graph(documents, max_order, boundaries)
     assert counts_of(fast) == slow.ngram_counts
     generator = DraftGenerator(fast)
-    for _ in range(1_500):
+    for _ in range(800):
         document = documents[rng.integers(len(documents))]
         position = rng.integers(len(document))
         context = (
@@ -193,7 +174,7 @@ def slow_coverage(graph: OracleGraph, documents: list[list[int]]) -> Coverage:
     return Coverage(rows[1][0], tuple(OrderCoverage(order, *row) for order, row in rows.items()))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     text=st.lists(st.integers(0, 4), min_size=1, max_size=60),
     documents=st.lists(perhaps_unknown, min_size=1, max_size=3),
