@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import tomllib
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -75,24 +74,6 @@ class CommandSettings(BaseSettings):
 Settings = TypeVar("Settings", bound=CommandSettings)
 
 
-def as_typed(message: str, arguments: Sequence[str]) -> str:
-    """Return a message that names flags as a command line does, where it uses a shorter name of theirs.
-
-    Args:
-        message: names them in full, such as ``--verifier.model-name``.
-        arguments: the command line.
-    """
-    typed = {argument.partition("=")[0] for argument in arguments}
-
-    def shorter(match: re.Match[str]) -> str:
-        names = (match[1], _FAMILIAR.get(match[1], match[1]))
-        # --graph may be the file, and --client.graph the name of another.
-        found = [f"--{name}" for name in names if f"--{name}" in typed and name != "graph"]
-        return match[0] if match[0] in typed or not found else found[0]
-
-    return re.sub(r"--[a-z-]+\.([a-z0-9-]*[a-z0-9])", shorter, message)
-
-
 def load_settings(
     kind: type[Settings], command: str, arguments: Sequence[str], given: Mapping[str, Any] | None = None
 ) -> Settings:
@@ -143,17 +124,6 @@ def load_with_sources(
     except SettingsError as error:
         raise syntax_error(error, command) from error
     return loaded, sources
-
-
-def make_parser(kind: type[CommandSettings], command: str) -> ArgumentParser:
-    """Return the parser of a command's flags, for callers that describe them.
-
-    Args:
-        kind: the command's settings.
-        command: its name.
-    """
-    parser: ArgumentParser = _flags(kind, kind, command, None).root_parser
-    return parser
 
 
 def _flags(

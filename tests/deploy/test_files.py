@@ -18,7 +18,7 @@ import yaml
 
 from speculant_drafter.cli import DrafterSettings
 from speculant_graph.cli import probe
-from speculant_graph.cli.build import BuildSettings
+from speculant_graph.cli.graphs import BuildSettings
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import socket_path, split_addresses
 from speculant_graph.settings import load_settings

@@ -30,7 +30,7 @@ TEXT = "The parties agree to the terms of the agreement.\nA clause ends the agre
 PAUSING = """
 import sys, time
 from contextlib import contextmanager
-import speculant_graph.cli.progress as progress
+import speculant_graph.cli.graphs as graphs
 from speculant_graph.cli.main import main
 
 phase = sys.argv.pop(1)
@@ -44,7 +44,7 @@ def pausing():
                 time.sleep(0.1)
     yield report
 
-progress.show_progress = pausing
+graphs.show_progress = pausing
 sys.exit(main())
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from speculant_graph.cli.build import BuildSettings
+from speculant_graph.cli.graphs import BuildSettings
 from speculant_graph.cli.main import COMMANDS, main
 from speculant_graph.settings import load_settings
 from speculant_verifier.demo.command import DemoSettings
@@ -201,7 +201,7 @@ def test_a_graph_with_another_byte_in_it_is_refused(
         "generate": ["x", "--graph", str(damaged), "--model", str(MODEL_FOLDER)],
         "view": [str(damaged), "-o", str(tmp_path / "x.html")],
         "inspect": [str(damaged), "--prompt", "x"],
-        "export": [str(damaged), "-o", str(tmp_path / "x.gexf")],
+        "export": [str(damaged), "-o", str(tmp_path / "x.bin")],
     }
     assert main([command, *arguments[command]]) == 1
     assert "damaged.pkl is damaged (array " in capfd.readouterr().err

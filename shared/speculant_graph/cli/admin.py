@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
@@ -39,8 +39,6 @@ class AdminSettings(CommandSettings):
     address: str = ""
     """Admin addresses, separated by commas: each sidecar's server.admin_listen; adapter:
     service.admin_listen."""
-    tenant: str = ""
-    """Of 'save': count only this tenant's bytes; all that was learned is saved."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Patience with each server; loading reads the whole file."""
     json_output: bool = False
@@ -49,25 +47,16 @@ class AdminSettings(CommandSettings):
     """Token and certificates; the other settings have no effect here."""
 
 
-class _Call(NamedTuple):
-    """What an action requests of a server."""
-
-    method: str
-    needs: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()
-
-
-_CALLS = {
-    "list": _Call("ListGraphs"),
-    "load": _Call("LoadGraph", ("name", "path")),
-    "reload": _Call("ReloadGraph", ("name",), ("path",)),
-    "unload": _Call("UnloadGraph", ("name",)),
-    "save": _Call("SaveLearnedState", (), ("tenant",)),
-    "statistics": _Call("GetStatistics"),
-    "adapter list": _Call("ListAdapters"),
-    "adapter load": _Call("LoadAdapter", ("path",)),
-    "adapter rollback": _Call("RollbackAdapter"),
+_GRAPH_CALLS = {
+    "list": ("ListGraphs", (), ()),
+    "load": ("LoadGraph", ("name", "path"), ()),
+    "reload": ("ReloadGraph", ("name",), ("path",)),
+    "unload": ("UnloadGraph", ("name",), ()),
+    "save": ("SaveLearnedState", (), ()),
+    "statistics": ("GetStatistics", (), ()),
 }
+"""Action -> what it calls, the arguments that it needs, and those that it takes besides."""
+_ADAPTER_CALLS = {"list": "ListAdapters", "load": "LoadAdapter", "rollback": "RollbackAdapter"}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -78,56 +67,55 @@ def run(arguments: Sequence[str]) -> int:
     """
     settings = load_settings(AdminSettings, "admin", arguments)
     is_adapter = settings.action == "adapter"
-    action = f"adapter {settings.name}" if is_adapter else settings.action
-    call = _checked_call(action, {"name", "path"} & settings.model_fields_set)
+    stub, method, request = _adapter_request(settings) if is_adapter else _graph_request(settings)
     from speculant_graph.rpc.addresses import split_addresses
     from speculant_graph.rpc.channel import Endpoint
 
     if not settings.address:
         raise ConfigError("name the server's admin address by --address, such as unix:///run/speculant/admin.sock")
     endpoints = [Endpoint.of(address, settings.client) for address in split_addresses(settings.address)]
-    stub, request = _request(settings, call)
     answers: list[dict[str, Any]] = []
     for endpoint in endpoints:
-        answer = _ask(endpoint, stub, call.method, request, settings.timeout_s)
+        answer = _ask(endpoint, stub, method, request, settings.timeout_s)
         answers.append({"address": endpoint.address, **answer})
         if "error" in answer:
             sys.stderr.write(f"speculant: admin: {endpoint.address}: {printable(answer['error'])}\n")
     if settings.json_output:
+        action = f"adapter {settings.name}" if is_adapter else settings.action
         sys.stdout.write(json.dumps({"action": action, "verifiers" if is_adapter else "sidecars": answers}) + "\n")
     else:
         sys.stdout.write(_table([row for answer in answers if "error" not in answer for row in _rows(answer)]))
     return int(any("error" in answer for answer in answers))
 
 
-def _checked_call(action: str, given: set[str]) -> _Call:
-    """Return what is to be called.
+def _graph_request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
+    """Return the stub of the sidecar's service, the method, and the request.
 
     Raises:
         ConfigError: an argument is missing, or there is one that the action does not take.
     """
-    is_adapter = action.startswith("adapter ")
-    if action not in _CALLS:
+    from speculant_graph.rpc.v1 import drafter_pb2, drafter_pb2_grpc
+
+    method, needed, optional = _GRAPH_CALLS[settings.action]
+    for field in ("name", "path"):
+        is_given = field in settings.model_fields_set
+        if field in needed and not is_given:
+            raise ConfigError(f"'{settings.action}' needs the {field} of a graph", fix="see speculant admin --help")
+        if is_given and field not in (*needed, *optional):
+            raise ConfigError(f"'{settings.action}' takes no {field} of a graph", fix="leave it out")
+    request = getattr(drafter_pb2, f"{method}Request")(**{name: getattr(settings, name) for name in needed + optional})
+    return drafter_pb2_grpc.DrafterAdminServiceStub, method, request
+
+
+def _adapter_request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
+    """Return the same for the verifier's service."""
+    from speculant_graph.rpc.v1 import verifier_pb2, verifier_pb2_grpc
+
+    method = _ADAPTER_CALLS.get(settings.name)
+    if method is None or ("path" in settings.model_fields_set) != (settings.name == "load"):
         raise ConfigError("'adapter' is followed by list, load NAME or rollback", fix="see speculant admin --help")
-    call = _CALLS[action]
-    for field in ("path",) if is_adapter else ("name", "path"):
-        what = "name of an adapter" if is_adapter else f"{field} of a graph"
-        if field in call.needs and field not in given:
-            raise ConfigError(f"'{action}' needs the {what}", fix="see speculant admin --help")
-        if field in given and field not in (*call.needs, *call.takes):
-            raise ConfigError(f"'{action}' takes no {what}", fix="leave it out")
-    return call
-
-
-def _request(settings: AdminSettings, call: _Call) -> tuple[type[Any], Message]:
-    """Return the stub of the service, and the request."""
-    from speculant_graph.rpc.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-
-    fields = {name: getattr(settings, name) for name in (*call.needs, *call.takes)}
-    if settings.action == "adapter":
-        fields = {"name": settings.path} if fields else {}
-        return verifier_pb2_grpc.VerifierAdminServiceStub, getattr(verifier_pb2, f"{call.method}Request")(**fields)
-    return drafter_pb2_grpc.DrafterAdminServiceStub, getattr(drafter_pb2, f"{call.method}Request")(**fields)
+    fields = {"name": settings.path} if settings.name == "load" else {}
+    return verifier_pb2_grpc.VerifierAdminServiceStub, method, getattr(verifier_pb2, f"{method}Request")(**fields)
 
 
 def _ask(endpoint: Endpoint, stub: type[Any], method: str, request: Message, timeout_s: float) -> dict[str, Any]:

@@ -82,7 +82,14 @@ def run(arguments: Sequence[str]) -> int:
     path = config_file(arguments)
     sections = SECTIONS if options.section is None else (options.section,)
     shown = _collect([] if path is None else [f"--config={path}"], sections)
-    sys.stdout.write(_as_json(shown) if options.json_output else _as_toml(shown))
+    if options.json_output:
+        report = {
+            section: {name: {"value": one.value, "origin": one.origin} for name, one in values.items()}
+            for section, values in shown.items()
+        }
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        sys.stdout.write(_as_toml(shown))
     return 0
 
 
@@ -106,14 +113,6 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, frozenset) else value
 
 
-def _as_json(shown: Mapping[str, Mapping[str, _Shown]]) -> str:
-    report = {
-        section: {name: {"value": one.value, "origin": one.origin} for name, one in settings.items()}
-        for section, settings in shown.items()
-    }
-    return json.dumps(report) + "\n"
-
-
 def _as_toml(shown: Mapping[str, Mapping[str, _Shown]]) -> str:
     parts = []
     for section, settings in shown.items():
@@ -127,28 +126,15 @@ def _as_toml(shown: Mapping[str, Mapping[str, _Shown]]) -> str:
 
 
 def _toml_value(value: Any) -> str:
+    """Return a value as TOML, which is JSON for all but tables, infinity, and what a terminal would heed."""
     match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value) if isinstance(value, float) else str(int(value))
-        case str():
-            return _toml_string(value)
+        case dict():
+            return f"{{ {', '.join(f'{_toml_value(key)} = {_toml_value(item)}' for key, item in value.items())} }}"
         case list() | tuple():
             return f"[{', '.join(map(_toml_value, value))}]"
-        case dict():
-            pairs = [f"{_toml_string(key)} = {_toml_value(item)}" for key, item in value.items()]
-            return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
-    raise TypeError(f"no TOML for {type(value).__name__}")
-
-
-def _toml_string(text: str) -> str:
-    # TOML knows no half surrogate pairs, which stand for bytes of file names that are no UTF-8.
-    encodable = text.encode(errors="backslashreplace").decode()
-    return '"' + "".join(map(_toml_character, encodable)) + '"'
-
-
-def _toml_character(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    return character if character.isprintable() else f"\\U{ord(character):08x}"
+        case float():
+            return repr(value)
+        case str():
+            text = json.dumps(value, ensure_ascii=False)
+            return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in text)
+    return json.dumps(value)

@@ -8,9 +8,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
-from speculant_graph.cli.checks.result import CheckResult, Status, guarded
+from speculant_graph.cli.checks import CheckResult, Status, check_drafters, check_settings, check_versions, guarded
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
 from speculant_graph.settings import CommandSettings, load_settings
@@ -34,8 +33,6 @@ class DoctorSettings(CommandSettings):
     """Read all of the graph file, and load the model."""
     json_output: bool = False
     """Print one JSON object instead of a table."""
-    color: Literal["auto", "never", "always"] = "auto"
-    """Colour the table: 'auto' does on a terminal, unless NO_COLOR is set."""
     verifier: VerifierConfig = VerifierConfig()
     """The model, checked if it is named."""
     draft: DraftConfig = DraftConfig()
@@ -51,9 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         ConfigError: a setting that it needs itself is wrong.
     """
     settings = load_settings(DoctorSettings, "doctor", arguments)
-    is_colored = settings.color == "always" or (
-        settings.color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    )
+    is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     results: list[CheckResult] = []
     for result in _check(settings):
         results.append(result)
@@ -71,9 +66,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
-    from speculant_graph.cli.checks.drafter import check_drafters
-    from speculant_graph.cli.checks.installation import check_settings, check_versions
-
     tokenizers: dict[str, Fingerprint] = {}
     yield from check_versions()
     yield from guarded("settings", lambda: check_settings(settings.config))
@@ -109,7 +101,7 @@ def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
     if path is None:
         yield CheckResult("graph", "skip", "not named; --graph-path FILE")
         return
-    from speculant_graph.cli.summary import sentence_of
+    from speculant_graph.cli.graphs import sentence_of
     from speculant_graph.graph.store import load_graph, verify_graph
 
     graph = verify_graph(path) if settings.verify else load_graph(path)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from speculant_graph.cli.terminal import checked_prompt
+from speculant_graph.cli.terminal import checked_prompt, printable
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.view.formatting import counted
 
 if TYPE_CHECKING:
     from speculant_graph.corpus.tokenize import CorpusTokenizer
@@ -47,8 +49,6 @@ def run(arguments: Sequence[str]) -> int:
     """Print the graph's description and, where asked for, drafts and coverage."""
     settings = load_settings(InspectSettings, "inspect", arguments)
     prompt = None if settings.prompt is None else checked_prompt(settings.prompt)
-    from speculant_graph.cli.inspect_report import coverage_of, describe_graph, explain_prompt
-    from speculant_graph.cli.inspect_tables import InspectPrinter
     from speculant_graph.corpus.files import list_corpus_files
     from speculant_graph.graph.store import load_graph, verify_graph
     from speculant_graph.log import log_to_stderr
@@ -57,18 +57,17 @@ def run(arguments: Sequence[str]) -> int:
     is_read = prompt is not None or settings.coverage is not None
     graph = verify_graph(settings.path) if settings.verify else load_graph(settings.path, verify=is_read)
     files = None if settings.coverage is None else list_corpus_files(settings.coverage)
-    tokenizer, problem = _tokenizer(graph, settings.graph, is_needed=prompt is not None or files is not None)
-    report = describe_graph(graph, settings.path, settings.top, tokenizer) | {"verified": settings.verify}
-    printer = InspectPrinter()
-    printer.show_graph(report, problem)
+    tokenizer, problem = _tokenizer(graph, settings.graph, is_needed=is_read)
+    report = _describe(graph, settings.path, settings.top, tokenizer) | {"verified": settings.verify}
+    _show_graph(report, problem)
     if prompt is not None:
         assert tokenizer is not None
-        report |= explain_prompt(graph, tokenizer, prompt, settings.draft, settings.top)
-        printer.show_prompt(report)
+        report |= _explain(graph, tokenizer, prompt, settings.draft, settings.top)
+        _show_prompt(report)
     if files is not None:
         assert tokenizer is not None
-        report["coverage"] = {"path": str(settings.coverage)} | coverage_of(graph, tokenizer, files, settings.graph)
-        printer.show_coverage(report)
+        report["coverage"] = {"path": str(settings.coverage)} | _cover(graph, tokenizer, files, settings.graph)
+        _show_coverage(report["coverage"])
     if settings.json_output:
         sys.stdout.write(json.dumps(report) + "\n")
     return 0
@@ -89,3 +88,222 @@ def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tu
         return local_tokenizer(graph.metadata.tokenizer), ""
     except (ConfigError, TokenizerMismatchError, ModuleNotFoundError) as error:
         return None, str(error)
+
+
+def _describe(graph: NgramGraph, path: Path, num_top: int, tokenizer: CorpusTokenizer | None) -> dict[str, Any]:
+    """Return sizes, origin and frequent n-grams of a graph; texts are None without a tokenizer."""
+    metadata = graph.metadata
+    file_bytes, nodes = path.stat().st_size, sum(graph.trie.nodes_per_level)
+    return {
+        "path": str(path),
+        "file_bytes": file_bytes,
+        "tokens": metadata.num_tokens,
+        "documents": metadata.num_documents,
+        "max_order": metadata.max_order,
+        "nodes": nodes,
+        "nodes_per_level": list(metadata.nodes_per_level),
+        "bytes_per_node": round(file_bytes / max(1, nodes), 2),
+        "bytes_per_token": round(file_bytes / metadata.num_tokens, 2),
+        "contexts_per_order": list(metadata.contexts_per_order),
+        "transitions_per_order": list(metadata.transitions_per_order),
+        "tokenizer": metadata.tokenizer.name,
+        "tokenizer_revision": metadata.tokenizer_revision,
+        "tokenizer_sha256": metadata.tokenizer.sha256,
+        "vocabulary_size": metadata.tokenizer.vocabulary_size,
+        "document_boundaries": metadata.document_boundaries,
+        "special_tokens": metadata.special_tokens,
+        "min_count": metadata.min_count,
+        "built_at": metadata.built_at,
+        "build_seconds": metadata.build_seconds,
+        "library_version": metadata.library_version,
+        "calibration_bytes": len(metadata.calibration),
+        "corpus_files": len(metadata.corpus_files),
+        "corpus_bytes": sum(file.size_bytes for file in metadata.corpus_files),
+        "top_ngrams": [
+            [
+                {
+                    "token_ids": list(ngram),
+                    "text": None if tokenizer is None else tokenizer.decode(ngram),
+                    "count": count,
+                }
+                for ngram, count in graph.most_common(num_top, length)
+            ]
+            for length in range(1, graph.max_order + 2)
+        ],
+    }
+
+
+def _explain(
+    graph: NgramGraph, tokenizer: CorpusTokenizer, prompt: str, config: DraftConfig, num_top: int
+) -> dict[str, Any]:
+    """Return the draft after a text and, for every order, what is known of the text's end."""
+    from speculant_graph.draft.generator import DraftGenerator
+
+    context = tokenizer.encode_prompt(prompt)
+    draft = DraftGenerator(graph, config, tokenizer).generate(context)
+    orders = range(graph.max_order, 0, -1)
+    return {
+        "prompt": prompt,
+        "prompt_token_ids": context[-graph.max_order :],
+        "draft_token_ids": list(draft.token_ids),
+        "draft_text": tokenizer.decode(draft.token_ids),
+        "orders": [_explain_order(graph, tokenizer, context, order, num_top) for order in orders],
+    }
+
+
+def _explain_order(
+    graph: NgramGraph, tokenizer: CorpusTokenizer, context: Sequence[int], order: int, num_top: int
+) -> dict[str, Any]:
+    match = graph.match_order(context, order)
+    # An order longer than the prompt has no context at all.
+    shown = context[-order:] if order <= len(context) else []
+    explained = {"order": order, "context_token_ids": list(shown), "context": tokenizer.decode(shown)}
+    if match is None:
+        return explained | {"count": 0, "num_successors": 0, "successors": []}
+    successors = graph.successors(match)
+    total = successors.total
+    return explained | {
+        "count": total,
+        "num_successors": len(successors),
+        "successors": [
+            {
+                "token_id": token_id,
+                "text": tokenizer.decode([token_id]),
+                "count": count,
+                "probability": round(count / max(1, total), 6),
+            }
+            for token_id, count in successors.most_common(num_top)
+        ],
+    }
+
+
+def _cover(graph: NgramGraph, tokenizer: CorpusTokenizer, files: Sequence[Path], config: GraphConfig) -> dict[str, Any]:
+    """Return how much of a text the graph knows; document boundaries are counted as the graph's were."""
+    from speculant_graph.corpus.stream import write_token_stream
+    from speculant_graph.graph.build.count import map_tokens
+    from speculant_graph.graph.coverage import measure_coverage
+
+    config = config.model_copy(update={"document_boundaries": graph.metadata.document_boundaries})
+    with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
+        stream = write_token_stream(tokenizer, files, Path(folder) / "tokens", config)
+        coverage = measure_coverage(graph, map_tokens(stream.path))
+    return {
+        "tokens": stream.num_tokens,
+        "positions": coverage.num_positions,
+        "known": _share(coverage.num_known, coverage.num_positions),
+        "right": _share(coverage.num_right, coverage.num_positions),
+        "orders": [
+            {
+                "order": order.order,
+                "positions": order.num_positions,
+                "known": _share(order.num_known, order.num_positions),
+                "right_of_known": _share(order.num_right, order.num_known),
+                "longest": _share(order.num_longest, coverage.num_positions),
+                "right_of_longest": _share(order.num_longest_right, order.num_longest),
+            }
+            for order in coverage.orders
+        ],
+    }
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 6) if whole else 0.0
+
+
+def _show_graph(report: dict[str, Any], tokenizer_problem: str) -> None:
+    """Print what the graph holds and where it comes from."""
+    _print(report["path"], style="bold")
+    kept = "all" if report["min_count"] == 1 else f"those seen at least {report['min_count']} times"
+    borders = "none across document borders" if report["document_boundaries"] else "also across document borders"
+    revision = f", revision {report['tokenizer_revision'][:12]}" if report["tokenizer_revision"] else ""
+    corpus = counted(report["corpus_files"], "file") if report["corpus_files"] else "token ids"
+    for name, text in {
+        "size": f"{report['file_bytes'] / 1e6:.1f} MB, {counted(report['tokens'], 'token')}, "
+        f"{counted(report['nodes'], 'n-gram')}, {report['bytes_per_node']} bytes per n-gram, "
+        f"{report['bytes_per_token']} per token",
+        "built": f"{report['built_at']} by speculant-graph {report['library_version']} "
+        f"in {report['build_seconds']:.1f} s",
+        "corpus": f"{corpus} ({report['corpus_bytes'] / 1e6:.1f} MB), {counted(report['documents'], 'document')}, "
+        f"special tokens: {report['special_tokens']}",
+        "n-grams": f"{kept}, {borders}",
+        "calibration": f"{report['calibration_bytes']:,} bytes",
+        "tokenizer": f"{report['tokenizer']} ({report['vocabulary_size']:,} ids, "
+        f"{report['tokenizer_sha256'][:12]}{revision})",
+    }.items():
+        _print(f"{name:<12} {text}")
+    if tokenizer_problem:
+        _print(f"no texts, only token ids: {tokenizer_problem}", style="yellow")
+    if report["verified"]:
+        _print("verified: all arrays have their checksums and fit together", style="green")
+    rows = zip(report["nodes_per_level"], [*report["contexts_per_order"], ""], strict=True)
+    _print_table(
+        ("length", "n-grams", "of these contexts"),
+        [(length, nodes, contexts) for length, (nodes, contexts) in enumerate(rows, start=1)],
+    )
+    _print_table(
+        ("length", "count", "most frequent n-grams", "token ids"),
+        [
+            (
+                length,
+                ngram["count"],
+                "" if ngram["text"] is None else repr(ngram["text"]),
+                " ".join(map(str, ngram["token_ids"])),
+            )
+            for length, ngrams in enumerate(report["top_ngrams"], start=1)
+            for ngram in ngrams
+        ],
+    )
+
+
+def _show_prompt(report: dict[str, Any]) -> None:
+    """Print the draft after the prompt and what each order knows."""
+    drafted = counted(len(report["draft_token_ids"]), "token")
+    _print("")
+    _print(f"after {report['prompt']!r} it drafts {drafted}: {report['draft_text']!r}", style="green")
+    rows = []
+    for order in report["orders"]:
+        shown = repr(order["context"]) if order["context_token_ids"] else "(longer than the prompt)"
+        parts = [f"{item['text']!r} {item['probability']:.1%}" for item in order["successors"]]
+        rows.append((order["order"], shown, order["count"], order["num_successors"], "  ".join(parts)))
+    _print_table(("order", "context", "seen", "successors", "goes on with"), rows)
+
+
+def _show_coverage(coverage: dict[str, Any]) -> None:
+    """Print how much of a text is known."""
+    _print("")
+    _print(
+        f"{coverage['path']}: {counted(coverage['tokens'], 'token')}; some context is known at "
+        f"{coverage['known']:.1%} of the positions, and the longest one's most frequent successor is right at "
+        f"{coverage['right']:.1%}"
+    )
+    names = ("known", "right_of_known", "longest", "right_of_longest")
+    _print_table(
+        ("order", "known", "of these right", "longest known", "of these right"),
+        [(each["order"], *(f"{each[name]:.1%}" for name in names)) for each in coverage["orders"]],
+    )
+
+
+def _print(line: str, style: str = "") -> None:
+    """Print a line; nothing in it is read as markup or reaches the terminal as it is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False, soft_wrap=True).print(Text(printable(line), style))
+
+
+def _print_table(names: tuple[str, ...], rows: Sequence[tuple[int | str, ...]]) -> None:
+    """Print a table below an empty line, if it has rows; numbers and shares stand to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False)
+    for name, value in zip(names, rows[0], strict=True):
+        is_number = isinstance(value, int) or value.endswith("%")
+        table.add_column(name, justify="right" if is_number else "left", header_style="bold")
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else Text(value) for value in row))
+    _print("")
+    Console(highlight=False, soft_wrap=True).print(table)

@@ -8,40 +8,42 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import current_thread, main_thread
+from types import FrameType
 
-from speculant_graph.cli.signals import signals_unwind
 from speculant_graph.cli.terminal import printable
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.extras import missing_extra
 
 COMMANDS = {
-    "build": ("speculant_graph.cli.build", "build", "count a corpus into a graph file"),
-    "update": ("speculant_graph.cli.update", "build", "add text to a graph"),
-    "merge": ("speculant_graph.cli.merge", "build", "make one graph of two"),
-    "prune": ("speculant_graph.cli.prune", "build", "drop what is rare from a graph"),
-    "inspect": ("speculant_graph.cli.inspect", "build", "show what a graph holds and what it would draft"),
-    "view": ("speculant_graph.cli.view", "viz", "draw what may follow a text: a page or a picture"),
-    "export": ("speculant_graph.cli.export", "build", "write a graph as GEXF or GraphML"),
-    "drafter": ("speculant_drafter.cli", "drafter", "serve a graph as the drafter sidecar"),
+    "build": ("speculant_graph.cli.graphs:build", "build", "count a corpus into a graph file"),
+    "update": ("speculant_graph.cli.graphs:update", "build", "add text to a graph"),
+    "merge": ("speculant_graph.cli.graphs:merge", "build", "make one graph of two"),
+    "prune": ("speculant_graph.cli.graphs:prune", "build", "drop what is rare from a graph"),
+    "export": ("speculant_graph.cli.graphs:export", "build", "write a graph as llama.cpp's lookup cache"),
+    "inspect": ("speculant_graph.cli.inspect:run", "build", "show what a graph holds and what it would draft"),
+    "view": ("speculant_graph.cli.view:run", "viz", "save the explorer's page of what may follow a text"),
+    "drafter": ("speculant_drafter.cli:run", "drafter", "serve a graph as the drafter sidecar"),
     "verifier": (
-        "speculant_verifier.service.command",
+        "speculant_verifier.service.command:run",
         "service",
         "serve a model over gRPC and OpenAI's HTTP API",
     ),
-    "admin": ("speculant_graph.cli.admin", "drafter", "look after running sidecars and verifiers' adapters"),
-    "probe": ("speculant_graph.cli.probe", "drafter", "ask a running drafter or verifier whether it serves"),
-    "generate": ("speculant_verifier.generate.command", "verifier", "continue a prompt with a model and drafts"),
-    "chat": ("speculant_verifier.chat.command", "verifier", "talk with a model in the terminal"),
-    "train": ("speculant_verifier.training.command", "train", "train a draft model's adapter on recorded requests"),
-    "doctor": ("speculant_graph.cli.doctor", "drafter", "check this installation and what it is to work with"),
-    "config": ("speculant_graph.cli.config", "build", "show all settings and where each comes from"),
-    "completion": ("speculant_graph.cli.completion", "build", "print a script that completes commands in a shell"),
-    "bench": ("speculant_graph.cli.bench", "bench", "measure it against the obvious alternatives"),
-    "demo": ("speculant_verifier.demo.command", "all", "run it all here and compare with plain decoding"),
+    "admin": ("speculant_graph.cli.admin:run", "drafter", "look after running sidecars and verifiers' adapters"),
+    "probe": ("speculant_graph.cli.probe:run", "drafter", "ask a running drafter or verifier whether it serves"),
+    "generate": ("speculant_verifier.generate.command:run", "verifier", "continue a prompt with a model and drafts"),
+    "chat": ("speculant_verifier.chat.command:run", "verifier", "talk with a model in the terminal"),
+    "train": ("speculant_verifier.training.command:run", "train", "train a draft model's adapter on recorded requests"),
+    "doctor": ("speculant_graph.cli.doctor:run", "drafter", "check this installation and what it is to work with"),
+    "config": ("speculant_graph.cli.config:run", "build", "show all settings and where each comes from"),
+    "bench": ("speculant_graph.cli.bench:run", "bench", "measure it against the obvious alternatives"),
+    "demo": ("speculant_verifier.demo.command:run", "all", "run it all here and compare with plain decoding"),
 }
-"""Command -> (module with ``run(arguments) -> exit status``, extra it needs, what it does)."""
+"""Command -> (module:function that takes its arguments and returns an exit status, extra it needs, what it does)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,14 +83,13 @@ def _run(given: Sequence[str]) -> int:
     name = given[0]
     if name not in COMMANDS:
         return _fail(f"there is no command '{name}'; it may be: {', '.join(COMMANDS)}", 2)
-    module, extra, _ = COMMANDS[name]
+    target, extra, _ = COMMANDS[name]
+    module, _, function = target.partition(":")
     try:
         with signals_unwind():
-            status: int = importlib.import_module(module).run(given[1:])
+            status: int = getattr(importlib.import_module(module), function)(given[1:])
     except SpeculantError as error:
-        from speculant_graph.settings import as_typed
-
-        return _fail(f"{name}: {as_typed(str(error), given[1:])}", 2 if isinstance(error, ConfigError) else 1)
+        return _fail(f"{name}: {error}", 2 if isinstance(error, ConfigError) else 1)
     except ImportError as error:
         explained = missing_extra(error, extra)
         if explained is None:
@@ -101,6 +102,43 @@ def _run(given: Sequence[str]) -> int:
             raise
         return 0  # it was asked for help
     return status
+
+
+@contextmanager
+def signals_unwind() -> Iterator[None]:
+    """Leave by an exception on SIGTERM and SIGHUP, so that nothing half-written remains, and on Ctrl-C by Python's own.
+
+    Raises:
+        SystemExit: SIGTERM or SIGHUP; 128 and the signal's number.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    if current_thread() is not main_thread():  # only that one handles signals
+        yield
+        return
+
+    def leave(number: int, _: FrameType | None) -> None:
+        for end in ends:
+            signal.signal(end, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+        raise SystemExit(128 + number)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # Python's own handler under another name: asyncio would replace it by one that only cancels what awaits.
+        signal.default_int_handler(number, frame)
+
+    # What is ignored, as nohup does it, or handled by the caller, stays so.
+    ends = [end for end in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(end) is signal.SIG_DFL]
+    handles_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    for end in ends:
+        signal.signal(end, leave)
+    if handles_interrupts:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        for end in ends:
+            signal.signal(end, signal.SIG_DFL)
+        if handles_interrupts:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _reader_left() -> int:

@@ -26,13 +26,12 @@ from speculant_graph.rpc.v1.verifier_pb2_grpc import (
 
 
 class Graphs(DrafterAdminServiceServicer):
-    """Knows graphs as names and paths; notes tokens and tenants."""
+    """Knows graphs as names and paths; notes tokens."""
 
     def __init__(self) -> None:
         self.paths = {"docs": "docs.pkl"}
         self.generation = 1
         self.tokens: list[str | bytes | None] = []
-        self.tenants: list[str] = []
 
     def info(self, name: str) -> pb.GraphInfo:
         return pb.GraphInfo(
@@ -59,7 +58,6 @@ class Graphs(DrafterAdminServiceServicer):
         return pb.UnloadGraphResponse()
 
     def SaveLearnedState(self, request: Any, context: Any) -> pb.SaveLearnedStateResponse:
-        self.tenants.append(request.tenant)
         return pb.SaveLearnedStateResponse(saved_bytes=4_096)
 
     def GetStatistics(self, request: Any, context: Any) -> pb.GetStatisticsResponse:
@@ -103,8 +101,7 @@ def test_every_action_reaches_every_sidecar(capsys: pytest.CaptureFixture[str], 
     run_json(capsys, services, "reload", "docs", "new.pkl")
     assert run_json(capsys, services, "unload", "more") == [{}, {}]
     assert all(service.paths == {"docs": "new.pkl"} for service in services.values())
-    assert run_json(capsys, services, "save", "--tenant", "search") == [{"saved_bytes": 4_096}] * 2
-    assert all(service.tenants == ["search"] for service in services.values())
+    assert run_json(capsys, services, "save") == [{"saved_bytes": 4_096}] * 2
     for answer in run_json(capsys, services, "statistics"):
         assert (answer["steps"], answer["uptime"]) == (7, 1.5)
 
@@ -189,10 +186,9 @@ def test_adapters_of_verifiers(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["unload", "--address", "localhost:1"], "'unload' needs the name of a graph"),
         (["list", "docs", "--address", "localhost:1"], "'list' takes no name"),
         (["unload", "docs", "x.pkl", "--address", "localhost:1"], "'unload' takes no path"),
-        (["adapter", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
         (["adapter", "unload", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
-        (["adapter", "load", "--address", "localhost:1"], "'adapter load' needs the name of an adapter"),
-        (["adapter", "list", "x", "--address", "localhost:1"], "'adapter list' takes no name"),
+        (["adapter", "load", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
+        (["adapter", "list", "x", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
         (["forget", "--address", "localhost:1"], "ACTION"),
         ([], "ACTION"),
         (["list", "--address", "example.com:1", "--token", "hush"], "client.token would travel to example.com:1"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from speculant_graph.cli.signals import signals_unwind
+from speculant_graph.cli.main import signals_unwind
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from speculant_graph.cli.checks.result import CheckResult
+from speculant_graph.cli.checks import CheckResult
 
 
 def check_devices() -> Iterator[CheckResult]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from speculant_graph.cli.checks.result import CheckResult
+from speculant_graph.cli.checks import CheckResult
 from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.hub import first_line
 from speculant_graph.errors import ConfigError

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from speculant_graph.bench.processes import await_health, running_module
-from speculant_graph.cli.progress import show_progress
+from speculant_graph.cli.graphs import show_progress
 from speculant_graph.client import DrafterClient, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer

@@ -1,15 +1,24 @@
-"""Drafter sidecars: a session, and drafts as a verifier would ask for them."""
+"""What ``speculant doctor`` looks at without a model: the installation, the settings, drafter sidecars."""
 
 from __future__ import annotations
 
+import os
+import platform
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import PackageNotFoundError, metadata, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from speculant_graph.cli.checks.result import CheckResult, guarded
+from packaging.requirements import Requirement
+
+from speculant_graph.cli.config import AllSettings
 from speculant_graph.config import ClientConfig, DraftConfig
+from speculant_graph.errors import SpeculantError
+from speculant_graph.settings import DEFAULT_FILE, config_file, load_settings
 from speculant_graph.types import Fingerprint, SequenceStep
 from speculant_graph.version import VERSION
 
@@ -20,12 +29,93 @@ NUM_DRAFTS = 200
 """Drafts of a measurement."""
 _PROMPT_TOKENS = 64
 _PATIENCE_S = 5.0
+_DISTRIBUTION = "speculant-graph"
+
+Status = Literal["ok", "warn", "fail", "skip"]
+"""``warn``: it works, but not as well as it could. ``skip``: not looked at, and the detail is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The outcome of one check."""
+
+    check: str
+    """What was looked at."""
+    status: Status
+    """How it is."""
+    detail: str
+    """What was found; further lines are shown below the first."""
+    fix: str = ""
+    """What to do about it, where the detail does not end in it."""
+
+
+def guarded(check: str, look: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
+    """Yield results; an error becomes the last one.
+
+    Args:
+        check: what an error is about.
+        look: yields the results.
+    """
+    try:
+        yield from look()
+    except SpeculantError as error:
+        yield CheckResult(check, "fail", error.message, error.fix)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # a file of an unexpected form
+        yield CheckResult(check, "fail", f"{type(error).__name__}: {error}".replace("\n", " "), f"check the {check}")
+
+
+def check_versions() -> Iterator[CheckResult]:
+    """Name the versions and the extras, and libraries of the base or of an extra that have another version than needed.
+
+    An extra of which a library is missing is one that was not asked for.
+    """
+    described = metadata(_DISTRIBUTION)
+    requirements = [Requirement(line) for line in described.get_all("Requires-Dist") or ()]
+    yield CheckResult("versions", "ok", f"{_DISTRIBUTION} {VERSION}, Python {platform.python_version()}")
+    complete = []
+    for extra in ("", *(name for name in described.get_all("Provides-Extra") or () if name != "all")):
+        installed = [(each, _installed(each.name)) for each in requirements if _is_of(each, extra)]
+        wrong = [f"{each.name} is {found}, needs {each.specifier}" for each, found in installed
+                 if found and not each.specifier.contains(found, prereleases=True)]  # fmt: skip
+        if wrong:
+            target = f"{_DISTRIBUTION}[{extra}]" if extra else _DISTRIBUTION
+            yield CheckResult("libraries", "warn" if extra else "fail", ", ".join(wrong), f'pip install -U "{target}"')
+        elif extra and all(found for _, found in installed):
+            complete.append(extra)
+    yield CheckResult("extras", "ok", ", ".join(complete) or "none")
+
+
+def _is_of(requirement: Requirement, extra: str) -> bool:
+    """Return whether it is the extra that needs a library; other extras that it names are looked at themselves."""
+    if requirement.marker is None:
+        return not extra
+    return requirement.name != _DISTRIBUTION and requirement.marker.evaluate({"extra": extra})
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def check_settings(named: Path | None) -> Iterator[CheckResult]:
+    """Check that the settings file, named on the command line or not, and the environment hold for every section.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    path = config_file([] if named is None else [f"--config={named}"])
+    load_settings(AllSettings, "doctor", [] if path is None else [f"--config={path}"])
+    variables = sum(name.upper().startswith("SPECULANT_") for name in os.environ)
+    shown = f"{path}" if path else f"no {DEFAULT_FILE} here: defaults"
+    yield CheckResult("settings", "ok", f"{shown}, environment variables: {variables}")
 
 
 def check_drafters(
     config: ClientConfig, draft: DraftConfig, tokenizers: dict[str, Fingerprint]
 ) -> Iterator[CheckResult]:
-    """Check every sidecar of a client's settings.
+    """Check every sidecar of a client's settings: a session, and drafts as a verifier would ask for them.
 
     Args:
         config: addresses, credentials, graph and deadline.
@@ -43,8 +133,7 @@ def check_drafters(
 
     for address in split_addresses(config.address):
         one = config.model_copy(update={"address": address})
-        look = partial(_check_one, Endpoint.of(address, config), one, draft, tokenizers)
-        yield from guarded("drafter", look)
+        yield from guarded("drafter", partial(_check_one, Endpoint.of(address, config), one, draft, tokenizers))
 
 
 def _check_one(
@@ -88,8 +177,7 @@ def _measure(config: ClientConfig, draft: DraftConfig, vocabulary_size: int) -> 
     from speculant_graph.client import DrafterClient
 
     numbers = random.Random(7)
-    patience_ms = 1e3 * _PATIENCE_S
-    patient = config.model_copy(update={"deadline_ms": patience_ms, "learn": False})
+    patient = config.model_copy(update={"deadline_ms": 1e3 * _PATIENCE_S, "learn": False})
     token_ids = [numbers.randrange(vocabulary_size) for _ in range(_PROMPT_TOKENS)]
     with DrafterClient(patient, tokenizer=None, draft=draft, strict=True, wants_proposals=False) as client:
         client.open(1)

@@ -1,1 +1,0 @@
-"""What ``speculant doctor`` looks at: one file for each part of an installation."""

@@ -1,0 +1,248 @@
+"""Commands that write files of graphs: ``speculant build``, ``update``, ``merge``, ``prune`` and ``export``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from speculant_graph.cli.terminal import printable
+from speculant_graph.config import GraphConfig
+from speculant_graph.errors import ConfigError
+from speculant_graph.log import log_to_stderr
+from speculant_graph.settings import CommandSettings, TypedPath, load_settings
+from speculant_graph.view.formatting import PHASE_LABELS, counted
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from speculant_graph.graph.build.builder import BuildProgress
+    from speculant_graph.graph.build.report import BuildReport
+    from speculant_graph.graph.ngrams import NgramGraph
+
+
+class BuildSettings(CommandSettings):
+    """Count a corpus into a graph file."""
+
+    corpus: CliPositionalArg[list[TypedPath]]
+    """Files of text, JSON Lines, JSON or PDF, packed by gzip or not; folders, which are searched for all of these but
+    JSON; patterns such as 'docs/**/*.md'; '-' for standard input."""
+    output: Path = Path("graph.pkl")
+    """Where the graph goes. An older file there stays intact until the new one is complete."""
+    json_output: bool = False
+    """Print one JSON object as the last line."""
+    graph: GraphConfig = GraphConfig()
+    """How to build."""
+
+
+def build(arguments: Sequence[str]) -> int:
+    """Build a graph file; print what it holds."""
+    settings = load_settings(BuildSettings, "build", arguments)
+    from speculant_graph.draft.pretraining import pretrain
+    from speculant_graph.graph.build.builder import GraphBuilder
+
+    builder = GraphBuilder(**settings.graph.model_dump())
+    log_to_stderr("INFO")
+    with show_progress() as progress:
+        graph = builder.build(settings.corpus, settings.output, progress=progress, calibrate=pretrain)
+    _print_graph(settings.output, graph, settings.json_output, builder.report)
+    return 0
+
+
+class UpdateSettings(CommandSettings):
+    """Add text to a graph: the result is what a build of all the text would have made."""
+
+    path: CliPositionalArg[Path]
+    """Graph file."""
+    corpus: CliPositionalArg[list[TypedPath]]
+    """New files, folders, patterns; '-' for standard input. They follow what was counted before."""
+    output: Path | None = None
+    """Where the new graph goes; without it, it replaces the old one when it is complete."""
+    json_output: bool = False
+    """Print one JSON object as the last line."""
+    graph: GraphConfig = GraphConfig()
+    """How to read and count; tokenizer, orders, boundaries and special tokens are the graph's."""
+
+
+def update(arguments: Sequence[str]) -> int:
+    """Update a graph file; print what it holds now."""
+    settings = load_settings(UpdateSettings, "update", arguments)
+    from speculant_graph.graph.build.combine import update_graph
+    from speculant_graph.graph.ngrams import NgramGraph
+
+    log_to_stderr("INFO")
+    num_tokens = NgramGraph.load(settings.path).metadata.num_tokens
+    output = settings.output or settings.path
+    with show_progress() as progress:
+        graph = update_graph(settings.path, settings.corpus, output, settings.graph, progress=progress)
+    _print_graph(output, graph, settings.json_output, added_tokens=graph.metadata.num_tokens - num_tokens)
+    return 0
+
+
+class MergeSettings(CommandSettings):
+    """Put two graphs together: the result is what a build of the first corpus and then the second would have made."""
+
+    first: CliPositionalArg[Path]
+    """Graph file."""
+    second: CliPositionalArg[Path]
+    """Graph file of the same tokenizer, orders and boundaries; its text follows the first one's."""
+    output: Path
+    """Where the graph of both goes; it may be one of them."""
+    json_output: bool = False
+    """Print one JSON object as the last line."""
+
+
+def merge(arguments: Sequence[str]) -> int:
+    """Merge two graph files; print what the result holds."""
+    settings = load_settings(MergeSettings, "merge", arguments)
+    from speculant_graph.graph.build.combine import merge_graphs
+    from speculant_graph.graph.ngrams import NgramGraph
+
+    log_to_stderr("INFO")
+    first, second = (NgramGraph.load(path, verify=True) for path in (settings.first, settings.second))
+    with show_progress() as progress:
+        graph = merge_graphs(first, second, settings.output, jobs=os.cpu_count() or 1, progress=progress)
+    _print_graph(settings.output, graph, settings.json_output)
+    return 0
+
+
+class PruneSettings(CommandSettings):
+    """Drop n-grams that occur rarely. What remains is exact, but the graph can't be updated or merged any more."""
+
+    path: CliPositionalArg[Path]
+    """Graph file."""
+    output: Path
+    """Where the smaller graph goes; it may be the same file."""
+    min_count: int = Field(2, ge=2)
+    """N-grams that occur less often are dropped; the file remembers it."""
+    json_output: bool = False
+    """Print one JSON object as the last line."""
+
+
+def prune(arguments: Sequence[str]) -> int:
+    """Prune a graph file; print what is left."""
+    settings = load_settings(PruneSettings, "prune", arguments)
+    from speculant_graph.graph.build.combine import prune_graph
+    from speculant_graph.graph.ngrams import NgramGraph
+
+    log_to_stderr("INFO")
+    old = NgramGraph.load(settings.path, verify=True)
+    with show_progress() as progress:
+        graph = prune_graph(old, settings.min_count, settings.output, jobs=os.cpu_count() or 1, progress=progress)
+    removed = sum(old.trie.nodes_per_level) - sum(graph.trie.nodes_per_level)
+    _print_graph(settings.output, graph, settings.json_output, min_count=settings.min_count, removed_nodes=removed)
+    return 0
+
+
+class ExportSettings(CommandSettings):
+    """Write a graph as llama.cpp's lookup cache.
+
+    It is for 'llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE'.
+    """
+
+    path: CliPositionalArg[Path]
+    """Graph file."""
+    output: Path = Path("lookup.bin")
+    """Where it goes."""
+    min_count: int = Field(1, ge=1)
+    """Contexts that occur less often are left out, for a smaller file."""
+    min_share: float = Field(0.6, ge=0.0, le=1.0)
+    """Contexts are left out whose most frequent successor makes up less of what followed them."""
+    json_output: bool = False
+    """Print one JSON object as the last line."""
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Export a graph file; print what was written."""
+    settings = load_settings(ExportSettings, "export", arguments)
+    from speculant_graph.graph.llama_lookup import export_llama_lookup
+    from speculant_graph.graph.ngrams import NgramGraph
+
+    output = settings.output
+    if output.exists() and output.samefile(settings.path):
+        raise ConfigError(f"{output} is the graph itself; name another --output")
+    graph = NgramGraph.load(settings.path, verify=True)
+    contexts = export_llama_lookup(graph, output, min_count=settings.min_count, min_share=settings.min_share)
+    file_bytes = output.stat().st_size
+    sys.stdout.write(f"{printable(str(output))}: {counted(contexts, 'context')}, {file_bytes / 1e6:.1f} MB\n")
+    if settings.json_output:
+        report = {"output": str(output), "contexts": contexts, "file_bytes": file_bytes}
+        sys.stdout.write(json.dumps(report) + "\n")
+    return 0
+
+
+@contextmanager
+def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
+    """Yield a callback that shows how far a build is: a bar for each phase on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(bar_width=10),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("[dim]{task.fields[tokens]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console) as bars:
+
+        def show(progress: BuildProgress) -> None:
+            if progress.phase not in tasks:
+                for task in tasks.values():  # of standard input it was not known how much comes
+                    bars.update(task, total=bars.tasks[task].completed)
+                tasks[progress.phase] = bars.add_task(PHASE_LABELS[progress.phase], total=None, tokens="")
+            tokens = f"{progress.num_tokens / 1e6:.1f}M tokens"
+            bars.update(tasks[progress.phase], completed=progress.done, total=progress.total or None, tokens=tokens)
+
+        yield show
+
+
+def _print_graph(
+    output: Path, graph: NgramGraph, json_output: bool, report: BuildReport | None = None, **facts: int
+) -> None:
+    """Print one line about a graph file for people and, if it is wanted, one JSON object; ``facts`` are in both."""
+    metadata = graph.metadata
+    counts = [f"{name.replace('_', ' ')} {value:,}" for name, value in facts.items()]
+    duration = [f"{report.total_s:.1f} s"] if report else []
+    sys.stdout.write(", ".join([sentence_of(output, graph), *counts, *duration]) + "\n")
+    if json_output:
+        summary = {
+            "output": str(output),
+            "file_bytes": output.stat().st_size,
+            "files": len(metadata.corpus_files),
+            "text_bytes": sum(file.size_bytes for file in metadata.corpus_files),
+            "documents": metadata.num_documents,
+            "tokens": metadata.num_tokens,
+            "max_order": metadata.max_order,
+            "nodes": sum(metadata.nodes_per_level),
+            "nodes_per_level": list(metadata.nodes_per_level),
+            "contexts_per_order": list(metadata.contexts_per_order),
+            "calibration_bytes": len(metadata.calibration),
+            **(dataclasses.asdict(report) if report else {}),
+            **facts,
+        }
+        sys.stdout.write(json.dumps(summary) + "\n")
+
+
+def sentence_of(output: Path, graph: NgramGraph) -> str:
+    """Return what a graph file holds, for people; no full stop, for more may follow."""
+    metadata = graph.metadata
+    return (
+        f"{printable(str(output))}: {counted(metadata.num_tokens, 'token')} of "
+        f"{counted(len(metadata.corpus_files), 'file')}, orders 1-{metadata.max_order}, "
+        f"{counted(sum(metadata.nodes_per_level), 'n-gram')}, {output.stat().st_size / 1e6:.1f} MB"
+    )
