@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import ByteSize, Field
 
@@ -11,7 +11,7 @@ from speculant_graph.config_base import Config
 
 
 class DraftModelConfig(Config):
-    """A small language model that drafts beside the graph, in the verifier's process."""
+    """A small language model that drafts beside the graph, in the verifier's process and on its device."""
 
     name: str = ""
     """Any causal model with the target's tokenizer: a name on the hub or a folder; empty: none."""
@@ -19,12 +19,6 @@ class DraftModelConfig(Config):
     """LoRA adapter to begin with: a folder, or one of 'adapters' by its name; empty: none."""
     adapters: dict[str, Path] = {}  # noqa: RUF012 - every instance gets its own copy
     """Folders of adapters by names of your own: legal=adapters/legal"""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number type of the weights; 'auto' keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
-    device: str = "auto"
-    """'auto', 'cpu', 'cuda', 'cuda:1', ..."""
-    temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
-    """What drafts are drawn with, for rules that weigh p against q; None: the temperature of the request."""
 
 
 class RecordConfig(Config):
@@ -35,12 +29,8 @@ class RecordConfig(Config):
     what was drafted, by what, whether it was accepted, and the target's most probable tokens. None: nothing is kept."""
     threshold: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """A request of whose emitted tokens a smaller share was drafted is a failure; others may become replay."""
-    top_k: Annotated[int, Field(ge=1, le=1_024)] = 16
-    """Most probable tokens of the target that are kept of a position, with their log-probabilities."""
     max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
     """Most bytes of failures, and of replay; the oldest are deleted."""
-    replay: Annotated[int, Field(ge=0)] = 200
-    """Requests of each tenant that are kept as replay, drawn uniformly from all that were no failures."""
 
 
 class TrainConfig(Config):
@@ -51,28 +41,10 @@ class TrainConfig(Config):
     Models of a few million want a rank of about half their width, and as much alpha."""
     alpha: Annotated[float, Field(gt=0.0)] = 16.0
     """The adapter counts alpha / rank."""
-    targets: str = "all-linear"
-    """Layers that get an adapter: 'all-linear', or names of modules separated by commas, such as 'q_proj,v_proj'."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 3e-3
     """Highest learning rate; it warms up over the first steps and goes down as a cosine. Models of billions of
     parameters may want a tenth of it."""
     epochs: Annotated[float, Field(gt=0.0)] = 4.0
     """How often every failure is seen; what is kept is the best state, by the loss of requests that are held out."""
-    accumulate: Annotated[int, Field(ge=1)] = 8
-    """Requests whose gradients make one step."""
-    max_tokens: Annotated[int, Field(ge=16)] = 2_048
-    """Longest request that is trained on; of longer ones the beginning of the prompt is cut off."""
-    strength: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Share of the trained change that is published: half of it has most of the gain, and of what the model knew next
-    to nothing is lost."""
-    replay_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
-    """Share of replay among the requests trained on, against forgetting."""
-    labels: Literal["soft", "hard"] = "soft"
-    """'soft': the target's most probable tokens and what they leave; 'hard': the token that it wrote."""
     min_failures: Annotated[int, Field(ge=0)] = 0
     """The verifier trains an adapter when it has recorded so many new failures; 0: never by itself."""
-    shared: bool = False
-    """Train one adapter on the text of all tenants. Otherwise it is trained on the text of one, and drafts for that one
-    alone."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of everything random in a training."""

@@ -231,10 +231,6 @@ class SequenceStep:
     """Longest path of a tree; None leaves it to the drafter, as below."""
     temperature: float | None = None
     """What ``sampling`` draws with."""
-    draws: bool = False
-    """Whether the verifier's rule weighs p against q, so that a strategy which can draw its tokens should."""
-    target_temperature: float = 0.0
-    """What the target's own tokens are drawn with; 0 is greedy."""
     is_priced: bool = True
     """Whether drafting that does not pay may be left out; False where a request wants drafts always."""
 

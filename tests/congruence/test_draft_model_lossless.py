@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 
-from speculant_graph.config import GenerationConfig
+from congruence import test_lossless_rules as sampled
 from support.draft_models import model_drafter, noisy
-from support.lossless import WINDOW, Job, Moody, alone, decode, graph_like, local_drafter, mixed_jobs
+from support.lossless import WINDOW, Moody, alone, decode, graph_like, local_drafter, mixed_jobs
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
 NUM_TOKENS = 24
@@ -72,17 +72,14 @@ def test_at_random(seed):
     assert outcome.outputs == [outputs[index] for index in order]
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
-def test_greedy_requests_whose_rule_weighs_p_against_q(rule):
-    """At temperature 0 these rules, too, write what the model alone writes."""
-    generator = random.Random(1)
-    config = GenerationConfig(max_tokens=NUM_TOKENS, rule=rule, ignore_end_tokens=True, speculation="on")
-    jobs = [Job(tuple(generator.randrange(250) for _ in range(length)), config) for length in (3, 90, 200)]
-    outputs = [alone(target_of("gpt_oss"), job) for job in jobs]
-    drafter = model_drafter(noisy(target_of("gpt_oss"), 0.02))
-    outcome = decode(target_of("gpt_oss"), jobs, drafter, 8, strategy="model")
-    assert outcome.outputs == outputs
-    assert sum(sum(each.accepted_by_depth) for each in outcome.sequences) > 20
+@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid", "follow"])
+@pytest.mark.parametrize("number", [sampled.FEW, pytest.param(sampled.MANY, marks=pytest.mark.slow)])
+def test_joint_distribution_in_the_real_engine(rule, number):
+    """Rules that weigh p against q follow the model's trees, of which no q is known."""
+    drafter = model_drafter(noisy(sampled.target(), 0.3), budget=12, rows=64)
+    outputs, accepted = sampled.outputs_of(rule, drafter, number, 9 * 10**6, max_tokens=8, strategy="model")
+    assert accepted > 1.0
+    assert sampled.p_value(outputs) > 1e-4
 
 
 def test_a_model_that_fails_costs_its_drafts_alone(monkeypatch):

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from speculant_graph.cli.main import main
-from speculant_graph.config import DraftConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
-from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapter_files import read_adapter
 from speculant_verifier.records.database import read_records, replay_of
-from speculant_verifier.service.learning import Learning
-from speculant_verifier.training.process import adapter_path
-from speculant_verifier.training.publishing import publish
 from support.sidecar import READY_TIMEOUT_S
 from support.tiny_models import tiny_model
-from support.training import write_adapter
 from support.verifier import fetched, running_verifier
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 DRAFTING = ("--strategy", "model", "--num-threads", "1", "--no-measure-costs")
-FAST = ("--learning-rate=0.02", "--accumulate=2", "--epochs=6")
+FAST = ("--learning-rate=0.04", "--epochs=24")
 
 
 @pytest.fixture(scope="module")
@@ -47,30 +37,11 @@ def named(models: Path) -> list[str]:
     return ["--model", str(models / "target"), "--draft-model", str(models / "draft")]
 
 
-def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "speculant", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def until(holds: Callable[[], object], what: Callable[[], str]) -> None:
     give_up_s = time.monotonic() + READY_TIMEOUT_S
     while not holds():
         assert time.monotonic() < give_up_s, what()
         time.sleep(0.1)
-
-
-@pytest.fixture(scope="module")
-def records(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What ``generate --record`` makes of twelve prompts that are alike."""
-    folder = tmp_path_factory.mktemp("collected")
-    lines = [json.dumps({"prompt": "The parties agree", "generation": {"max_tokens": 24}})] * 12
-    (folder / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    done = run("generate", "--prompts", folder / "prompts.jsonl", "--record", folder / "records", *named(models),
-               *DRAFTING, "--ignore-end-tokens", "--json")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "recorded: 12 requests, 12 failures, 0 replay, 0 passed over, 0 lost\n"
-    assert all(each.pass_s > 0.0 for each in read_records(folder / "records"))
-    return folder / "records"
 
 
 def test_what_is_recorded_of_prompts_that_can_not_all_be_continued(tmp_path: Path, models: Path, capsys) -> None:
@@ -81,29 +52,6 @@ def test_what_is_recorded_of_prompts_that_can_not_all_be_continued(tmp_path: Pat
     assert "recorded: 1 request, 0 failures, 1 replay, 0 passed over, 0 lost\n" in shown
     assert "generate: line 2 of " in shown
     assert len(replay_of(tmp_path / "records", None, 9)) == 1
-
-
-def test_what_was_published_is_loaded_after_whoever_loads(models: Path, tmp_path: Path) -> None:
-    folder, draft_model = tmp_path / "records", DraftModelConfig(name=str(models / "draft"))
-    decoder = SpeculativeDecoder(
-        verifier_config=VerifierConfig(model_name=str(models / "target"), num_threads=1, measure_costs=False),
-        draft_config=DraftConfig(strategy="model"),
-        draft_model=draft_model,
-        record=RecordConfig(folder=folder),
-    )
-    adapters = decoder.adapters
-    assert adapters is not None
-    adapter_path(folder, draft_model).parent.mkdir(parents=True)
-    adapter = write_adapter(tmp_path / "made", tiny_model("llama", seed=1).model, draft_model.name)
-    publish(adapter, adapter_path(folder, draft_model))
-    with decoder:
-        assert adapters._loading.acquire(timeout=1)
-        learning = Learning(decoder, draft_model, RecordConfig(folder=folder), TrainConfig(min_failures=9))
-        time.sleep(0.3)
-        assert not adapters.state.present.name
-        adapters._loading.release()
-        until(lambda: adapters.state.present.name, lambda: "it was not loaded")
-        learning.close()
 
 
 def ask(url: str, count: int) -> None:

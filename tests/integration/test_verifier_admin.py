@@ -142,9 +142,7 @@ def test_swaps_under_sixteen_streams(folder: Path, folders: dict[str, Path], tmp
     assert len(swapped) >= 3, swapped
 
 
-def test_loading_holds_up_nobody_and_is_done_once_at_a_time(
-    folder: Path, folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_loading_holds_up_no_request(folder: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
     async def scenario(admin: Any, stub: Any, server: Any, decoder: SpeculativeDecoder) -> None:
@@ -159,8 +157,6 @@ def test_loading_holds_up_nobody_and_is_done_once_at_a_time(
         decoder.adapters._loaded = slowly
         loading = asyncio.create_task(asyncio.wait_for(admin.LoadAdapter(pb.LoadAdapterRequest(name="small")), 60))
         await asyncio.to_thread(begun.wait, 60)
-        code, details = await refused(admin.LoadAdapter(pb.LoadAdapterRequest(name="random")))
-        assert (code, "another adapter is being loaded" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
         responses = [each async for each in stub.Generate(pb.GenerateRequest(prompt="Hello"))]
         assert responses[-1].finish_reason
         assert not loading.done()

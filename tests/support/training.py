@@ -64,11 +64,11 @@ def write_adapter(folder: Path, model: Any, name: str = "tiny", seed: int = 0, s
         seed: of the numbers.
         std: how much it changes.
     """
-    trainer = Trainer(model, name, TrainConfig(rank=4, seed=seed), folder)
+    trainer = Trainer(model, name, TrainConfig(rank=4), folder)
     torch.manual_seed(seed)
     for parameter_name, parameter in trainer.model.named_parameters():
         if ".lora_B." in parameter_name:
             parameter.data.normal_(std=std)
-    trainer._save(seed + 1, Evaluation(1.0, 0.5))
+    trainer.save(seed + 1, Evaluation(1.0, 0.5))
     assert trainer.best is not None
     return trainer.best[0]

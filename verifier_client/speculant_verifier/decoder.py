@@ -27,8 +27,8 @@ from speculant_verifier.engine import Engine
 from speculant_verifier.engine.runner import Runner
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
-from speculant_verifier.records.collect import RecordIdentity
-from speculant_verifier.records.writer import RecordWriter
+from speculant_verifier.records.database import RecordWriter
+from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
@@ -114,9 +114,8 @@ class SpeculativeDecoder:
         if wanted is not None and base is not None:
             ngrams = None if strategy == "model" else self.drafter
             self.drafter = open_model_drafter(
-                base, self.target, self.verifier_config, self.draft_config, ngrams, self.costs,
-                wanted.temperature,
-            )  # fmt: skip
+                base, self.target, self.verifier_config, self.draft_config, ngrams, self.costs
+            )
             self.adapters = Adapters(self.drafter, base, wanted, self.record_identity)
         self.engine = Engine(
             self.target,

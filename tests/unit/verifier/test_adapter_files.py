@@ -90,14 +90,11 @@ def _rewrite(name: str, text: str) -> Callable[[Path], None]:
         (_spoil_config("base_model_name_or_path", "models/another"), "is for the model 'models/another'"),
         (_spoil_config("peft_type", "IA3"), "kind IA3"),
         (_spoil_config("use_dora", True), "sets use_dora"),
-        (_spoil_config("init_lora_weights", "pissa"), "sets init_lora_weights"),
-        (_spoil_config("r", 8), "shape"),
+        (_spoil_config("r", 8), "has other weights"),
         (_spoil_config("r", "many"), "damaged|does not fit"),
-        (_spoil_config("target_modules", ["q_proj"]), "has unknown weights"),
         (_spoil_config("target_modules", ["no_such"]), "does not fit"),
-        (_spoil_weights(lambda tensors, name: tensors.pop(name)), "lacks weights"),
-        (_spoil_weights(lambda tensors, name: tensors.update({"more": torch.ones(2)})), "has unknown weights"),
-        (_spoil_weights(lambda tensors, name: tensors.update({name: tensors[name][:, :-1]})), "the shape"),
+        (_spoil_weights(lambda tensors, name: tensors.pop(name)), "has other weights"),
+        (_spoil_weights(lambda tensors, name: tensors.update({"more": torch.ones(2)})), "has other weights"),
         (_spoil_weights(lambda tensors, name: tensors[name].view(-1)[3:4].fill_(float("inf"))), "not finite"),
         (_truncate, "damaged"),
         (_rewrite("adapter_config.json", "{"), "can't be read"),
@@ -119,7 +116,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path, sp
 
 
 def test_an_adapter_of_another_architecture_or_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown weights|does not fit|shape"):
+    with pytest.raises(ConfigError, match=r"does not fit|has other weights"):
         check_adapter(write_adapter(tmp_path / "a"), base("gpt_oss"), "tiny")
     base().save_pretrained(tmp_path / "here" / "tiny")
     shutil.copytree(tmp_path / "here", tmp_path / "there")

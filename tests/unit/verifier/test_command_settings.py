@@ -28,9 +28,8 @@ def test_the_folder_of_records_has_a_short_name(
     command: str, kind: type[GenerateSettings | VerifierSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for arguments in (["--record", "mine"], ["--record=mine"], ["--record.folder", "mine"]):
-        settings = load_settings(kind, command, [*arguments, "--record.top-k", "3", "--top-k", "5"])
-        assert settings.record == RecordConfig(folder=Path("mine"), top_k=3)
-        assert settings.generation.top_k == 5, "which the shorter name is of"
+        settings = load_settings(kind, command, [*arguments, "--record.threshold", "0.3"])
+        assert settings.record == RecordConfig(folder=Path("mine"), threshold=0.3)
     assert load_settings(kind, command, []).record == RecordConfig()
     monkeypatch.setenv("SPECULANT_RECORD__FOLDER", "theirs")
     assert load_settings(kind, command, []).record.folder == Path("theirs")
@@ -40,9 +39,3 @@ def test_the_folder_of_records_has_a_short_name(
 
 def test_behind_two_dashes_a_text_is_a_text() -> None:
     assert load_settings(GenerateSettings, "generate", ["--", "--record"]).prompt == ["--record"]
-
-
-def test_a_draft_model_takes_no_short_flag_of_the_models() -> None:
-    settings = load_settings(VerifierSettings, "verifier", ["--device", "cpu", "--dtype", "float32"])
-    assert (settings.verifier.device, settings.verifier.dtype) == ("cpu", "float32")
-    assert (settings.draft_model.device, settings.draft_model.dtype) == ("auto", "auto")

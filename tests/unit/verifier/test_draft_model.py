@@ -14,7 +14,6 @@ from speculant_graph.config_learning import DraftModelConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.types import Draft
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.draft_model.drawing import shape_of
 from speculant_verifier.draft_model.opening import load_draft_model
 from speculant_verifier.draft_model.price import LEAST_GAIN, Allowance, DraftPrice
 from speculant_verifier.draft_model.reliability import Reliability, Situation
@@ -147,8 +146,6 @@ def test_the_price_says_none_where_ngrams_are_sure_and_more_where_the_model_is()
     assert price.choose([[0.99, 0.98, 0.97]], {0: [0.01, 0.01]}, 1, 0.0)[1:] == (0, [])
     assert price.choose([[]], {0: [0.9]}, 1, 0.0)[1:] == (1, [0])
     assert DraftPrice(flat(1.0, 0.01), flat(1.5, 0.01)).choose([[]], {0: [0.9]}, 1, 0.0)[1:] == (0, [])
-    assert price.depth(0.9, 1, 8) > price.depth(0.5, 1, 8)
-    assert price.depth(0.2, 1, 8) == 0
 
 
 def test_an_allowance_holds_a_share_of_the_targets_time_and_what_was_saved():
@@ -179,15 +176,6 @@ def test_a_machine_that_has_become_slower_changes_both_prices():
         price.note(float(price.pass_s(1, 1, 1)[-1]), 1.6)
     assert float(price.pass_s(1, 1, 1)[-1]) == pytest.approx(1.6, abs=0.05)
     assert price.choose([[]], {0: [0.5]}, 1, 0.0)[1:] == (0, [])
-
-
-@pytest.mark.parametrize(
-    ("siblings", "shape"),
-    [("none", [0, 1, 2]), ("without-replacement", [0, 1, 0, 2, 1]), ("independent", [0, 1, 0, 2, 1])],
-)
-def test_shapes(siblings, shape):
-    assert shape_of(siblings, len(shape), 3, 2) == shape
-    assert shape_of(siblings, 5, 0, 2) == []
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):

@@ -10,19 +10,17 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
 
 import speculant_verifier.training.trainer as trainer_module
 from speculant_graph.config_learning import TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.adapter_files import check_adapter, merge, read_adapter
 from speculant_verifier.training.examples import Example, make_example
-from speculant_verifier.training.run import TrainingResult, train_adapter
-from speculant_verifier.training.trainer import Trainer
+from speculant_verifier.training.trainer import Trainer, TrainingResult, train_adapter
 from support.tiny_models import tiny_gpt_oss, tiny_model
 from support.training import recorded
 
-CONFIG = TrainConfig(rank=4, epochs=6, accumulate=2, learning_rate=2e-2)
+CONFIG = TrainConfig(rank=4, epochs=12, learning_rate=4e-2)
 
 
 def base(family: str = "llama", seed: int = 1) -> Any:
@@ -70,7 +68,6 @@ def test_gradients_are_those_of_eager_attention(tmp_path: Path, examples, family
         model = base(family)
         assert model.config._attn_implementation == "speculant"
         trainer = Trainer(model, "tiny", CONFIG, tmp_path)
-        assert model.config._attn_implementation == ("eager" if family == "gpt_oss" else "sdpa")
         assert model.is_activation_checkpointing == (large == 0)
         if attention is not None:
             model.set_attn_implementation(attention)
@@ -90,60 +87,46 @@ def test_gradients_are_those_of_eager_attention(tmp_path: Path, examples, family
             )
 
 
-@pytest.mark.parametrize("labels", ["soft", "hard"])
-def test_a_training_learns_what_is_repeated(tmp_path: Path, records, labels: str) -> None:
-    config = CONFIG.model_copy(update={"labels": labels, "epochs": 12})
+def test_a_training_learns_what_is_repeated_and_what_is_saved_is_what_was_measured(tmp_path: Path, records) -> None:
     same = [replace(records[0], request_id=f"r{i}", prompt=(i, *records[0].prompt)) for i in range(4)]
     seen: list[int] = []
-    result = train(tmp_path, same, config=config, report=lambda progress: seen.append(progress.step))
+    model = base()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = train(
+        tmp_path / "a",
+        same,
+        model,
+        CONFIG.model_copy(update={"epochs": 40}),
+        report=lambda progress: seen.append(progress.step),
+    )
     figures = result.figures
     assert figures.held_out_loss_after < 0.5 * figures.held_out_loss_before
     assert figures.acceptance_after > figures.acceptance_before + 0.2
-    assert seen == list(range(1, figures.num_steps + 1)) == list(range(1, 19))
-    assert figures.num_tokens == 36 * 24
+    assert seen == list(range(1, figures.num_steps + 1)) == list(range(1, 16))
+    assert figures.num_tokens == 120 * 24
     assert figures.num_held_out == 1
     assert result.end is None
-    note = read_adapter(result.candidate).note
-    assert note["loss"] == figures.held_out_loss_after
-    assert [path.name for path in tmp_path.iterdir()] == [result.candidate.name]
-
-
-def test_the_base_stays_as_it_was(tmp_path: Path, records) -> None:
-    model = base()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    train(tmp_path, records, model)
+    assert result.candidate is not None
+    assert read_adapter(result.candidate).note["loss"] == figures.held_out_loss_after
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [result.candidate.name]
     after = model.state_dict()
     for name, tensor in before.items():
         found = after[name] if name in after else after[name.replace(".weight", ".base_layer.weight")]
-        torch.testing.assert_close(found, tensor, rtol=0, atol=0)
+        assert torch.equal(found, tensor), "the base stays as it was"
+    # It loads in plain peft, and merged it does what was measured.
+    plain = base()
+    plain.set_attn_implementation("sdpa")
+    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
+        PeftModel.from_pretrained(plain, str(result.candidate))
+    judges = [make_example(each, 512) for each in result.held_out]
+    again = Trainer(merge(base(), result.candidate), "tiny-llama", CONFIG, tmp_path).evaluate(judges)
+    assert again.loss == pytest.approx(figures.held_out_loss_after, rel=1e-5)
+    assert again.acceptance == figures.acceptance_after
 
 
 def test_a_training_can_be_repeated(tmp_path: Path, records) -> None:
     runs = [train(tmp_path / name, records) for name in "ab"]
     assert read_adapter(runs[0].candidate).digest == read_adapter(runs[1].candidate).digest
-
-
-def test_a_part_of_the_change_is_published(tmp_path: Path, records) -> None:
-    found = {}
-    for strength in (1.0, 0.5):
-        once = CONFIG.model_copy(update={"strength": strength, "epochs": 1, "accumulate": 2})
-        candidate = train(tmp_path / str(strength), records, config=once).candidate
-        found[strength] = load_file(candidate / "adapter_model.safetensors")
-    for name, whole in found[1.0].items():
-        torch.testing.assert_close(found[0.5][name], whole * (0.5 if "lora_B" in name else 1.0), rtol=0, atol=0)
-    assert max(float(each.abs().max()) for name, each in found[0.5].items() if "lora_B" in name) > 0.0
-
-
-def test_the_adapter_loads_in_plain_peft_and_does_what_was_measured(tmp_path: Path, records) -> None:
-    result = train(tmp_path, records)
-    model = base()
-    model.set_attn_implementation("sdpa")
-    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
-        PeftModel.from_pretrained(model, str(result.candidate))
-    judges = [make_example(each, 512) for each in result.held_out]
-    again = Trainer(merge(base(), result.candidate), "tiny-llama", CONFIG, tmp_path).evaluate(judges)
-    assert again.loss == pytest.approx(result.figures.held_out_loss_after, rel=1e-5)
-    assert again.acceptance == result.figures.acceptance_after
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit(143)])
@@ -152,35 +135,19 @@ def test_an_interrupted_training_keeps_the_best_so_far(tmp_path: Path, records, 
         if progress.is_best:
             raise signal
 
-    result = train(tmp_path, records, report=interrupt)
+    result = train(tmp_path, records, config=CONFIG.model_copy(update={"epochs": 40}), report=interrupt)
     assert isinstance(result.end, (KeyboardInterrupt, SystemExit))
-    assert result.figures.num_steps < 9
+    assert result.figures.num_steps < 10
     assert result.candidate is not None
     check_adapter(result.candidate, base(), "tiny-llama")
 
 
-def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, records) -> None:
-    """The rate is so high that the first steps are good by luck at best, and numbers overflow soon."""
-    config = CONFIG.model_copy(update={"learning_rate": 1e25, "epochs": 20})
-    result = train(tmp_path, records, config=config)
-    assert result.figures.num_steps < 20
+@pytest.mark.parametrize("learning_rate", [1e4, 1e25])
+def test_where_nothing_is_better_there_is_no_candidate(tmp_path: Path, records, learning_rate: float) -> None:
+    """With the higher rate numbers overflow soon, and the training ends."""
+    result = train(tmp_path, records, config=TrainConfig(rank=4, learning_rate=learning_rate, epochs=60))
+    assert result.candidate is None
     assert math.isfinite(result.figures.held_out_loss_after)
-    assert result.candidate is None
-
-
-def test_where_nothing_is_better_there_is_no_candidate(tmp_path: Path, records) -> None:
-    result = train(tmp_path, records, config=CONFIG.model_copy(update={"learning_rate": 1e4}))
-    assert result.candidate is None
     assert result.figures.held_out_loss_after == result.figures.held_out_loss_before
     with pytest.raises(ConfigError, match="two requests at least"):
         train(tmp_path, records[:1])
-
-
-def test_named_layers_alone_get_an_adapter(tmp_path: Path) -> None:
-    config = CONFIG.model_copy(update={"targets": "q_proj, experts.down_proj"})
-    trainer = Trainer(base("gpt_oss"), "tiny", config, tmp_path)
-    names = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
-    assert all("q_proj" in name or "experts" in name for name in names)
-    assert len(names) == 4 * 2 * 2
-    with pytest.raises(ConfigError, match="no_such"):
-        Trainer(base(), "tiny", CONFIG.model_copy(update={"targets": "no_such"}), tmp_path)

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.config_learning import TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.training.examples import (
     make_example,
@@ -19,7 +18,7 @@ from speculant_verifier.training.examples import (
     of_tokenizer,
     split,
 )
-from speculant_verifier.training.losses import divergence
+from speculant_verifier.training.trainer import divergence
 from support.training import record
 
 
@@ -69,48 +68,44 @@ def test_the_loss_and_its_gradient_are_finite_where_the_model_is_sure() -> None:
     assert divergence(logits, *everything).isfinite().all()
 
 
-def test_hard_labels_are_the_tokens_that_were_written() -> None:
+def test_what_is_not_known_is_learned_as_it_was_written() -> None:
     soft = replace(record([1, 2], [3, 4]), top_token_ids=((3, 5), ()), top_logprobs=((-0.1, -3.0), ()))
-    example = make_example(soft, 100, "hard")
-    assert example.label_ids.tolist() == [[3], [4]]
-    assert example.label_probabilities.tolist() == [[1.0], [1.0]]
     damaged = replace(soft, top_logprobs=((float("nan"), -3.0), ()))
     assert make_example(damaged, 100).label_ids.tolist() == [[3], [4]]
-    example = make_example(soft, 100, "soft")  # the second position is not known: hard
+    example = make_example(soft, 100)
     assert example.label_ids.tolist() == [[3, 5], [4, 4]]
     assert example.is_label.tolist() == [[True, True], [True, False]]
     np.testing.assert_allclose(example.label_probabilities, [np.exp([-0.1, -3.0]), [1.0, 0.0]])
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "token_ids", "first"),
-    [(9, [1, 2, 3, 4, 5, 6], 3), (6, [1, 2, 3, 4, 5, 6], 3), (5, [2, 3, 4, 5, 6], 2), (2, [5, 6], 1)],
+    ("prompt", "max_tokens", "token_ids", "first"),
+    [
+        ([1, 2, 3], 6, [1, 2, 3, 4, 5, 6], 3),
+        ([1, 2, 3], 5, [2, 3, 4, 5, 6], 2),
+        ([1, 2, 3], 2, [5, 6], 1),
+        ([], 9, [4, 5, 6], 1),  # the first token has nothing before it
+    ],
 )
-def test_of_long_requests_the_beginning_is_left_out(max_tokens: int, token_ids: list[int], first: int) -> None:
-    example = make_example(record([1, 2, 3], [4, 5, 6]), max_tokens)
+def test_of_long_requests_the_beginning_is_left_out(
+    prompt: list[int], max_tokens: int, token_ids: list[int], first: int
+) -> None:
+    example = make_example(record(prompt, [4, 5, 6]), max_tokens)
     assert example.token_ids.tolist() == token_ids
     assert example.first == first
     assert example.label_ids[:, 0].tolist() == token_ids[first:]
 
 
-def test_without_a_prompt_the_first_token_is_no_label() -> None:
-    example = make_example(record([], [4, 5]), 100)
-    assert (example.first, example.label_ids.tolist()) == (1, [[5]])
-
-
-def test_the_mixture_has_the_shares_that_were_asked_for() -> None:
+def test_every_epoch_has_all_failures_and_a_share_of_replay() -> None:
     failures, replay = [f"f{i}" for i in range(40)], [f"r{i}" for i in range(100)]
-    config = TrainConfig(epochs=3, replay_share=0.2)
-    order = mixture(failures, replay, config)
+    order = mixture(failures, replay, 3)
     assert len(order) == 150
     assert all(order.count(each) == 3 for each in failures)
-    assert sum(each.startswith("r") for each in order) == 30
     assert len({each for each in order if each.startswith("r")}) > 20  # every epoch draws anew
-    assert order == mixture(failures, replay, config)
-    assert order != mixture(failures, replay, TrainConfig(epochs=3, replay_share=0.2, seed=1))
-    assert len(mixture(failures, replay, TrainConfig(epochs=0.5, replay_share=0.0))) == 20
-    assert len(mixture(failures, replay[:2], config)) == 126  # all that there is
-    assert sorted(mixture([], replay, TrainConfig(epochs=1))) == sorted(replay)
+    assert order == mixture(failures, replay, 3)
+    assert len(mixture(failures, [], 0.5)) == 20
+    assert len(mixture(failures, replay[:2], 3)) == 126  # all that there is
+    assert sorted(mixture([], replay, 1)) == sorted(replay)
 
 
 @given(st.sets(st.text(max_size=8), min_size=2, max_size=60), st.integers(0, 59), st.integers(0, 59))
@@ -145,14 +140,12 @@ def test_a_fifth_is_held_out() -> None:
 
 def test_the_text_of_several_tenants_is_not_mixed() -> None:
     records = [record([1], [2], tenant="a"), record([1], [2], tenant="b")]
-    with pytest.raises(ConfigError, match=r"2 tenants; name one with --tenant") as caught:
-        of_one_tenant(records, None, is_shared=False)
-    assert "\n" not in str(caught.value)
-    assert of_one_tenant(records, "b", is_shared=False) == records[1:]
-    assert of_one_tenant(records, None, is_shared=True) == records
-    assert of_one_tenant(records[:1], None, is_shared=False) == records[:1]
+    with pytest.raises(ConfigError, match=r"2 tenants; name one with --tenant"):
+        of_one_tenant(records, None)
+    assert of_one_tenant(records, "b") == records[1:]
+    assert of_one_tenant(records[:1], None) == records[:1]
     with pytest.raises(ConfigError, match="no records of tenant 'c'; those that are there are of 'a', 'b'"):
-        of_one_tenant(records, "c", is_shared=False)
+        of_one_tenant(records, "c")
 
 
 def test_records_of_other_tokenizers_are_left_out() -> None:

@@ -32,7 +32,7 @@ from speculant_verifier.model.loading import load_model
 from speculant_verifier.records.database import read_records, replay_of
 from speculant_verifier.training.examples import split
 from speculant_verifier.training.gate import judge
-from speculant_verifier.training.run import train_adapter
+from speculant_verifier.training.trainer import train_adapter
 
 if TYPE_CHECKING:
     from speculant_verifier.bench.adapter import BenchAdapterSettings

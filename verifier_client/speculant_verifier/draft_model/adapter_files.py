@@ -98,6 +98,7 @@ def check_adapter(folder: Path | str, model: PreTrainedModel, base_name: str) ->
         ConfigError: it was trained for another model, its tensors are not those of this model, or not all numbers are
             finite; one line that ends in what to do.
     """
+    require_plain(model)
     info = read_adapter(folder)
     another = f"choose an adapter of '{base_name}', or train one with 'speculant train'"
     # A model may be moved to another folder, or downloaded from the hub into one.
@@ -111,16 +112,12 @@ def check_adapter(folder: Path | str, model: PreTrainedModel, base_name: str) ->
         tensors = load_file(info.folder / WEIGHTS_FILE)
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"the weights of adapter {folder} are damaged: {sentence(error)} {_AGAIN}") from error
-    if odd := sorted(tensors.keys() ^ expected.keys()):
-        what = "lacks" if odd[0] in expected else "has unknown"
-        raise ConfigError(f"the adapter {folder} {what} weights for '{base_name}', first {odd[0]}; {another}")
-    for name, tensor in tensors.items():
-        if tensor.shape != expected[name]:
+    for name in sorted(tensors.keys() | expected.keys()):
+        if name not in tensors or tensors[name].shape != expected.get(name):
             raise ConfigError(
-                f"the adapter {folder} has {name} with the shape {list(tensor.shape)}, and '{base_name}' needs "
-                f"{list(expected[name])}; {another}"
+                f"the adapter {folder} has other weights than '{base_name}' needs, first {name}; {another}"
             )
-        if not tensor.isfinite().all():
+        if not tensors[name].isfinite().all():
             raise ConfigError(f"the adapter {folder} has numbers in {name} that are not finite; copy or train it again")
     return info
 
@@ -131,32 +128,21 @@ def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     Args:
         model: as it was loaded: of weights with an adapter in them the next one would be a sum. It is changed.
         folder: :attr:`AdapterInfo.folder`.
-
-    Raises:
-        ConfigError: the weights are quantised in a way that can't be decoded.
     """
     with quiet_peft():
-        merged = PeftModel.from_pretrained(decoded(model), str(folder)).merge_and_unload(safe_merge=True)
+        merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True)
     assert isinstance(merged, PreTrainedModel)
     return merged
 
 
-def decoded(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model whose weights are plain numbers: matrices can't be added to packed ones.
+def require_plain(model: PreTrainedModel) -> None:
+    """Refuse a model whose weights are quantised: matrices can't be added to packed ones.
 
     Raises:
-        ConfigError: transformers can't decode this kind of quantised weights here.
+        ConfigError: they are.
     """
-    if not getattr(model, "is_quantized", False):
-        return model
-    try:
-        plain: PreTrainedModel = model.dequantize()
-    except (NotImplementedError, ImportError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"the quantised weights of '{model.name_or_path}' can't be decoded for an adapter: {sentence(error)} "
-            "Give a checkpoint that is not quantised."
-        ) from error
-    return plain
+    if getattr(model, "is_quantized", False):
+        raise ConfigError(f"'{model.name_or_path}' has quantised weights, which take no adapter; give it in bfloat16")
 
 
 def base_digest(name: str) -> str:

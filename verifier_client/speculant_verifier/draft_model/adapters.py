@@ -1,40 +1,25 @@
 """The draft model's LoRA adapters while it serves: loaded, swapped between two steps, and taken back.
 
 An adapter is checked as a whole, and added to a copy of the base model, before anything changes: the weights that serve
-are never touched. The model before stays in memory, so going back is a swap, too. It happens by itself where the new
-one is right less often: of the first sequences that end, both read the last tokens, so that they are compared by the
-same text. Not for ever, which finds an equal one worse some day. The output can't change by any of this.
+are never touched. The model before stays in memory, so going back is a swap, too. The output can't change by any of
+this.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
 from loguru import logger
-from numpy.typing import NDArray
 
 from speculant_graph.config_learning import DraftModelConfig
 from speculant_graph.corpus.hub import sentence
-from speculant_graph.errors import ConfigError, DraftLimitError
-from speculant_graph.types import TokenId
+from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.drafter import ModelDrafter
 from speculant_verifier.model import TargetModel
-from speculant_verifier.records.collect import RecordIdentity
-
-_FEWEST_COMPARED, _MOST_COMPARED = 400, 2_000
-"""Tokens that both models have read before a new adapter may be taken back, and after which it stays."""
-_LONGEST_READ, _COMPARED_AT_ONCE = 320, 64
-"""Last tokens of a sequence that both read, and those of them that count."""
-_ERRORS = 2.5
-"""Standard errors that it must be worse by."""
-_RETRY_S = 1.0
+from speculant_verifier.records.record import RecordIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +54,10 @@ class AdapterState:
     """How many these are."""
     previous_acceptance: float | None
     """The same of the one before, when it was replaced."""
-    num_rollbacks: int
-    """How often an adapter was taken back because it was worse."""
     num_passes: int
     """Passes of the draft model since it was first loaded, with whatever adapter."""
     passes_s: float
     """Seconds that they took."""
-
-    def line(self) -> str:
-        """Return one line for people, without a line end."""
-        how = "not judged yet" if self.acceptance is None else f"right about {self.acceptance:.0%}"
-        latest = f" of the latest {self.num_judged:,} tokens" if self.num_judged else ""
-        return f"draft model with {described(self.present)}: {how}{latest}, {self.num_passes:,} passes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +92,8 @@ class Adapters:
         self._drafter, self._config, self._base = drafter, config, base
         self._identity = identity
         identity.draft_model = config.name
-        self._lock, self._loading = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._present, self._previous = _Loaded(BASE, base), None  # type: tuple[_Loaded, _Loaded | None]
-        self._num_rollbacks = 0
-        self._num_compared = self._only_before = self._only_now = 0
-        drafter.ended = self._compare
         if config.adapter:
             self.load(config.adapter)
             self._previous = None
@@ -128,16 +102,6 @@ class Adapters:
     def names(self) -> dict[str, Path]:
         """Folders by the names that the settings give them."""
         return dict(self._config.adapters)
-
-    @property
-    def base(self) -> TargetModel:
-        """The draft model without an adapter."""
-        return self._base
-
-    @property
-    def model(self) -> TargetModel:
-        """What drafts."""
-        return self._present.model
 
     @property
     def state(self) -> AdapterState:
@@ -150,7 +114,6 @@ class Adapters:
             acceptance=_share((num_judged, num_right)),
             num_judged=num_judged,
             previous_acceptance=None if previous is None else _share(previous.hits),
-            num_rollbacks=self._num_rollbacks,
             num_passes=self._drafter.num_passes,
             passes_s=self._drafter.passes_s,
         )
@@ -163,19 +126,14 @@ class Adapters:
 
         Raises:
             ConfigError: it is not there, damaged, or of another model; what serves is unchanged.
-            DraftLimitError: another one is being loaded.
         """
-        if not self._loading.acquire(blocking=False):
-            raise DraftLimitError(f"another adapter is being loaded; try again in {_RETRY_S:g} s", _RETRY_S)
-        try:
-            loaded = self._loaded(name)
-        except (RuntimeError, MemoryError, ValueError) as error:  # of torch, such as memory that has ended
-            raise ConfigError(
-                f"adapter '{name}' can't be loaded: {sentence(error)} What serves is unchanged."
-            ) from error
-        finally:
-            self._loading.release()
-        with self._lock:
+        with self._lock:  # one is loaded at a time
+            try:
+                loaded = self._loaded(name)
+            except (RuntimeError, MemoryError, ValueError) as error:  # of torch, such as memory that has ended
+                raise ConfigError(
+                    f"adapter '{name}' can't be loaded: {sentence(error)} What serves is unchanged."
+                ) from error
             present = self._present.adapter
             if (loaded.adapter.digest, loaded.adapter.tenants) == (present.digest, present.tenants):
                 return present  # a swap would lose what there is to go back to
@@ -213,46 +171,10 @@ class Adapters:
     def _swap(self, loaded: _Loaded) -> None:
         self._previous = _Loaded(self._present.adapter, self._present.model, self._drafter.hits)
         self._present, self._identity.adapter = loaded, loaded.adapter.digest
-        self._num_compared = self._only_before = self._only_now = 0
         tenants = loaded.adapter.tenants
         if tenants is not None:  # the empty one is of requests that name none, whosever these are here
             tenants = tenants - {""} | ({""} if self._identity.tenant in tenants else set())
         self._drafter.swap(loaded.model, tenants)
-
-    def _compare(self, text: Sequence[TokenId]) -> None:
-        """Have both models read the end of a sequence that has ended; go back if what drafts is the worse one."""
-        previous, present = self._previous, self._present
-        if previous is None or self._num_compared >= _MOST_COMPARED or len(text) < 2:
-            return
-        end = [min(token, self._base.vocabulary_size - 1) for token in text[-_LONGEST_READ:]]
-        count = min(_COMPARED_AT_ONCE, len(end) - 1)
-        before, now = (_right(each.model, end, count) for each in (previous, present))
-        self._num_compared += count
-        self._only_before += int((before & ~now).sum())
-        self._only_now += int((now & ~before).sum())
-        # McNemar's test: of the tokens about which one alone was right, as many should be either's.
-        error = math.sqrt(self._only_before + self._only_now)
-        if self._num_compared < _FEWEST_COMPARED or self._only_before - self._only_now <= _ERRORS * error:
-            return
-        num_tokens, only_before, only_now = self._num_compared, self._only_before, self._only_now
-        with self._lock:
-            if self._previous is not previous:  # another swap was quicker
-                return
-            self._swap(previous)
-            self._previous = None
-            self._num_rollbacks += 1
-        logger.warning(
-            "of {} tokens {} alone was right about {}, and {} before it about {}: took it back",
-            num_tokens, described(present.adapter), only_now, described(previous.adapter), only_before,
-        )  # fmt: skip
-
-
-@torch.inference_mode()
-def _right(model: TargetModel, text: Sequence[TokenId], count: int) -> NDArray[np.bool_]:
-    """Return at which of the last tokens of a text a model's most probable token is the true one."""
-    logits = model.forward([text[:-1]], model.new_cache(1), [0], num_before=count - 1)[0]
-    right: NDArray[np.bool_] = logits.argmax(-1).cpu().numpy() == np.array(text[-count:])
-    return right
 
 
 def _share(hits: tuple[int, int]) -> float | None:

@@ -56,7 +56,7 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
 
     Args:
         config: the model.
-        verifier: all other settings of loading.
+        verifier: all other settings of loading: its device and number type are the target's.
 
     Raises:
         ConfigError: either can't be loaded.
@@ -64,8 +64,6 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
     own: dict[str, Any] = {
         "model_name": config.name,
         "tokenizer_name": None,
-        "dtype": config.dtype,
-        "device": config.device,
         "ram_budget": 0,  # it comes on top of the target's budget
         "resident_layers": None,
     }
@@ -73,8 +71,7 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
     try:
         return load_model(loading, may_stream=False), load_tokenizer(loading)[1]
     except ConfigError as error:
-        text = str(error).replace("--verifier.model-name", "--draft-model")
-        raise ConfigError(text.replace("--verifier.", "--draft-model.")) from error
+        raise ConfigError(str(error).replace("--verifier.model-name", "--draft-model")) from error
 
 
 def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target: TargetModel) -> TargetModel:
@@ -84,8 +81,8 @@ def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target:
         ConfigError: it can't be loaded.
         TokenizerMismatchError: it has another tokenizer than the target.
     """
-    device = str(target.device) if config.device == "auto" else config.device
-    model, fingerprint = load_base(config.model_copy(update={"device": device}), verifier)
+    # Beside the target, wherever a caller has put it.
+    model, fingerprint = load_base(config, verifier.model_copy(update={"device": str(target.device)}))
     if fingerprint.sha256 != target.fingerprint.sha256:
         raise TokenizerMismatchError(
             f"draft model '{config.name}' has another tokenizer than '{target.name}'; choose one of the same family, "
@@ -101,7 +98,6 @@ def open_model_drafter(
     draft: DraftConfig,
     ngrams: Drafter | None,
     costs: CostTable | None,
-    temperature: float | None = None,
 ) -> ModelDrafter:
     """Put a drafter together.
 
@@ -112,7 +108,6 @@ def open_model_drafter(
         draft: how to draft.
         ngrams: drafts beside it; None: the model drafts alone.
         costs: measured passes of the target; None: typical costs are assumed for both.
-        temperature: see :class:`~speculant_verifier.draft_model.drafter.ModelDrafter`.
     """
     passes = DraftPasses(model, verifier.max_batch_size, verifier.prefill_chunk)
     if costs is None:
@@ -120,7 +115,7 @@ def open_model_drafter(
     else:
         own = load_or_measure(model, batches_up_to(verifier.max_batch_size))
         price = DraftPrice(measured_times(costs), measured_times(own))
-    return ModelDrafter(passes, price, draft, ngrams, temperature)
+    return ModelDrafter(passes, price, draft, ngrams)
 
 
 def measured_times(costs: CostTable) -> PassTimes:

@@ -13,8 +13,6 @@ from torch import Tensor
 from speculant_graph.types import Draft, TokenId
 from speculant_verifier.model import TargetModel
 
-ROW_WIDTH = 64
-"""Most probable tokens that are looked at after a node: q is cut to them before anything is drawn."""
 _MOST_HITS = 16
 """Pending tokens of which a pass shows whether the model would have drafted them."""
 

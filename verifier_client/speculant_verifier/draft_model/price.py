@@ -132,20 +132,6 @@ class DraftPrice:
         seconds: NDArray[np.float64] = self._draft(num_rows, first + most_nodes - 1)[first:] + self._overhead_s
         return seconds
 
-    def depth(self, acceptance: float, num_rows: int, most: int) -> int:
-        """Return how long a chain pays of which every token is accepted with a probability; 0 for none.
-
-        For drafts that must not be cut by what was drawn: it is decided before.
-        """
-        if not most:
-            return 0
-        expected = num_rows * np.cumsum(np.concatenate(([1.0], acceptance ** np.arange(1.0, most + 1))))
-        drafting_s = np.arange(most + 1) * (self._draft(num_rows, 1)[1] + self._overhead_s)
-        values = expected / (self._target_s(num_rows, most + 1) + drafting_s)
-        self._rate = float(values[0])
-        values[0] *= LEAST_GAIN
-        return int(np.argmax(values))
-
     def note(self, expected_s: float, measured_s: float) -> None:
         """Note how long a pass was expected to take, and took with all that belongs to it."""
         self._overhead_s = max(0.0, self._overhead_s + (1.0 - _MEMORY) * (measured_s - expected_s))

@@ -176,22 +176,6 @@ class DraftTree:
     def _situation(self, index: int) -> Situation:
         return Situation(index == 0, self.nodes[index].conditional)
 
-    def outcomes(self, emitted: Sequence[TokenId]) -> list[bool]:
-        """Return what became of the path that followed.
-
-        True for every token that was drafted; False at the end if something else was drafted there.
-        """
-        found: list[bool] = []
-        index = 0
-        for token_id in emitted:
-            if not self.nodes[index].children:
-                break
-            index = self._child(index, token_id)
-            found.append(index >= 0)
-            if index < 0:
-                break
-        return found
-
     def _child(self, index: int, token_id: TokenId) -> int:
         children = self.nodes[index].children
         return next((child for child in children if self.nodes[child].token_id == token_id), -1)

@@ -91,8 +91,6 @@ class Drafting:
                 _SIBLINGS.get(each.config.rule, "none"),
                 each.config.max_depth,
                 each.config.draft_temperature,
-                each.config.rule in WANTS_PROPOSALS,
-                each.config.temperature,
                 each.config.speculation == "auto",
             )
             for index, each in ((index, sequences[index]) for index in asked)

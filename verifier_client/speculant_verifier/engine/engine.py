@@ -36,8 +36,8 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import TargetModel
 from speculant_verifier.papers.logits_cache import LogitsCache
-from speculant_verifier.records.collect import RecordIdentity
-from speculant_verifier.records.writer import RecordWriter
+from speculant_verifier.records.database import RecordWriter
+from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import FinishReason
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import Cost, DraftLengthController

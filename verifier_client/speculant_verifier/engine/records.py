@@ -25,10 +25,12 @@ from speculant_graph.config_learning import RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.engine.sequence import ActiveSequence, is_out_of_memory
 from speculant_verifier.model import TargetModel
-from speculant_verifier.records.collect import RecordIdentity, Trace
-from speculant_verifier.records.record import RequestRecord
-from speculant_verifier.records.writer import RecordWriter
+from speculant_verifier.records.database import RecordWriter
+from speculant_verifier.records.record import RecordIdentity, RequestRecord, Trace
 from speculant_verifier.sampling import top_tokens
+
+_TOP_K = 16
+"""Most probable tokens of the target that are kept of a position: more would teach a draft model next to nothing."""
 
 
 class Records:
@@ -79,11 +81,13 @@ class Records:
         if not rows:
             return
         try:
-            top = top_logprobs(logits[tuple(zip(*rows, strict=True))], self._config.top_k)
+            top = top_logprobs(logits[tuple(zip(*rows, strict=True))], _TOP_K)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            logger.warning("no memory is left for records of requests that are running; lower --record.top-k")
+            logger.warning(
+                "no memory is left for records of requests that are running; lower --verifier.max-batch-size"
+            )
             for each in sequences:
                 each.trace = None
             return

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import Feedback, SessionOptions, TokenId
 from speculant_verifier.cache.slots import KeysAndValues
-from speculant_verifier.records.collect import Trace
+from speculant_verifier.records.record import Trace
 from speculant_verifier.results import NO_REQUESTS, FinishReason, PhaseTimes, RecentAcceptance, TokenLogprobs
 from speculant_verifier.sampling import Sampler
 from speculant_verifier.speculation.controller import AcceptanceHistory

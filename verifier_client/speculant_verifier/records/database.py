@@ -1,16 +1,19 @@
 """Finished requests in a SQLite database: all failures, and of each tenant a uniform sample of the others.
 
 Every request has a random key, and the sample is those with the smallest keys (Efraimidis and Spirakis, 2006, with
-equal weights). Several processes may write to a folder; what one writes at once is there whole or not at all.
+equal weights). Several processes may write to a folder; what one writes at once is there whole or not at all. Nothing
+here needs torch.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from loguru import logger
 from pydantic import AfterValidator, TypeAdapter, ValidationError
@@ -21,6 +24,10 @@ from speculant_verifier.records.record import RequestRecord
 
 DATABASE = "records.sqlite"
 """Name of the file in the folder of records."""
+REPLAY = 200
+"""Requests of each tenant that are kept as replay: more than an epoch of a training draws from hundreds of failures."""
+MAX_WAITING = 4_000_000
+"""Numbers of records kept in memory while the disk is slow, about 40 bytes each; further requests are lost."""
 
 _LOCK_TIMEOUT_S = 30.0
 _SCHEMA = (
@@ -45,69 +52,6 @@ def _consistent(record: RequestRecord) -> RequestRecord:
 _RECORD: TypeAdapter[RequestRecord] = TypeAdapter(Annotated[RequestRecord, AfterValidator(_consistent)])
 
 
-@contextmanager
-def transaction(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database of a folder, which is made if need be, for this user alone; commit at the end.
-
-    Raises:
-        OSError: the folder or the file can't be made.
-        sqlite3.Error: the disk is full, the file is damaged, or another process has it for long.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / DATABASE
-    path.touch(mode=0o600)
-    with closing(sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S)) as connection, connection:
-        for statement in _SCHEMA:
-            connection.execute(statement)
-        connection.execute("BEGIN IMMEDIATE")
-        yield connection
-
-
-def insert(connection: sqlite3.Connection, record: RequestRecord, config: RecordConfig) -> bool:
-    """Write a record, and delete the one of its tenant's replay that it displaces, if it is of the replay.
-
-    Returns:
-        Whether it is kept: a request that was no failure may not be drawn.
-
-    Raises:
-        ValueError: one of its texts is no Unicode, or it is larger than all may be together.
-    """
-    if not record.is_failure and not _is_drawn(connection, record, config.replay):
-        return False
-    content = _RECORD.dump_json(record, warnings="none").decode()
-    if len(content) > config.max_bytes:
-        raise ValueError(f"{len(content)} bytes are over the limit of {config.max_bytes}")
-    connection.execute(
-        "INSERT INTO records (is_failure, tenant, time_s, reservoir_key, num_bytes, record) VALUES (?, ?, ?, ?, ?, ?)",
-        (record.is_failure, record.tenant, record.time_s, record.reservoir_key, len(content), content),
-    )
-    if not record.is_failure:
-        connection.execute(
-            "DELETE FROM records WHERE id IN (SELECT id FROM records WHERE NOT is_failure AND tenant = ? "
-            "ORDER BY reservoir_key LIMIT -1 OFFSET ?)",
-            (record.tenant, config.replay),
-        )
-    return True
-
-
-def delete_oldest(connection: sqlite3.Connection, max_bytes: int) -> None:
-    """Delete the oldest failures, and the oldest of the replay, until either takes no more bytes than it may."""
-    connection.execute(
-        "DELETE FROM records WHERE id IN (SELECT id FROM (SELECT id, sum(num_bytes) OVER "
-        "(PARTITION BY is_failure ORDER BY id DESC) AS total FROM records) WHERE total > ?)",
-        (max_bytes,),
-    )
-
-
-def _is_drawn(connection: sqlite3.Connection, record: RequestRecord, size: int) -> bool:
-    """Whether a request is in the sample of its tenant's requests so far, of what has not been deleted."""
-    largest = connection.execute(
-        "SELECT reservoir_key FROM records WHERE NOT is_failure AND tenant = ? ORDER BY reservoir_key LIMIT 1 OFFSET ?",
-        (record.tenant, size - 1),
-    ).fetchone()
-    return size > 0 and (largest is None or record.reservoir_key < largest[0])
-
-
 def read_records(folder: str | Path, *, tenant: str | None = None) -> list[RequestRecord]:
     """Return the failures in a folder, the oldest first.
 
@@ -129,7 +73,7 @@ def replay_of(folder: str | Path, tenant: str | None, count: int) -> list[Reques
     Args:
         folder: where the verifier writes its records.
         tenant: whose; None: of all tenants together.
-        count: most requests wanted. Up to ``record.replay`` of them the draw is uniform.
+        count: most requests wanted. Up to :data:`REPLAY` of them the draw is uniform.
 
     Raises:
         ConfigError: the file can't be read.
@@ -141,7 +85,7 @@ def _read(folder: Path, condition: str, order: str, tenant: str | None, most: in
     if not (folder / DATABASE).exists():
         return []
     try:
-        with transaction(folder) as connection:
+        with _transaction(folder) as connection:
             rows = connection.execute(
                 f"SELECT record FROM records WHERE {condition} AND (?1 IS NULL OR tenant = ?1) "
                 f"ORDER BY {order}, id LIMIT ?2",
@@ -158,3 +102,204 @@ def _read(folder: Path, condition: str, order: str, tenant: str | None, most: in
     if num_bad := len(rows) - len(records):
         logger.warning("{}: {} records are damaged or of another release and left out", folder / DATABASE, num_bad)
     return records
+
+
+@contextmanager
+def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Open the database of a folder, which is made if need be, for this user alone; commit at the end.
+
+    Raises:
+        OSError: the folder or the file can't be made.
+        sqlite3.Error: the disk is full, the file is damaged, or another process has it for long.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / DATABASE
+    path.touch(mode=0o600)
+    with closing(sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S)) as connection, connection:
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        connection.execute("BEGIN IMMEDIATE")
+        yield connection
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStatistics:
+    """What a writer did since it was made. What is in none of the last three still waits."""
+
+    recorded: int = 0
+    """Requests that it was given."""
+    written: int = 0
+    """Those that are kept."""
+    passed_over: int = 0
+    """Those that were no failures, and not drawn for replay."""
+    lost: int = 0
+    """Those that could not be written."""
+    failures: int = 0
+    """Failures among those that were written."""
+    num_tenants: int = 0
+    """Tenants of those that were written."""
+
+    def line(self) -> str:
+        """Return the counts in one line for people."""
+        requests = f"{self.recorded} request{'' if self.recorded == 1 else 's'}"
+        replay = self.written - self.failures
+        return (
+            f"{requests}, {self.failures} failures, {replay} replay, {self.passed_over} passed over, {self.lost} lost"
+        )
+
+
+class RecordWriter:
+    """Writes finished requests to the database of a folder, by a thread of its own.
+
+    Safe to use from several threads, and several processes may use one folder. A crash of this process loses what
+    came since the last time that the thread wrote. Nothing raises once it is made: what can't be written is counted,
+    with one warning until it works again.
+    """
+
+    def __init__(self, config: RecordConfig, *, num_replay: int = REPLAY, flush_s: float = 1.0) -> None:
+        """Make the folder if need be.
+
+        Args:
+            config: it names a folder.
+            num_replay: requests of each tenant that are kept as replay.
+            flush_s: seconds after which records are written.
+
+        Raises:
+            ConfigError: the folder can't be made.
+        """
+        assert config.folder is not None
+        self._folder, self._max_bytes, self._num_replay = config.folder, config.max_bytes, num_replay
+        try:
+            with _transaction(self._folder):
+                pass
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"{self._folder} can't be used for records ({_reason(error)}); check permissions, or name another "
+                "folder"
+            ) from error
+        self._lock = threading.Lock()  # of what waits and the counts
+        self._writing = threading.Lock()
+        self._waiting: list[RequestRecord] = []
+        self._num_waiting = 0
+        self._recorded = self._written = self._passed_over = self._lost = self._num_failures = 0
+        self._tenants: set[str] = set()
+        self._is_failing = False
+        self._closing = threading.Event()
+        self._flush_s = flush_s
+        self._worker = threading.Thread(target=self._work, name="records", daemon=True)
+        self._worker.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def statistics(self) -> WriterStatistics:
+        """Counts since the writer was made."""
+        with self._lock:
+            return WriterStatistics(
+                self._recorded, self._written, self._passed_over, self._lost, self._num_failures, len(self._tenants)
+            )
+
+    def record(self, record: RequestRecord) -> None:
+        """Take one; the disk is not touched. After :meth:`close` it is counted as lost."""
+        size = len(record.prompt) + sum(4 + 2 * len(row) for row in record.top_token_ids)
+        with self._lock:
+            self._recorded += 1
+            if self._closing.is_set() or (self._waiting and self._num_waiting + size > MAX_WAITING):
+                self._lost += 1
+                return
+            self._waiting.append(record)
+            self._num_waiting += size
+
+    def flush(self) -> None:
+        """Write what waits; other processes can read it when this returns."""
+        with self._writing:
+            with self._lock:
+                taken, self._waiting, self._num_waiting = self._waiting, [], 0
+            if not taken:
+                return
+            kept: list[RequestRecord] = []
+            num_bad = 0
+            try:
+                with _transaction(self._folder) as connection:
+                    for record in taken:
+                        try:
+                            if self._insert(connection, record):
+                                kept.append(record)
+                        except ValueError as error:
+                            num_bad += 1
+                            self._warn(error)
+                    self._delete_oldest(connection)
+                self._is_failing = num_bad > 0
+            except (OSError, sqlite3.Error) as error:
+                kept, num_bad = [], len(taken)
+                self._warn(error)
+            with self._lock:
+                self._lost += num_bad
+                self._written += len(kept)
+                self._passed_over += len(taken) - len(kept) - num_bad
+                self._num_failures += sum(record.is_failure for record in kept)
+                self._tenants.update(record.tenant for record in kept)
+
+    def close(self) -> None:
+        """Write what waits and end; a second time does nothing."""
+        with self._lock:
+            self._closing.set()
+        self._worker.join()
+        self.flush()
+
+    def _work(self) -> None:
+        while not self._closing.wait(self._flush_s):
+            self.flush()
+
+    def _insert(self, connection: sqlite3.Connection, record: RequestRecord) -> bool:
+        """Write a record, and delete the one of its tenant's sample that it displaces, if it is to be in it.
+
+        Returns:
+            Whether it is kept: a request that was no failure may not be in the sample.
+
+        Raises:
+            ValueError: one of its texts is no Unicode, or it is larger than all may be together.
+        """
+        displaced: list[tuple[int, float]] = []
+        if not record.is_failure:
+            displaced = connection.execute(
+                "SELECT id, reservoir_key FROM records WHERE NOT is_failure AND tenant = ? "
+                "ORDER BY reservoir_key LIMIT -1 OFFSET ?",
+                (record.tenant, self._num_replay - 1),
+            ).fetchall()
+            if self._num_replay == 0 or (displaced and record.reservoir_key >= displaced[0][1]):
+                return False
+        content = _RECORD.dump_json(record, warnings="none").decode()
+        if len(content) > self._max_bytes:
+            raise ValueError(f"{len(content)} bytes are over the limit of {self._max_bytes}")
+        connection.executemany("DELETE FROM records WHERE id = ?", [(each,) for each, _ in displaced])
+        connection.execute(
+            "INSERT INTO records (is_failure, tenant, time_s, reservoir_key, num_bytes, record) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (record.is_failure, record.tenant, record.time_s, record.reservoir_key, len(content), content),
+        )
+        return True
+
+    def _delete_oldest(self, connection: sqlite3.Connection) -> None:
+        """Delete the oldest failures, and the oldest of the replay, until either takes no more bytes than it may."""
+        connection.execute(
+            "DELETE FROM records WHERE id IN (SELECT id FROM (SELECT id, sum(num_bytes) OVER "
+            "(PARTITION BY is_failure ORDER BY id DESC) AS total FROM records) WHERE total > ?)",
+            (self._max_bytes,),
+        )
+
+    def _warn(self, error: Exception) -> None:
+        if not self._is_failing:
+            logger.warning(
+                "records can't be written to {} and are lost ({}); check space and permissions",
+                self._folder, _reason(error),
+            )  # fmt: skip
+        self._is_failing = True
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

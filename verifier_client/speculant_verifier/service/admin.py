@@ -75,7 +75,7 @@ async def _load(adapters: Adapters, request: pb.LoadAdapterRequest) -> None:
 
 
 async def _rollback(adapters: Adapters, _request: pb.RollbackAdapterRequest) -> None:
-    adapters.rollback()
+    await asyncio.to_thread(adapters.rollback)
 
 
 def _state(adapters: Adapters) -> pb.DraftModelState:
@@ -87,7 +87,6 @@ def _state(adapters: Adapters) -> pb.DraftModelState:
         acceptance=state.acceptance,
         judged_tokens=state.num_judged,
         previous_acceptance=state.previous_acceptance,
-        automatic_rollbacks=state.num_rollbacks,
         passes=state.num_passes,
         passes_time=duration_of(state.passes_s),
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from loguru import logger
 
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
-from speculant_graph.errors import ConfigError, DraftLimitError
+from speculant_graph.errors import ConfigError
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.training.process import TrainingProcess, adapter_path
 
@@ -68,8 +68,8 @@ class Learning:
             if counts.failures - num_seen < self._train.min_failures:
                 continue
             num_seen = counts.failures
-            if counts.num_tenants > 1 and not self._train.shared:
-                self._complain("there are records of several tenants; set train.shared for one adapter of all texts")
+            if counts.num_tenants > 1:
+                self._complain("there are records of several tenants; train for one with speculant train --tenant")
                 continue
             self._train_once()
 
@@ -94,17 +94,10 @@ class Learning:
         self._load(outcome.adapter)
 
     def _load(self, adapter: Path) -> None:
-        delay_s = 0.0
-        while not self._closing.wait(delay_s):
-            try:
-                self._adapters.load(str(adapter))
-            except DraftLimitError as error:  # an administrator loads one
-                delay_s = error.retry_delay_s
-            except ConfigError as error:
-                self._complain(str(error))
-                return
-            else:
-                return
+        try:
+            self._adapters.load(str(adapter))
+        except ConfigError as error:
+            self._complain(str(error))
 
     def _complain(self, text: str) -> None:
         """Log why there is no new adapter; not again while it stays the same."""

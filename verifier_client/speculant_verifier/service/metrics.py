@@ -51,8 +51,6 @@ _COUNTERS = (
     ("steps_without_drafter", "totals.num_steps_without_drafter", "Sequences' steps without a draft, as none came."),
     ("draft_model_passes", "draft_model.num_passes", "Passes of the draft model; 0 without one."),
     ("draft_model_seconds", "draft_model.passes_s", "Time of these passes, in seconds."),
-    ("draft_model_rollbacks", "draft_model.num_rollbacks",
-     "Adapters taken back by the verifier itself, as they were worse than what was before."),
     ("offload_seconds", "offload.stall_s", "Time that passes waited for weights, in seconds."),
     ("offload_bytes", "offload.num_bytes", "Bytes of weights read from the disk."),
     ("offload_experts", "offload.num_wanted", "Experts that passes wanted, of a model whose experts are streamed."),

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from speculant_verifier.records.record import RequestRecord
     from speculant_verifier.training.gate import Verdict
-    from speculant_verifier.training.run import TrainingResult
-    from speculant_verifier.training.trainer import Progress
+    from speculant_verifier.training.trainer import Progress, TrainingResult
 
 
 class TrainSettings(CommandSettings):
@@ -68,13 +67,13 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.training.examples import of_one_tenant, of_tokenizer
 
     records = _read(settings, settings.tenant) or _read(settings, None)  # these are named in a complaint
-    records = of_one_tenant(records, settings.tenant, is_shared=settings.train.shared)
+    records = of_one_tenant(records, settings.tenant)
     with waiting_for(f"loading {printable(draft_model.name)}", "auto"):
         from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter
         from speculant_verifier.draft_model.opening import load_base
         from speculant_verifier.training.gate import judge
         from speculant_verifier.training.publishing import publish
-        from speculant_verifier.training.run import train_adapter
+        from speculant_verifier.training.trainer import train_adapter
 
         quiet_transformers()
         model, tokenizer = load_base(draft_model)
@@ -87,7 +86,7 @@ def run(arguments: Sequence[str]) -> int:
         if result.candidate is not None:
             verdict = judge(result.candidate, present, draft_model, result.held_out)
             if verdict.is_better:
-                tenants = None if settings.train.shared else sorted({record.tenant for record in records})
+                tenants = [records[0].tenant]
                 add_to_note(result.candidate, {"gate": verdict.figures(), "tenants": tenants})
                 digest = read_adapter(publish(result.candidate, settings.output)).digest
     _print(result, verdict, settings, digest)
@@ -119,11 +118,12 @@ def _present(draft_model: DraftModelConfig, output: Path, model: PreTrainedModel
 def _read(settings: TrainSettings, tenant: str | None) -> list[RequestRecord]:
     """Read the records of one tenant or of all: all failures, and replay as far as it can be used."""
     from speculant_verifier.records.database import read_records, replay_of
+    from speculant_verifier.training.examples import REPLAY_SHARE
 
     failures = read_records(settings.records, tenant=tenant)
     # Every epoch may draw other replay. What is held out of it is drawn, too.
-    share = settings.train.replay_share
-    num_replay = math.ceil(len(failures) * share / (1 - share) * math.ceil(settings.train.epochs) * 1.2)
+    share = REPLAY_SHARE / (1 - REPLAY_SHARE)
+    num_replay = math.ceil(len(failures) * share * math.ceil(settings.train.epochs) * 1.2)
     return failures + replay_of(settings.records, tenant, num_replay if failures else sys.maxsize)
 
 

@@ -7,17 +7,18 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speculant_graph.config_learning import TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.records.record import RequestRecord
 
 HELD_OUT_SHARE = 0.2
 """Requests differ more in how well they are drafted than adapters do: of fewer the gate could seldom be sure."""
+REPLAY_SHARE = 0.2
+"""Share of replay among the requests trained on, against forgetting."""
 
 Item = TypeVar("Item")
 
@@ -43,14 +44,12 @@ class Example:
         return len(self.label_ids)
 
 
-def make_example(record: RequestRecord, max_tokens: int, labels: Literal["soft", "hard"] = "soft") -> Example:
-    """Return a request as it is trained on.
+def make_example(record: RequestRecord, max_tokens: int) -> Example:
+    """Return a request as it is trained on: by the target's most probable tokens, or by what it wrote if not known.
 
     Args:
         record: the request.
         max_tokens: of more tokens the first ones are left out.
-        labels: 'soft': the target's most probable tokens, or the token it wrote where they are not known; 'hard': the
-            token it wrote.
     """
     token_ids = (*record.prompt, *record.output)[-max_tokens:]
     num_labels = min(len(record.output), len(token_ids) - 1)
@@ -58,7 +57,7 @@ def make_example(record: RequestRecord, max_tokens: int, labels: Literal["soft",
     rows = []
     for position in range(skipped, len(record.output)):
         known, logprobs = record.top_token_ids[position], record.top_logprobs[position]
-        is_soft = labels == "soft" and known and not math.isnan(sum(logprobs))
+        is_soft = known and not math.isnan(sum(logprobs))
         rows.append((known, logprobs) if is_soft else ((record.output[position],), (0.0,)))
     shape = (num_labels, max((len(ids) for ids, _ in rows), default=1))
     ids, numbers = np.zeros(shape, np.int64), np.full(shape, -np.inf)
@@ -90,25 +89,25 @@ def split(records: Iterable[RequestRecord]) -> tuple[list[RequestRecord], list[R
     return training, held_out
 
 
-def mixture(failures: Sequence[Item], replay: Sequence[Item], config: TrainConfig) -> list[Item]:
-    """Return what is trained on, in order: every failure ``config.epochs`` times, and among them replay.
+def mixture(failures: Sequence[Item], replay: Sequence[Item], epochs: float) -> list[Item]:
+    """Return what is trained on, in order: every failure as often as there are epochs, and among them replay.
 
-    Every epoch draws its replay anew, ``config.replay_share`` of it, or all that there is. Without failures replay is
-    all that there is to learn.
+    Every epoch draws its replay anew, :data:`REPLAY_SHARE` of it, or all that there is. Without failures replay is all
+    that there is to learn.
     """
     own, other = (failures, replay) if failures else (replay, ())
-    chosen = random.Random(config.seed)
-    num_replay = min(len(other), round(len(own) * config.replay_share / (1 - config.replay_share)))
+    chosen = random.Random(0)
+    num_replay = min(len(other), round(len(own) * REPLAY_SHARE / (1 - REPLAY_SHARE)))
     order: list[Item] = []
-    total = max(1, round(config.epochs * (len(own) + num_replay)))
-    for _ in range(math.ceil(config.epochs)):
+    total = max(1, round(epochs * (len(own) + num_replay)))
+    for _ in range(math.ceil(epochs)):
         epoch = [*own, *chosen.sample(other, num_replay)]
         chosen.shuffle(epoch)
         order += epoch
     return order[:total]
 
 
-def of_one_tenant(records: Sequence[RequestRecord], tenant: str | None, *, is_shared: bool) -> list[RequestRecord]:
+def of_one_tenant(records: Sequence[RequestRecord], tenant: str | None) -> list[RequestRecord]:
     """Return the records that one adapter may be trained on: weights reveal what they were trained on.
 
     Raises:
@@ -123,11 +122,8 @@ def of_one_tenant(records: Sequence[RequestRecord], tenant: str | None, *, is_sh
             known = ", ".join(f"'{each}'" for each in sorted(tenants))
             raise ConfigError(f"there are no records of tenant '{tenant}'; those that are there are of {known}")
         return list(records)
-    if len(tenants) > 1 and not is_shared:
-        raise ConfigError(
-            f"the records are of {len(tenants)} tenants; name one with --tenant, or train one adapter on the text of "
-            "all with --train.shared"
-        )
+    if len(tenants) > 1:
+        raise ConfigError(f"the records are of {len(tenants)} tenants; name one with --tenant")
     return list(records)
 
 

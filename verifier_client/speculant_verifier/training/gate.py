@@ -1,7 +1,12 @@
 """Whether a trained adapter may be published: requests that no training has seen are replayed before and after.
 
-What serves now, the adapter published before or none, and the candidate draft for the same requests, interleaved.
-Tokens a pass must rise, seconds must not, and what went well before must go on so.
+What serves now, the adapter published before or none, and the candidate draft for the same requests, without a target:
+a step drafts as the engine does, walks the draft along what the target wrote, and goes on one token behind it. The rule
+``follow`` does the same where the target writes the record, so tokens a pass are those of the engine. Tokens a pass
+must rise, seconds must not, and what went well before must go on so.
+
+Seconds are those of passes, by their number: of the target as the record has them, of the draft model as a share of
+these. So two replays of one model come to the same, and a difference is the adapter's.
 """
 
 from __future__ import annotations
@@ -13,17 +18,35 @@ from typing import Any
 
 import numpy as np
 
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.draft.cost import COST_CURVES
+from speculant_graph.types import TokenId
+from speculant_verifier.draft_model import ModelDrafter
+from speculant_verifier.draft_model.adapter_files import check_adapter, merge
+from speculant_verifier.draft_model.opening import load_base
+from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
+from speculant_verifier.draft_model.price import DraftPrice, PassTimes
+from speculant_verifier.engine.drafting import Drafting, depths_of
+from speculant_verifier.engine.sequence import ActiveSequence, Request
+from speculant_verifier.engine.totals import EngineTotals
+from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RequestRecord
-from speculant_verifier.training.replay import Replay, load_adapted, replays_of
+from speculant_verifier.rules import TargetDistribution
+from speculant_verifier.rules.follow import follow
+from speculant_verifier.speculation.controller import DraftLengthController
 
 FEWEST = 8
-"""Requests from which on an interval is asked for. Of fewer the mean decides: an interval would refuse nearly all, and
-the verifier takes an adapter back that is worse where it serves."""
+"""Requests from which on an interval is asked for. Of fewer the mean decides: an interval would refuse nearly all."""
 MOST_LOSS = 0.02
 """Share of the tokens a pass that may be lost on requests that were no failures."""
 MOST_REQUESTS = 100
 """Requests of either kind that are replayed: more would make the interval little narrower, and take minutes."""
+DRAFT_SHARE = 1 / 8
+"""What a pass of the draft model is taken to cost, in passes of the target."""
+DRAFT = DraftConfig(strategy="model")
+"""How a replay drafts: without n-grams, which would hide what the model learned."""
+_CURVE = COST_CURVES["dense"]
 _RESAMPLES = 10_000
 
 
@@ -106,20 +129,17 @@ def judge(
         failures, replay = replay, []
     if not failures:
         return Verdict(False, "no request was held out to judge by", None, None)
-    before, after = replays_of([load_adapted(config, each) for each in (present, candidate)], failures + replay)
+    pass_s = sum(record.pass_s for record in failures + replay) / len(failures + replay)
+    before, after = (Replay(_load_adapted(config, each), pass_s) for each in (present, candidate))
     compared = compare(before, after, failures)
     remembered = compare(before, after, replay) if replay else None
-    reason = _objection(compared, remembered)
+    reason = objection(compared, remembered)
     return Verdict(not reason, reason or "tokens a pass rise and tokens a second do not fall", compared, remembered)
 
 
 def compare(before: Replay, after: Replay, records: Sequence[RequestRecord]) -> Comparison:
-    """Replay requests with both, interleaved, so that a noisy moment hits both; at least one request."""
-    pairs = []
-    for index, record in enumerate(records):
-        order = (before, after) if index % 2 else (after, before)
-        found = [each.run(record) for each in order]
-        pairs.append(found if index % 2 else found[::-1])
+    """Replay requests with both; at least one request."""
+    pairs = [(before.run(record), after.run(record)) for record in records]
     per_pass = np.array([[each.tokens_per_pass for each in pair] for pair in pairs])
     num_tokens = sum(pair[0].num_tokens for pair in pairs)
     differences = per_pass[:, 1] - per_pass[:, 0]
@@ -140,7 +160,7 @@ def compare(before: Replay, after: Replay, records: Sequence[RequestRecord]) -> 
     )
 
 
-def _objection(failures: Comparison, replay: Comparison | None) -> str:
+def objection(failures: Comparison, replay: Comparison | None) -> str:
     """Return why a candidate is refused; empty if it is not."""
     interval = failures.interval_after_minus_before
     if failures.gain <= 0.0:
@@ -152,3 +172,103 @@ def _objection(failures: Comparison, replay: Comparison | None) -> str:
     if replay is not None and -replay.gain > MOST_LOSS * replay.tokens_per_pass_before:
         return f"more than {MOST_LOSS:.0%} of the tokens a pass are lost on requests that went well"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay of one request came to."""
+
+    num_tokens: int
+    num_passes: int
+    """Passes of the target."""
+    seconds: float
+    """Of passes of both models."""
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens that a pass emits, its own one included."""
+        return self.num_tokens / self.num_passes
+
+
+class Replay:
+    """One draft model that learns online from request to request, as it does where it serves."""
+
+    def __init__(
+        self, model: TargetModel, pass_s: float, draft: DraftConfig = DRAFT, draft_share: float = DRAFT_SHARE
+    ) -> None:
+        """Begin without experience.
+
+        Args:
+            model: what drafts.
+            pass_s: mean seconds of a pass of the target.
+            draft: how to draft.
+            draft_share: what a pass of the draft model costs, in passes of the target.
+        """
+        target_s: PassTimes = lambda _, width: pass_s * _CURVE.table(width)  # noqa: E731
+        draft_s: PassTimes = lambda rows, width: draft_share * target_s(rows, width)  # noqa: E731
+        passes = TimedPasses(model, draft_share * pass_s)
+        self._drafter = ModelDrafter(passes, DraftPrice(target_s, draft_s), draft, clock=passes.clock)
+        self._controller = DraftLengthController(lambda _, width: _CURVE.table(width), has_predictions=True)
+        # Of a target it asks for lengths alone; where the draft model ends, there is no draft.
+        self._drafting = Drafting(model, self._drafter, self._controller, draft, EngineTotals())
+
+    def run(self, record: RequestRecord) -> Replayed:
+        """Replay a request that was written in some seconds a pass."""
+        config = GenerationConfig(max_tokens=len(record.output), ignore_end_tokens=True)
+        sequence = ActiveSequence(Request(0, record.prompt, config), token_ids=list(record.prompt), has_session=True)
+        sequence.history = self._controller.new_history()
+        self._drafter.open(sequence.session_id)
+        seconds = -self._drafter.passes_s
+        while sequence.num_remaining:
+            [draft] = self._drafting.drafts([sequence])
+            depths = depths_of(draft)
+            verdict = follow(draft, _Recorded(record.output[sequence.num_emitted :], [0, *depths]), float)
+            sequence.num_steps += 1
+            sequence.token_ids += verdict.token_ids
+            self._drafting.observe(sequence, draft, depths, len(verdict.path))
+            pass_s = record.pass_s * _CURVE.at(1 + len(draft))
+            self._drafter.note_pass(1, 1 + len(draft), pass_s)
+            seconds += pass_s
+        self._drafter.finish(sequence.session_id)
+        return Replayed(sequence.num_emitted, sequence.num_steps, seconds + self._drafter.passes_s)
+
+
+class _Recorded:
+    """A target that chooses what it chose before."""
+
+    def __init__(self, token_ids: Sequence[TokenId], depths: Sequence[int]) -> None:
+        self._token_ids, self._depths = token_ids, depths
+
+    def choice_after(self, node: int) -> TokenId:
+        return self._token_ids[self._depths[node]]
+
+    def after(self, node: int) -> TargetDistribution:
+        raise NotImplementedError  # of rules that weigh p against q
+
+
+class TimedPasses(DraftPasses):
+    """Passes that take equally long by a clock of their own."""
+
+    def __init__(self, model: TargetModel, pass_s: float) -> None:
+        """Take the model and how long they take."""
+        super().__init__(model, 1, VerifierConfig().prefill_chunk)
+        self._pass_s, self._now_s = pass_s, 0.0
+
+    def clock(self) -> float:
+        """Return the seconds of all passes so far."""
+        return self._now_s
+
+    def run(
+        self, sequences: Sequence[CachedSequence], nodes: Sequence[Sequence[tuple[int, TokenId]]], width: int
+    ) -> list[TopRows]:
+        """Run one; see :class:`DraftPasses`."""
+        self._now_s += self._pass_s
+        return super().run(sequences, nodes, width)
+
+
+def _load_adapted(config: DraftModelConfig, adapter: Path | None) -> TargetModel:
+    """Load a draft model, with an adapter added to its weights or without."""
+    model, fingerprint = load_base(config)
+    if adapter is not None:
+        model = merge(model, check_adapter(adapter, model, config.name).folder)
+    return TargetModel(model, None, config.name, fingerprint)

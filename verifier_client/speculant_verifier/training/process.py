@@ -15,7 +15,6 @@ from speculant_graph.config_learning import DraftModelConfig, RecordConfig, Trai
 from speculant_graph.errors import ConfigError
 
 _PROGRAM = ("nice", "-n", "19", sys.executable, "-m", "speculant", "train", "--json")
-_OF_THE_MODEL = ("name", "adapter", "dtype", "device")
 _STOP_WAIT_S = 3.0
 
 
@@ -56,7 +55,7 @@ class TrainingProcess:
             ConfigError: it can't be started, or there is no folder for its adapter.
         """
         output = adapter_path(records, draft_model)
-        given: dict[str, object] = {f"draft_model__{name}": getattr(draft_model, name) for name in _OF_THE_MODEL}
+        given: dict[str, object] = {f"draft_model__{name}": getattr(draft_model, name) for name in ("name", "adapter")}
         given |= {f"train__{name}": value for name, value in (train.model_dump().items() if train else ())}
         try:
             output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal what they were trained on

@@ -1,9 +1,9 @@
 """Training of a LoRA adapter on recorded requests: the draft model learns to write what the target wrote.
 
-The loss of a position is :func:`~.losses.divergence`, on the target's own text. The base stays frozen; B begins at
-zero, so an untrained adapter changes nothing (Hu et al. 2021, "LoRA"). Steps are AdamW's (Loshchilov and Hutter 2019).
+The loss of a position is :func:`divergence`, on the target's own text. The base stays frozen; B begins at zero, so an
+untrained adapter changes nothing (Hu et al. 2021, "LoRA"). Steps are AdamW's (Loshchilov and Hutter 2019).
 
-What is judged and saved is a part of the trained change, ``train.strength``: weights between those before and after a
+What is judged and saved is a part of the trained change, :data:`STRENGTH`: weights between those before and after a
 training keep what was known better than the latter do, and have most of its gain (Wortsman et al. 2022, "Robust
 fine-tuning of zero-shot models"). With the demo's pair and 400 requests of a new domain, tokens a pass of chains of
 four rose there by 11 % at full strength and fell by 7 % on text that the draft model knew; at half +7 % and -0.6 %.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,16 +30,23 @@ from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
 from speculant_graph.config_learning import TrainConfig
 from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
-from speculant_verifier.draft_model.adapter_files import NOTE_FILE, base_digest, decoded, quiet_peft
-from speculant_verifier.training.examples import Example
-from speculant_verifier.training.losses import divergence
+from speculant_verifier.draft_model.adapter_files import NOTE_FILE, base_digest, quiet_peft, require_plain
+from speculant_verifier.records.record import RequestRecord
+from speculant_verifier.training.examples import Example, make_example, mixture, split
 
 LARGE = 200_000_000
 """From so many parameters on activations are computed twice: of a small model they are small, and a third of the time
 would be lost for nothing; of a large one they would not fit into memory."""
+STRENGTH = 0.5
+"""Share of the trained change that is published."""
+GROUP = 8
+"""Requests whose gradients make one step."""
+LONGEST = 2_048
+"""Tokens of a request that are trained on; of longer ones the beginning of the prompt is cut off."""
 _NUM_EVALUATIONS = 10
 _WARM_UP = 0.05
 _LARGEST_NORM = 1.0
+_NEVER = -1e30  # a finite logit: minus infinity would make NaN of 0 times its logarithm, and of its gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +73,97 @@ class Progress:
     """Whether this is the best adapter so far."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingFigures:
+    """What a training did. Losses are in nats a position; 'after' is of the best state, by its held-out loss."""
+
+    num_steps: int
+    num_tokens: int
+    """Positions that were trained on, repetitions counted."""
+    num_held_out: int
+    """Requests that were held out."""
+    held_out_loss_before: float
+    held_out_loss_after: float
+    acceptance_before: float
+    """Share of the held-out positions at which the draft model's most probable token is the target's."""
+    acceptance_after: float
+    trainable_share: float
+    """Share of all parameters."""
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What came of a training."""
+
+    candidate: Path | None
+    """An adapter that may be published; None if none was better than what there was before."""
+    figures: TrainingFigures
+    held_out: tuple[RequestRecord, ...]
+    """What the candidate is to be judged by: no training has seen these."""
+    end: BaseException | None
+    """Ctrl-C or SIGTERM, if the training ended by it."""
+
+
+def train_adapter(
+    model: PreTrainedModel,
+    base_name: str,
+    records: Sequence[RequestRecord],
+    config: TrainConfig,
+    folder: Path,
+    *,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> TrainingResult:
+    """Train an adapter; Ctrl-C and SIGTERM end it early, and what is best by then is the result.
+
+    Args:
+        model: the draft model as it was loaded; afterwards it is good for nothing else.
+        base_name: the name or folder it was loaded from.
+        records: requests of one tenant; failures, and replay among them.
+        config: how to train.
+        folder: an empty one for checkpoints; the candidate is in it.
+        report: called after every step.
+
+    Raises:
+        ConfigError: there are fewer than two requests, or the model can't have such an adapter.
+    """
+    started = time.monotonic()
+    longest = min(LONGEST, model.config.get_text_config().max_position_embeddings)
+    # A first token without a prompt has nothing before it to be predicted from.
+    usable = [record for record in records if len(record.prompt) + len(record.output) > 1 and record.output]
+    if len(usable) < 2:
+        raise ConfigError("a training needs two requests at least, one of them to judge by; record more of them")
+    own, held_out = split(usable)
+    failures = [make_example(each, longest) for each in own if each.is_failure]
+    replay = [make_example(each, longest) for each in own if not each.is_failure]
+    chosen = mixture(failures, replay, config.epochs)
+    judges = [make_example(each, longest) for each in held_out]
+    trainer = Trainer(model, base_name, config, folder)
+    end: BaseException | None = None
+    before = trainer.evaluate(judges)
+    try:
+        trainer.run(chosen, judges, before, report)
+    except (KeyboardInterrupt, SystemExit) as interruption:
+        end = interruption
+    candidate, after = trainer.best or (None, before)
+    figures = TrainingFigures(
+        num_steps=trainer.num_steps,
+        num_tokens=sum(each.num_labels for each in chosen[: trainer.num_steps * GROUP]),
+        num_held_out=len(held_out),
+        held_out_loss_before=before.loss,
+        held_out_loss_after=after.loss,
+        acceptance_before=before.acceptance,
+        acceptance_after=after.acceptance,
+        trainable_share=trainer.share,
+        duration_s=time.monotonic() - started,
+    )
+    return TrainingResult(candidate, figures, tuple(held_out), end)
+
+
 class Trainer:
     """A draft model with an adapter to train, and the best state of it on disk."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        base_name: str,
-        config: TrainConfig,
-        folder: Path,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, base_name: str, config: TrainConfig, folder: Path) -> None:
         """Put an adapter into a model.
 
         Args:
@@ -84,12 +173,12 @@ class Trainer:
             folder: where checkpoints go.
 
         Raises:
-            ConfigError: it can't have such an adapter, or its weights can't be decoded.
+            ConfigError: it can't have an adapter.
         """
-        torch.manual_seed(config.seed)
+        require_plain(model)
+        torch.manual_seed(0)  # a training can be repeated
         self._config, self._folder = config, folder
         self._base_digest = base_digest(base_name)
-        model = decoded(model)
         if model.dtype == torch.float16:  # gradients of single tokens are too small for it
             model = model.bfloat16()
         # Ours is made for decoding; these are the ones that torch and transformers differentiate. gpt-oss has no sdpa.
@@ -97,8 +186,8 @@ class Trainer:
         with quiet_peft():
             try:
                 self.model: Any = get_peft_model(model, lora_config(model, config))
-            except ValueError as error:  # none of the layers is there, or it is of a kind that can't have one
-                raise ConfigError(f"{sentence(error)} Name other layers with --train.targets.") from error
+            except ValueError as error:  # none of the layers is of a kind that can have one
+                raise ConfigError(f"{sentence(error)} Choose another draft model.") from error
         self.model.peft_config["default"].base_model_name_or_path = base_name
         if sum(parameter.numel() for parameter in model.parameters()) > LARGE:
             model.activation_checkpointing_enable()
@@ -129,8 +218,7 @@ class Trainer:
             before: how well the model does them now.
             report: called after every step.
         """
-        size = self._config.accumulate
-        groups = [training[start : start + size] for start in range(0, len(training), size)]
+        groups = [training[start : start + GROUP] for start in range(0, len(training), GROUP)]
         every = math.ceil(len(groups) / _NUM_EVALUATIONS)
         # Decay would pull the product of the matrices towards the base twice; their rank is bound enough.
         optimiser = torch.optim.AdamW(self._weights, lr=self._config.learning_rate, weight_decay=0.0)
@@ -150,7 +238,7 @@ class Trainer:
             evaluation = self.evaluate(held_out) if is_due else None
             is_best = evaluation is not None and evaluation.loss < best.loss
             if evaluation is not None and is_best:
-                self._save(step, evaluation)
+                self.save(step, evaluation)
                 best = evaluation
             report(Progress(step, len(groups), loss, evaluation, is_best))
 
@@ -198,14 +286,15 @@ class Trainer:
         trained = [weights.detach().clone() for weights in self._outer]
         with torch.no_grad():
             for weights in self._outer:
-                weights.mul_(self._config.strength)
+                weights.mul_(STRENGTH)
             try:
                 yield
             finally:
                 for weights, values in zip(self._outer, trained, strict=True):
                     weights.copy_(values)
 
-    def _save(self, step: int, evaluation: Evaluation) -> None:
+    def save(self, step: int, evaluation: Evaluation) -> None:
+        """Write the present state as the best one; the one before goes."""
         folder = self._folder / str(step)
         with self._as_published():
             self.model.save_pretrained(str(folder), save_embedding_layers=False)
@@ -220,19 +309,40 @@ class Trainer:
 def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
     """Return peft's settings of a new adapter.
 
-    The experts of mixtures are no linear layers but parameters with three dimensions. With 'all-linear' they get an
-    adapter, too: of itself peft leaves those of gpt-oss out, where most of the weights are. With the demo's pair (three
+    All linear layers get one, and so do the experts of mixtures, which are no linear layers but parameters with three
+    dimensions: of itself peft leaves those of gpt-oss out, where most of the weights are. With the demo's pair (three
     epochs at 1e-2) held-out acceptance went from 29 to 34 % with them at rank 8, and to 28 % without them at rank 32.
     """
-    stacked = sorted({
-        ".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3
-    })  # fmt: skip
-    names = [name.strip() for name in config.targets.split(",") if name.strip()]
-    is_all = names == ["all-linear"]
+    experts = {".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3}
     return LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # type: ignore[arg-type]  # any number is divided by the rank
-        target_modules="all-linear" if is_all else [name for name in names if name not in stacked],
-        target_parameters=(stacked if is_all else [name for name in names if name in stacked]) or None,
+        target_modules="all-linear",
+        target_parameters=sorted(experts) or None,
         task_type="CAUSAL_LM",
     )
+
+
+def divergence(logits: Tensor, label_ids: Tensor, probabilities: Tensor, is_label: Tensor) -> Tensor:
+    """Return the forward divergence of the target from the model, KL(q ‖ p) in nats, of every position.
+
+    Of the target only some tokens' probabilities are known; all others are one class, for both. With one label of
+    probability 1 this is the cross-entropy.
+
+    Args:
+        logits: the model's, ``[n, V]``.
+        label_ids: ``[n, k]``; those that are not meant repeat one that is.
+        probabilities: the target's, ``[n, k]``; their sum is at most 1 but for rounding.
+        is_label: which of the k are meant, ``[n, k]``.
+
+    Returns:
+        ``[n]``, float32.
+    """
+    logits = logits.float()
+    total = logits.logsumexp(-1)
+    known = logits.gather(1, label_ids) - total[:, None]
+    # Not log(1 - sum p): where the model is nearly sure, nothing but rounding is left of the difference.
+    other = logits.scatter(1, label_ids, _NEVER).logsumexp(-1) - total
+    rest = (1 - probabilities.sum(-1)).clamp(min=0)
+    differences = torch.where(is_label, torch.xlogy(probabilities, probabilities) - probabilities * known, 0)
+    return differences.sum(-1) + torch.xlogy(rest, rest) - rest * other

@@ -225,14 +225,13 @@ class Adapter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class DraftModelState(_message.Message):
-    __slots__ = ("names", "present", "previous", "acceptance", "judged_tokens", "previous_acceptance", "automatic_rollbacks", "passes", "passes_time")
+    __slots__ = ("names", "present", "previous", "acceptance", "judged_tokens", "previous_acceptance", "passes", "passes_time")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     JUDGED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
-    AUTOMATIC_ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
     PASSES_TIME_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
@@ -241,10 +240,9 @@ class DraftModelState(_message.Message):
     acceptance: float
     judged_tokens: int
     previous_acceptance: float
-    automatic_rollbacks: int
     passes: int
     passes_time: _duration_pb2.Duration
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., present: _Optional[_Union[Adapter, _Mapping]] = ..., previous: _Optional[_Union[Adapter, _Mapping]] = ..., acceptance: _Optional[float] = ..., judged_tokens: _Optional[int] = ..., previous_acceptance: _Optional[float] = ..., automatic_rollbacks: _Optional[int] = ..., passes: _Optional[int] = ..., passes_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., present: _Optional[_Union[Adapter, _Mapping]] = ..., previous: _Optional[_Union[Adapter, _Mapping]] = ..., acceptance: _Optional[float] = ..., judged_tokens: _Optional[int] = ..., previous_acceptance: _Optional[float] = ..., passes: _Optional[int] = ..., passes_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListAdaptersRequest(_message.Message):
     __slots__ = ()
