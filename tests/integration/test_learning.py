@@ -70,7 +70,7 @@ def test_a_verifier_trains_by_itself(models: Path, tmp_path: Path) -> None:
         until(
             lambda: "the draft model now has adapter" in verifier.log or "no new" in verifier.log, lambda: verifier.log
         )
-        assert "trained the draft model: tokens a pass" in verifier.log
+        assert "trained the draft model: " in verifier.log
         digest = read_adapter(adapter).digest
         ask(verifier.url, 12)
         outcomes = ("the draft model now has adapter", "no new adapter")

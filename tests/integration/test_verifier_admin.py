@@ -149,10 +149,10 @@ def test_loading_holds_up_no_request(folder: Path, folders: dict[str, Path], tmp
         assert decoder.adapters is not None
         load = decoder.adapters._loaded
 
-        def slowly(name: str) -> Any:
+        def slowly(*given: Any) -> Any:
             begun.set()
             assert goes_on.wait(60)
-            return load(name)
+            return load(*given)
 
         decoder.adapters._loaded = slowly
         loading = asyncio.create_task(asyncio.wait_for(admin.LoadAdapter(pb.LoadAdapterRequest(name="small")), 60))

@@ -126,10 +126,10 @@ def test_one_is_loaded_at_a_time(folders: dict[str, Path]) -> None:
     begun, goes_on = threading.Event(), threading.Event()
     loaded = adapters._loaded
 
-    def slowly(name: str) -> Any:
+    def slowly(*given: Any) -> Any:
         begun.set()
         assert goes_on.wait(60)
-        return loaded(name)
+        return loaded(*given)
 
     adapters._loaded = slowly
     threads = [threading.Thread(target=adapters.load, args=(name,)) for name in ("small", "random")]

@@ -1,8 +1,7 @@
 """The draft model's LoRA adapters while it serves: loaded, swapped between two steps, and taken back.
 
 An adapter is checked as a whole, and added to a copy of the base model, before anything changes: the weights that serve
-are never touched. The model before stays in memory, so going back is a swap, too. The output can't change by any of
-this.
+are never touched. Going back is loading the one before again. The output can't change by any of this.
 """
 
 from __future__ import annotations
@@ -60,14 +59,6 @@ class AdapterState:
     """Seconds that they took."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    adapter: Adapter
-    model: TargetModel
-    hits: tuple[int, int] = (0, 0)
-    """Judged tokens, and those it was right about, when it was replaced."""
-
-
 class Adapters:
     """Loads adapters and swaps them; safe to use from any thread."""
 
@@ -93,7 +84,8 @@ class Adapters:
         self._identity = identity
         identity.draft_model = config.name
         self._lock = threading.Lock()
-        self._present, self._previous = _Loaded(BASE, base), None  # type: tuple[_Loaded, _Loaded | None]
+        self._present, self._previous = BASE, None  # type: tuple[Adapter, Adapter | None]
+        self._previous_acceptance: float | None = None
         if config.adapter:
             self.load(config.adapter)
             self._previous = None
@@ -106,17 +98,20 @@ class Adapters:
     @property
     def state(self) -> AdapterState:
         """What serves, and how it does."""
-        num_judged, num_right = self._drafter.hits
-        present, previous = self._present, self._previous
         return AdapterState(
-            present=present.adapter,
-            previous=None if previous is None else previous.adapter,
-            acceptance=_share((num_judged, num_right)),
-            num_judged=num_judged,
-            previous_acceptance=None if previous is None else _share(previous.hits),
+            present=self._present,
+            previous=self._previous,
+            acceptance=self._acceptance,
+            num_judged=self._drafter.hits[0],
+            previous_acceptance=self._previous_acceptance,
             num_passes=self._drafter.num_passes,
             passes_s=self._drafter.passes_s,
         )
+
+    @property
+    def _acceptance(self) -> float | None:
+        num_judged, num_right = self._drafter.hits
+        return num_right / num_judged if num_judged else None
 
     def load(self, name: str) -> Adapter:
         """Load an adapter and draft with it from the next step on; the one that drafts already changes nothing.
@@ -128,58 +123,49 @@ class Adapters:
             ConfigError: it is not there, damaged, or of another model; what serves is unchanged.
         """
         with self._lock:  # one is loaded at a time
-            try:
-                loaded = self._loaded(name)
-            except (RuntimeError, MemoryError, ValueError) as error:  # of torch, such as memory that has ended
-                raise ConfigError(
-                    f"adapter '{name}' can't be loaded: {sentence(error)} What serves is unchanged."
-                ) from error
-            present = self._present.adapter
-            if (loaded.adapter.digest, loaded.adapter.tenants) == (present.digest, present.tenants):
-                return present  # a swap would lose what there is to go back to
-            self._swap(loaded)
-        logger.info("the draft model now has {}", described(loaded.adapter))
-        return loaded.adapter
-
-    def _loaded(self, name: str) -> _Loaded:
-        if not name:
-            return _Loaded(BASE, self._base)
-        from speculant_verifier.draft_model.adapter_files import check_adapter, merge
-
-        folder = self._config.adapters.get(name, Path(name))
-        info = check_adapter(folder, self._base.model, self._config.name)
-        # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
-        adapted = merge(copy.deepcopy(self._base.model), info.folder)
-        adapter = Adapter(name, str(info.folder), info.digest, info.tenants)
-        return _Loaded(adapter, self._base.with_weights(adapted))
+            return self._load(name, self._config.adapters.get(name, Path(name)))
 
     def rollback(self) -> Adapter:
-        """Bring back what drafted before.
+        """Load what drafted before, from where it was.
 
         Raises:
-            ConfigError: nothing was replaced yet, or it was brought back already.
+            ConfigError: nothing was replaced yet, it was brought back already, or it is gone.
         """
         with self._lock:
             if self._previous is None:
                 raise ConfigError("there is no adapter to go back to; load one by its name")
-            self._swap(self._previous)
-            self._previous = None
-            adapter = self._present.adapter
-        logger.info("the draft model has {} again", described(adapter))
+            adapter = self._load(self._previous.name, Path(self._previous.folder))
+            self._previous = self._previous_acceptance = None
         return adapter
 
-    def _swap(self, loaded: _Loaded) -> None:
-        self._previous = _Loaded(self._present.adapter, self._present.model, self._drafter.hits)
-        self._present, self._identity.adapter = loaded, loaded.adapter.digest
-        tenants = loaded.adapter.tenants
+    def _load(self, name: str, folder: Path) -> Adapter:
+        try:
+            adapter, model = self._loaded(name, folder)
+        except (RuntimeError, MemoryError, ValueError) as error:  # of torch, such as memory that has ended
+            raise ConfigError(
+                f"adapter '{name}' can't be loaded: {sentence(error)} What serves is unchanged."
+            ) from error
+        present = self._present
+        if (adapter.digest, adapter.tenants) == (present.digest, present.tenants):
+            return present  # a swap would lose what there is to go back to
+        self._previous, self._previous_acceptance = present, self._acceptance
+        self._present, self._identity.adapter = adapter, adapter.digest
+        tenants = adapter.tenants
         if tenants is not None:  # the empty one is of requests that name none, whosever these are here
             tenants = tenants - {""} | ({""} if self._identity.tenant in tenants else set())
-        self._drafter.swap(loaded.model, tenants)
+        self._drafter.swap(model, tenants)
+        logger.info("the draft model now has {}", described(adapter))
+        return adapter
 
+    def _loaded(self, name: str, folder: Path) -> tuple[Adapter, TargetModel]:
+        if not name:
+            return BASE, self._base
+        from speculant_verifier.draft_model.adapter_files import check_adapter, merge
 
-def _share(hits: tuple[int, int]) -> float | None:
-    num_judged, num_right = hits
-    return num_right / num_judged if num_judged else None
+        info = check_adapter(folder, self._base.model, self._config.name)
+        # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
+        adapted = merge(copy.deepcopy(self._base.model), info.folder)
+        return Adapter(name, str(info.folder), info.digest, info.tenants), self._base.with_weights(adapted)
 
 
 def described(adapter: Adapter) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from speculant_graph.config import ServiceConfig
 from speculant_graph.config_learning import TrainConfig
+from speculant_graph.errors import ConfigError
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import load_settings
@@ -49,9 +50,10 @@ def run(arguments: Sequence[str]) -> int:
     require_free(settings.service.admin_listen, "--service.admin-listen")
     require_free(settings.service.http, "--service.http")
     require_sources(settings.verifier, settings.graph_path, settings.client)
-    from speculant_verifier.training.process import require_learning
-
-    require_learning(settings.draft_model, settings.record, settings.train)
+    if settings.train.min_failures and not (settings.draft_model.name and settings.record.folder):
+        raise ConfigError(
+            "train.min_failures trains a draft model on records; set --draft-model and --record, or leave it out"
+        )
     from speculant_graph.serving.process import serve_until_stopped
     from speculant_verifier.console import quiet_transformers
     from speculant_verifier.decoder import SpeculativeDecoder

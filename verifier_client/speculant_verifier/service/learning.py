@@ -6,15 +6,22 @@ a training takes.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
-from pathlib import Path
+from contextlib import suppress
+from pathlib import PurePath
 
 from loguru import logger
 
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.training.process import TrainingProcess, adapter_path
+
+_PROGRAM = ("nice", "-n", "19", sys.executable, "-m", "speculant", "train")
+_STOP_WAIT_S = 3.0
 
 
 class Learning:
@@ -41,9 +48,10 @@ class Learning:
         assert decoder.adapters is not None
         assert decoder.recorder is not None
         assert record.folder is not None
-        self._adapters, self._recorder, self._folder = decoder.adapters, decoder.recorder, record.folder
+        self._adapters, self._recorder, self._records = decoder.adapters, decoder.recorder, record.folder
+        self._output = record.folder / "adapters" / PurePath(draft_model.name).name
         self._draft_model, self._train, self._poll_s = draft_model, train, poll_s
-        self._process: TrainingProcess | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._complaint = ""
         self._lock = threading.Lock()  # of the process
         self._closing = threading.Event()
@@ -51,17 +59,21 @@ class Learning:
         self._worker.start()
 
     def close(self) -> None:
-        """End a training that runs."""
+        """End a training that runs, by force if it takes longer than a moment; what is published stays whole."""
         self._closing.set()
         with self._lock:
-            if self._process is not None:
-                self._process.stop()
+            for signal_number in (signal.SIGTERM, signal.SIGKILL):
+                if self._process is None or self._process.poll() is not None:  # its id may be another's by now
+                    break
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal_number)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_WAIT_S)
         self._worker.join()
 
     def _work(self) -> None:
-        published = adapter_path(self._folder, self._draft_model)
-        if published.exists() and not self._draft_model.adapter:
-            self._load(published)
+        if self._output.exists() and not self._draft_model.adapter:
+            self._load()
         num_seen = 0
         while not self._closing.wait(self._poll_s):
             counts = self._recorder.statistics
@@ -79,23 +91,41 @@ class Learning:
             with self._lock:
                 if self._closing.is_set():
                     return
-                serving = self._draft_model.model_copy(update={"adapter": self._adapters.state.present.folder})
-                self._process = TrainingProcess(self._folder, serving, self._train)
-            outcome = self._process.wait()
-        except ConfigError as error:
-            self._complain(str(error))
+                self._process = self._started()
+        except OSError as error:
+            self._complain(f"a training can't be started ({error}); check {self._output.parent}")
             return
+        shown, complaints = self._process.communicate()
         if self._closing.is_set():
             return
-        if outcome.adapter is None:
-            self._complain(outcome.summary)
-            return
-        logger.info("trained the draft model: {}", outcome.summary)
-        self._load(outcome.adapter)
+        status = self._process.returncode
+        lines = shown.splitlines() or complaints.splitlines()
+        if status == 0:
+            logger.info("trained the draft model: {}", "; ".join(lines))
+            self._load()
+        else:  # a signal, such as that of memory that has ended, leaves no words
+            self._complain(lines[-1] if lines and status > 0 else f"the training ended with status {status}")
 
-    def _load(self, adapter: Path) -> None:
+    def _started(self) -> subprocess.Popen[str]:
+        """Start a training, as unimportant as a process can be."""
+        self._output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal what they were trained on
+        given = {f"train__{name}": value for name, value in self._train.model_dump().items()} | {
+            "draft_model__name": self._draft_model.name,
+            "draft_model__adapter": self._adapters.state.present.folder,  # what serves now is to be beaten
+        }
+        return subprocess.Popen(
+            [*_PROGRAM, f"--records={self._records}", f"--output={self._output}"],
+            env=os.environ | {f"SPECULANT_{name.upper()}": str(value) for name, value in given.items()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _load(self) -> None:
         try:
-            self._adapters.load(str(adapter))
+            self._adapters.load(str(self._output))
         except ConfigError as error:
             self._complain(str(error))
 
