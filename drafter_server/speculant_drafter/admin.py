@@ -14,7 +14,6 @@ from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
 from speculant_drafter.service import parsed
 from speculant_drafter.sessions import SessionStore
-from speculant_drafter.tracing import Tracer
 from speculant_graph.errors import DrafterUnavailableError, DraftRequestError, GraphFileError
 from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -32,7 +31,6 @@ class DrafterAdminService:
         graphs: GraphRegistry,
         sessions: SessionStore,
         counts: ServerCounts,
-        tracer: Tracer,
         on_change: Callable[[], Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -42,14 +40,12 @@ class DrafterAdminService:
             graphs: what is served.
             sessions: what is open.
             counts: what is counted.
-            tracer: makes a span of every call.
             on_change: a coroutine function, called when the served graphs are others.
             clock: monotonic time in seconds.
         """
         self._graphs = graphs
         self._sessions = sessions
         self._counts = counts
-        self._tracer = tracer
         self._on_change = on_change
         self._clock = clock
         self._started_s = clock()
@@ -72,11 +68,10 @@ class DrafterAdminService:
     def _guarded(self, name: str, message_class: Any, method: Any) -> Any:
         async def answer(payload: bytes, call: Call) -> bytes:
             call.principal.require_admin()
-            with self._tracer.admin_call(call.context.invocation_metadata(), name):
-                try:
-                    response: Message = await method(parsed(message_class, payload))
-                except GraphFileError as error:  # an administrator may read what is wrong with one
-                    raise DraftRequestError(self._graphs.without_folders(str(error))) from error
+            try:
+                response: Message = await method(parsed(message_class, payload))
+            except GraphFileError as error:  # an administrator may read what is wrong with one
+                raise DraftRequestError(self._graphs.without_folders(str(error))) from error
             logger.debug("{} by {}", name, call.principal.name or "an anonymous client")
             return response.SerializeToString()
 

@@ -18,9 +18,8 @@ from speculant_drafter.explorer_endpoints import PATH, Explorer, access_rules, h
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.metrics import render_metrics
 from speculant_drafter.service import DrafterService
-from speculant_drafter.sessions import SessionStore
+from speculant_drafter.sessions import LIMITS, Limits, SessionStore
 from speculant_drafter.steps import StepAnswerer
-from speculant_drafter.tracing import open_tracer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.serving.access import AccessPolicy
@@ -41,29 +40,35 @@ _MAX_CONNECTIONS = 64
 class DrafterServer:
     """A sidecar in this event loop; an async context manager that serves inside of its block."""
 
-    def __init__(self, config: ServerConfig, draft: DraftConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        draft: DraftConfig,
+        clock: Callable[[], float] = time.monotonic,
+        limits: Limits = LIMITS,
+    ) -> None:
         """Make a sidecar that does not listen yet.
 
         Args:
             config: addresses, graphs and limits.
             draft: what requests leave to the server.
             clock: monotonic time in seconds, for idle sessions.
+            limits: of messages and sessions.
 
         Raises:
             ConfigError: a setting is wrong.
         """
         self._config = config
         self._counts = ServerCounts()
-        self._tracer = open_tracer(config.tracing)
         policy = AccessPolicy.load(config.access_file)
         self._interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
         # Of its own, so that a server that is full can still be looked after.
         self._admin_interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
         self._graphs = GraphRegistry(config, draft)
-        self._sessions = SessionStore(config, self._counts, clock, self._tracer)
-        self._steps = StepAnswerer(config, draft, self._graphs, self._sessions, self._counts)
-        self._service = DrafterService(self._graphs, self._sessions, self._steps, self._counts, self._tracer)
-        self._admin = DrafterAdminService(self._graphs, self._sessions, self._counts, self._tracer, self._tell_health)
+        self._sessions = SessionStore(config, self._counts, clock, limits)
+        self._steps = StepAnswerer(config, draft, self._graphs, self._sessions, self._counts, limits)
+        self._service = DrafterService(self._graphs, self._sessions, self._steps, self._counts)
+        self._admin = DrafterAdminService(self._graphs, self._sessions, self._counts, self._tell_health)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._known_names = {"", service.SERVICE_NAME, admin.SERVICE_NAME}
         self._known_names |= {_health_name(name) for name in self._graphs.configured_names}
@@ -148,7 +153,6 @@ class DrafterServer:
         await asyncio.to_thread(self._explorer.close)
         for endpoint in self._endpoints:
             endpoint.close()
-        await asyncio.to_thread(self._tracer.close)
 
     async def force_stop(self) -> None:
         """Let no running call finish any more."""
@@ -220,16 +224,17 @@ def _health_name(graph: str) -> str:
     return f"{service.SERVICE_NAME}/{graph}"
 
 
-def run_server(config: ServerConfig, draft: DraftConfig) -> int:
+def run_server(config: ServerConfig, draft: DraftConfig, limits: Limits = LIMITS) -> int:
     """Serve until SIGTERM or SIGINT, and read everything again on SIGHUP; return the exit status, 0.
 
     Args:
         config: addresses, graphs and limits.
         draft: what requests leave to the server.
+        limits: of messages and sessions.
 
     Raises:
         ConfigError: a setting is wrong, or an address is taken.
         GraphError: a graph can't be loaded.
     """
-    serve_until_stopped(lambda: DrafterServer(config, draft), "drafter")
+    serve_until_stopped(lambda: DrafterServer(config, draft, limits=limits), "drafter")
     return 0

@@ -13,7 +13,6 @@ from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.sessions import SessionStore
 from speculant_drafter.steps import StepAnswerer
-from speculant_drafter.tracing import Tracer
 from speculant_graph.errors import (
     DrafterUnavailableError,
     DraftRequestError,
@@ -40,7 +39,6 @@ class DrafterService:
         sessions: SessionStore,
         steps: StepAnswerer,
         counts: ServerCounts,
-        tracer: Tracer,
     ) -> None:
         """Make a service.
 
@@ -49,13 +47,11 @@ class DrafterService:
             sessions: what is open.
             steps: answers steps.
             counts: where failures are counted.
-            tracer: takes sessions that open.
         """
         self._graphs = graphs
         self._sessions = sessions
         self._steps = steps
         self._counts = counts
-        self._tracer = tracer
         self._reading: set[asyncio.Task[Any]] = set()
         self._is_draining = False
 
@@ -126,7 +122,6 @@ class DrafterService:
         # A tenant's text may have to be read from disk, which no step should wait for.
         memory = await self._graphs.load_memory(served, tenant)
         served = self._steps.graph_for(asked.graph, call.principal)  # it may have been replaced meanwhile
-        before = self._sessions.look_at(asked.session_id)
         session = self._sessions.open(
             asked.session_id,
             served,
@@ -136,9 +131,6 @@ class DrafterService:
             cost=asked.cost,
         )
         del memory
-        if session is not before:
-            metadata = call.context.invocation_metadata()
-            self._tracer.begin_session(asked.session_id, metadata, session.graph.name)
         graph = session.graph
         answer = OpenAnswer(
             graph.generation, graph.tokenizer, graph.graph.max_order, self._sessions.position(asked.session_id)

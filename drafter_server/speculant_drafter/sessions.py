@@ -11,13 +11,36 @@ from dataclasses import dataclass
 
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import ServedGraph
-from speculant_drafter.tracing import Tracer
 from speculant_graph._core import SessionTable
 from speculant_graph.config import ServerConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learning.store import Memory
 from speculant_graph.draft.session_drafter import costs_of
 from speculant_graph.errors import DraftRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a message may ask for and how long sessions stay, beside ``server.max_session_memory``."""
+
+    max_sequences: int = 256
+    """Most sequences of a step; one beyond is refused, here and below."""
+    max_tokens: int = 262_144
+    """Most context tokens."""
+    max_nodes: int = 2_048
+    """Most nodes drafted for one sequence."""
+    max_step_nodes: int = 8_192
+    """Most nodes drafted for all of them; other clients wait for it meanwhile."""
+    max_sessions: int = 10_000
+    """Most open sessions; beyond it the longest idle one is dropped, if it is idle at all."""
+    idle_timeout_s: float = 600.0
+    """Sessions without a step for so long are dropped."""
+    busy_s: float = 1.0
+    """A session that had a step within so many seconds is never dropped for another, which is refused instead."""
+
+
+LIMITS = Limits()
+"""Those of every sidecar but in tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +63,24 @@ class SessionStore:
         config: ServerConfig,
         counts: ServerCounts,
         clock: Callable[[], float],
-        tracer: Tracer | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         """Make an empty store.
 
         Args:
-            config: limits.
+            config: the memory of all sessions.
             counts: where openings and endings are counted.
             clock: monotonic time in seconds.
-            tracer: takes every session that ends.
+            limits: their number, and when they go.
         """
         self._counts = counts
         self._clock = clock
-        self._tracer = tracer or Tracer()
         self._sessions: dict[int, OpenSession] = {}
         self.table = SessionTable(
-            max_sessions=config.max_sessions,
+            max_sessions=limits.max_sessions,
             max_bytes=config.max_session_memory,
-            idle_timeout_ns=_ns(config.idle_timeout_s),
-            busy_ns=_ns(config.busy_s),
+            idle_timeout_ns=_ns(limits.idle_timeout_s),
+            busy_ns=_ns(limits.busy_s),
         )
         """The sessions as steps see them; :meth:`resolve_ended` is called after whatever changes it."""
 
@@ -153,7 +175,7 @@ class SessionStore:
         """Count the sessions that ended in the core, and keep what they taught."""
         if not self.table.has_ended:
             return
-        for session_id, reason, num_steps, num_tokens, num_drafted, learned in self.table.take_ended():
+        for session_id, reason, _steps, _tokens, _drafted, learned in self.table.take_ended():
             self._counts.ended_sessions[reason] += 1
             session = self._sessions.pop(session_id, None)
             if session is None:  # its memory was full when it was opened
@@ -161,9 +183,6 @@ class SessionStore:
                 continue
             session.graph.num_sessions -= 1
             session.graph.drafter.learned.keep(session.memory, learned)
-            self._tracer.end_session(
-                session_id, steps=num_steps, tokens=num_tokens, drafted_nodes=num_drafted, end=reason
-            )
 
     def now_ns(self) -> int:
         """Return the time."""

@@ -6,11 +6,10 @@ Runs on the event loop: a draft takes less time than handing it to a thread woul
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
-from speculant_drafter.sessions import SessionStore
+from speculant_drafter.sessions import LIMITS, Limits, SessionStore
 from speculant_graph import _core
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.options import changed
@@ -23,20 +22,6 @@ from speculant_graph.serving.calls import log_failure
 _ANY_CONFIG = DraftConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """What one message may ask for; a step beyond is refused."""
-
-    max_sequences: int = 256
-    """Most sequences."""
-    max_tokens: int = 262_144
-    """Most context tokens."""
-    max_nodes: int = 2_048
-    """Most nodes drafted for one sequence."""
-    max_step_nodes: int = 8_192
-    """Most nodes drafted for all of them; other clients wait for it meanwhile."""
-
-
 class StepAnswerer:
     """Answers steps from sessions and graphs."""
 
@@ -47,7 +32,7 @@ class StepAnswerer:
         graphs: GraphRegistry,
         sessions: SessionStore,
         counts: ServerCounts,
-        limits: StepLimits = StepLimits(),
+        limits: Limits = LIMITS,
     ) -> None:
         """Make one.
 

@@ -144,8 +144,7 @@ class ClientConfig(Config):
     """How drafter sidecars are reached, and how long they are waited for."""
 
     address: str = ""
-    """'unix:///path/to.sock' or 'host:port', several of them separated by commas: sequences are spread over them.
-    Empty: draft in this process."""
+    """'unix:///path/to.sock' or 'host:port'; empty: draft in this process."""
     graph: str = ""
     """Name of the graph to draft from; empty: the sidecar's default."""
     tenant: str = ""
@@ -154,20 +153,12 @@ class ClientConfig(Config):
     """Let later sequences of the tenant profit from what these accept."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
     """A step whose draft is later than this goes on without one."""
-    failures_before_pause: Annotated[int, Field(ge=1)] = 3
-    """After so many failed steps in a row a sidecar is not asked until it answers a probe."""
-    probe_interval_ms: Annotated[float, Field(gt=0)] = 50.0
-    """Pause between probes of a sidecar that failed. Probes are sent in the background and delay no step."""
-    tls: bool = False
-    """Encrypt, and trust what this machine trusts; naming certificates does it, too."""
     tls_ca: Path | None = None
-    """Certificates (PEM) of the authorities to trust instead."""
+    """Certificates (PEM) of the authorities to trust: encrypts."""
     tls_certificate: Path | None = None
     """This client's certificate (PEM), for sidecars that ask for one."""
     tls_key: Path | None = None
     """Its private key (PEM)."""
-    tls_server_name: str = ""
-    """Name to expect in the sidecar's certificate, if it is not the host's."""
     token: SecretStr | None = None
     """Bearer token, for sidecars that ask for one."""
 
@@ -218,17 +209,8 @@ class ServerConfig(EndpointConfig):
     """More graph files to serve, each under a name: docs=docs.pkl"""
     learned: Path | None = None
     """Folder in which accepted text is kept for later sequences, also over restarts; without it, in memory."""
-    tracing: bool = False
-    """Send a span per session and per administrative call to OpenTelemetry, which its own variables (OTEL_...) set
-    up."""
-    max_sessions: Annotated[int, Field(ge=1, le=1 << 28)] = 10_000
-    """Most open sessions; beyond it the longest idle one is dropped, if it is idle at all."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
     """Most memory of all sessions together, such as 1GB; beyond it the longest idle ones are dropped."""
-    idle_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Sessions without a step for so long are dropped."""
-    busy_s: Annotated[float, Field(ge=0)] = 1.0
-    """A session that had a step within so many seconds is never dropped for another, which is refused instead."""
 
 
 class ServiceConfig(EndpointConfig):

@@ -251,12 +251,8 @@ class DrafterStatistics:
     """Failed steps that were not even sent, as the drafter was known to be down."""
     late_answers: int = 0
     """Answers that came after their step had gone on without them."""
-    failovers: int = 0
-    """Sessions that moved to another replica because theirs was down."""
-    replicas: int = 0
-    """Sidecars that are known; 0 where drafts are made in this process."""
-    paused_replicas: int = 0
-    """How many of them are not asked now, as they failed: their breakers are open."""
+    is_paused: bool = False
+    """Whether the sidecar is not asked now, as it failed."""
     round_trip_s: tuple[float, ...] = field(default=(), repr=False)
     """Duration of the most recent answered steps, oldest first."""
     last_failure: str = ""
@@ -273,8 +269,6 @@ class SessionOptions:
     """Name of the graph to draft from."""
     learn: bool | None = None
     """Whether the tenant's later sequences profit from what it accepts."""
-    conversation: str | None = None
-    """Sequences that name the same one are drafted for by the same replica, which learned from those before them."""
 
 
 class Drafter(Protocol):

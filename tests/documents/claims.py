@@ -120,7 +120,7 @@ EXPECTED: dict[str, list[str]] = {
     "docs/offloading.md": [r"read in a pass over many tokens: [\d.]+ GB", r"M parameters"],
     "docs/operating.md": [r'"completion_tokens": ?20', r'"object": ?"list"', r"invalid_api_key"],
     "docs/python.md": [r"drafted tokens accepted", r"DrafterStatistics\("],
-    "docs/sidecar.md": [r"max_sessions = 77", r"(?m)^[0-9a-f]{64}  -$", r"docs +2 "],
+    "docs/sidecar.md": [r"max_session_memory = 77000000", r"(?m)^[0-9a-f]{64}  -$", r"docs +2 "],
     "docs/sizing.md": [
         r"bytes a token|bytes per",
         r"2000 tokens: 45056 bytes",

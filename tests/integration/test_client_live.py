@@ -1,11 +1,8 @@
-"""Both clients against one real sidecar: many threads, many tasks, deadlines, the end."""
+"""The client against one real sidecar: many threads, deadlines, the end."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDrafter
+from speculant_graph.client import DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.errors import DrafterUnavailableError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
@@ -23,42 +20,12 @@ from support.clients import (
     PATIENT,
     SESSION_IDS,
     known_tokens,
-    make_async_client,
     make_client,
     make_steps,
     tokens,
 )
 from support.sessions import values_of
 from support.sidecar import Sidecar
-
-_IN_A_FORKED_CHILD = """
-import os, sys
-from speculant_graph.client import DrafterClient
-from speculant_graph.config import ClientConfig, DraftConfig
-from speculant_graph.types import SequenceStep
-
-client = DrafterClient(
-    ClientConfig(address=sys.argv[1], deadline_ms=5_000), tokenizer=None, draft=DraftConfig()
-)
-client.open(1)
-[draft] = client.draft([SequenceStep(1, [int(sys.argv[2])], 4)])
-child = os.fork()
-if not child:
-    client.open(2)
-    empty = [client.draft([SequenceStep(number, [int(sys.argv[2])], 4)]) for number in (1, 2, 1)]
-    client.finish(1)
-    client.close()
-    os._exit(0 if not any(map(any, empty)) else 3)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-[again] = client.draft([SequenceStep(1, [int(sys.argv[2])], 4)])
-client.close()
-sys.exit(0 if draft and draft.token_ids == again.token_ids else 4)
-"""
-
-
-def test_a_forked_child_drafts_nothing_and_hangs_nowhere(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
-    arguments = [sys.executable, "-c", _IN_A_FORKED_CHILD, shared_sidecar.address, str(known_tokens(small_graph)[0])]
-    assert subprocess.run(arguments, timeout=60, check=False).returncode == 0
 
 
 def test_trees_that_were_drawn_come_with_their_q(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
@@ -143,63 +110,19 @@ def test_closing_waits_for_nobody_for_long(shared_sidecar: Sidecar, small_graph:
     client.open(next(SESSION_IDS))
 
 
-def test_many_tasks_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
-    known = known_tokens(small_graph)
-    local = LocalDrafter(small_graph, GREEDY)
-
-    async def decode(client: AsyncDrafterClient, session_id: int) -> list[tuple[list[int], Draft]]:
-        await client.open(session_id)
-        text, found = [known[session_id % len(known)]], []
-        for number in range(12):
-            [draft] = await client.draft([SequenceStep(session_id, list(text), 4)])
-            found.append((list(text), draft))
-            text += [*draft.token_ids[:2], known[number % len(known)]]
-        await client.finish(session_id)
-        return found
-
-    async def decode_all() -> list[list[tuple[list[int], Draft]]]:
-        async with make_async_client(shared_sidecar.address, small_graph.metadata.tokenizer, strict=True) as client:
-            found = await asyncio.gather(*(decode(client, next(SESSION_IDS)) for _ in range(16)))
-            assert client.statistics.failed_steps == client.statistics.reopened_sessions == 0
-            assert client.state == "ok"
-        return found
-
-    for number, steps in enumerate(asyncio.run(decode_all())):
-        for text, draft in steps:
-            assert draft.token_ids == local.draft([SequenceStep(number, text, 4)])[0].token_ids
-            assert draft.draft_id > 0
-
-
-def test_a_deadline_or_a_cancelled_step_leaves_the_stream_alive(
-    shared_sidecar: Sidecar, small_graph: NgramGraph
-) -> None:
+def test_a_deadline_leaves_the_stream_alive(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
     token = known_tokens(small_graph)[0]
-
-    async def run() -> None:
-        async with make_async_client(shared_sidecar.address) as client:
-            text = [token]
-            assert (await client.draft([SequenceStep(1, text, 4)]))[0]
-            stream = client._streams[0]
-            for number in range(6):
-                text.append(token)
-                shared_sidecar.signal(signal.SIGSTOP)
-                if number % 2:
-                    client._deadline_s = 0.01
-                    assert not (await client.draft([SequenceStep(1, text, 4)]))[0]
-                    client._deadline_s = 5.0
-                else:
-                    step = asyncio.ensure_future(client.draft([SequenceStep(1, text, 4)]))
-                    await asyncio.sleep(0)
-                    step.cancel()
-                    with pytest.raises(asyncio.CancelledError):
-                        await step
-                shared_sidecar.signal(signal.SIGCONT)
-                text.append(token)
-                assert (await client.draft([SequenceStep(1, text, 4)]))[0]
-            assert client._streams[0] is stream
-            assert client.statistics.late_answers == client.statistics.failed_steps == 6
-
-    asyncio.run(run())
+    with make_client(shared_sidecar.address, deadline_ms=500.0) as client:
+        text = [token]
+        assert client.draft([SequenceStep(1, text, 4)])[0]
+        for _ in range(2):
+            text.append(token)
+            shared_sidecar.signal(signal.SIGSTOP)
+            assert not client.draft([SequenceStep(1, text, 4)])[0]
+            shared_sidecar.signal(signal.SIGCONT)
+            text.append(token)
+            assert client.draft([SequenceStep(1, text, 4)])[0]
+        assert client.statistics.late_answers == client.statistics.failed_steps == 2  # on the stream that went on
 
 
 def test_what_opening_raises(shared_sidecar: Sidecar, tmp_path: Path) -> None:
@@ -212,20 +135,13 @@ def test_what_opening_raises(shared_sidecar: Sidecar, tmp_path: Path) -> None:
     with make_client(nobody, strict=True) as client, pytest.raises(DrafterUnavailableError, match="UNAVAILABLE"):
         client.open(1)
 
-    async def run() -> None:
-        async with make_async_client(shared_sidecar.address, other) as client:
-            with pytest.raises(TokenizerMismatchError, match=r"mine .*tests/alphabet"):
-                await client.open(next(SESSION_IDS))
-        async with make_async_client(nobody) as client:
-            await client.open(1)
-            for _ in range(10):
-                assert not (await client.draft([SequenceStep(1, [1], 4)]))[0]
-            assert client.state == "unavailable"
-            assert client.statistics.skipped_steps > 0
-            await client.finish(2)  # never opened
-        assert not (await client.draft([SequenceStep(1, [1], 4)]))[0]
-
-    asyncio.run(run())
+    with make_client(nobody) as client:
+        client.open(1)
+        for _ in range(10):
+            assert not client.draft([SequenceStep(1, [1], 4)])[0]
+        assert client.state == "unavailable"
+        assert client.statistics.skipped_steps > 0
+        client.finish(2)  # never opened
 
 
 def test_a_token_outside_the_vocabulary_costs_only_its_sequence(

@@ -25,7 +25,7 @@ from pydantic import ByteSize, TypeAdapter
 from speculant_drafter.counts import ServerCounts, ServerState
 from speculant_drafter.metrics import render_metrics
 from speculant_drafter.server import DrafterServer
-from speculant_drafter.steps import StepLimits
+from speculant_drafter.sessions import Limits
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.graph.ngrams import NgramGraph
@@ -57,10 +57,11 @@ def test_the_table_of_metrics_is_complete() -> None:
 def test_the_table_of_limits_has_the_defaults() -> None:
     table = rows(section(SIDECAR, "Limits"))
     of_messages = {"sequences": "max_sequences", "context tokens": "max_tokens", "nodes of a sequence": "max_nodes",
-                   "nodes of a step": "max_step_nodes"}  # fmt: skip
+                   "nodes of a step": "max_step_nodes",
+                   "sessions": "max_sessions", "seconds without a step": "idle_timeout_s"}  # fmt: skip
     for name, default, _ in table:
         if name in of_messages:
-            value = getattr(StepLimits(), of_messages[name])
+            value = getattr(Limits(), of_messages[name])
         else:
             value = getattr(ServerConfig(), name.strip("`").removeprefix("server."))
         assert TypeAdapter(ByteSize).validate_python(default) == value, name

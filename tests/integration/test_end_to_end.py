@@ -97,7 +97,7 @@ def test_sidecar_killed_and_restarted_in_the_middle_of_a_generation(
     settings = GenerationConfig(max_tokens=160, ignore_end_tokens=True)
     expected = SpeculativeDecoder(target=target).generate(PROMPTS[0], settings)
     sidecar = start_sidecar(graph_file, tmp_path / "drafter.sock")
-    client_config = ClientConfig(address=sidecar.address, deadline_ms=2_000, probe_interval_ms=20)
+    client_config = ClientConfig(address=sidecar.address, deadline_ms=2_000)
     with SpeculativeDecoder(target=target, client_config=client_config, draft_config=DraftConfig(k=2)) as decoder:
         pieces, accepted_before, accepted_after, killed_at, restarted = [], 0, 0, None, False
         for number, event in enumerate(decoder.stream(PROMPTS[0], settings)):

@@ -214,8 +214,6 @@ def test_encrypted_connections(
             wire.drafter.Draft(step_of(0, [1]))  # a certificate that is not asked for does no harm
         wrong: list[dict[str, Any]] = [
             {"tls_ca": theirs.ca},
-            {"tls": True},
-            {"tls_ca": ours.ca, "tls_server_name": "elsewhere.internal"},
             {},
         ]
         for client in wrong:

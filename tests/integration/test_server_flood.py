@@ -77,10 +77,8 @@ def process(tmp_path: Path) -> Iterator[Process]:
         tmp_path / "drafter.sock",
         {"strategy": "tree"},
         admin_listen=f"unix://{tmp_path}/admin.sock",
-        max_sessions=300,
+        limits={"max_sessions": 300, "busy_s": 0.0, "idle_timeout_s": 3.0},
         max_session_memory=20_000_000,
-        busy_s=0.0,
-        idle_timeout_s=3.0,
     )
     try:
         wait_until_ready(sidecar)

@@ -6,14 +6,14 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from speculant_graph.client import AsyncDrafterClient, DrafterClient
+from speculant_graph.client import DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, Fingerprint, SequenceStep
 
 GREEDY = DraftConfig(strategy="greedy")
 """Whose drafts do not depend on what the sidecar has learned."""
-PATIENT = {"deadline_ms": 5_000.0, "probe_interval_ms": 20.0}
+PATIENT = {"deadline_ms": 5_000.0}
 SESSION_IDS = itertools.count(1)
 GIVE_UP_S = 30.0
 
@@ -28,13 +28,6 @@ def make_client(
 ) -> DrafterClient:
     config = ClientConfig.model_validate({"address": address, **PATIENT, **settings})
     return DrafterClient(config, tokenizer=tokenizer, draft=draft, strict=strict)
-
-
-def make_async_client(
-    address: str, tokenizer: Fingerprint | None = None, *, strict: bool = False, **settings: object
-) -> AsyncDrafterClient:
-    config = ClientConfig.model_validate({"address": address, **PATIENT, **settings})
-    return AsyncDrafterClient(config, tokenizer=tokenizer, draft=GREEDY, strict=strict)
 
 
 def known_tokens(graph: NgramGraph) -> list[int]:

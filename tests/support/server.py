@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from speculant_drafter.server import DrafterServer
+from speculant_drafter.sessions import Limits
 from speculant_graph.config import ClientConfig, DraftConfig, ServerConfig
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.rpc.channel import Endpoint
@@ -162,8 +164,9 @@ def serving(
         draft: fields of DraftConfig.
         clock: time as the sessions see it.
         client: fields of ClientConfig, for credentials of the channels.
-        settings: fields of ServerConfig.
+        settings: fields of ServerConfig and of Limits.
     """
+    limits = Limits(**{name: settings.pop(name) for name in set(settings) & set(Limits.__slots__)})
     config = ServerConfig.model_validate(
         {
             "listen": f"unix://{folder}/drafter.sock",
@@ -175,7 +178,7 @@ def serving(
     )
 
     async def make() -> DrafterServer:
-        server = DrafterServer(config, DraftConfig.model_validate(draft or {}), *([clock] if clock else []))
+        server = DrafterServer(config, DraftConfig.model_validate(draft or {}), clock or time.monotonic, limits)
         return await server.__aenter__()
 
     with ExitStack() as stack:

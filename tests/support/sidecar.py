@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,15 +23,18 @@ READY_TIMEOUT_S = 240.0
 """Patience with a start; imports are slow on a busy machine, and the first one compiles."""
 
 _PROGRAM = """
+import json
 import sys
 from speculant_drafter.server import run_server
+from speculant_drafter.sessions import Limits
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.log import log_to_stderr
 config, draft = ServerConfig.model_validate_json(sys.argv[1]), DraftConfig.model_validate_json(sys.argv[2])
-log_to_stderr(*sys.argv[3:])
+limits = Limits(**json.loads(sys.argv[3]))
+log_to_stderr(*sys.argv[4:])
 try:
-    sys.exit(run_server(config, draft))
+    sys.exit(run_server(config, draft, limits))
 except SpeculantError as error:
     sys.exit(str(error))
 """
@@ -74,6 +78,7 @@ def launch(
     socket_path: Path,
     draft: Mapping[str, object] | None = None,
     log: Sequence[str] = (),
+    limits: Mapping[str, float] | None = None,
     **settings: object,
 ) -> Sidecar:
     """Start a sidecar without waiting for it.
@@ -83,11 +88,13 @@ def launch(
         socket_path: where it listens, unless the settings say otherwise; its log lies beside it.
         draft: fields of DraftConfig.
         log: level and format of its log.
+        limits: fields of Limits.
         settings: fields of ServerConfig.
     """
     config = ServerConfig.model_validate({"listen": f"unix://{socket_path}", "graph": graph_path, **settings})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    arguments = [config.model_dump_json(), DraftConfig.model_validate(draft or {}).model_dump_json(), *log]
+    arguments = [config.model_dump_json(), DraftConfig.model_validate(draft or {}).model_dump_json()]
+    arguments += [json.dumps(limits or {}), *log]
     log_path = socket_path.with_suffix(".log")
     log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log_path.open("w", encoding="utf-8") as log_file:  # a pipe would fill up

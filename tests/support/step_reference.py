@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from speculant_drafter.steps import StepLimits
+from speculant_drafter.sessions import Limits
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.options import DraftOptions, changed
 from speculant_graph.draft.session_drafter import SessionDrafter
@@ -36,7 +36,7 @@ class Reference:
 class ReferenceAnswerer:
     """Answers steps of one graph without a clock, tenants or a limit to memory."""
 
-    def __init__(self, config: ServerConfig, limits: StepLimits, draft: DraftConfig, drafter: SessionDrafter) -> None:
+    def __init__(self, config: ServerConfig, limits: Limits, draft: DraftConfig, drafter: SessionDrafter) -> None:
         self.config, self.limits, self.draft, self.drafter = config, limits, draft, drafter
         self.sessions: dict[int, Reference] = {}
         self.last_draft_id = 0

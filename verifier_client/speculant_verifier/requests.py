@@ -29,9 +29,7 @@ def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> Generation
         raise GenerationRequestError(f"{name} {reason}", field=name) from None
 
 
-def session_options(
-    principal: Principal, tenant: str, graph: str, learn: bool | None, conversation: str | None = None
-) -> SessionOptions | None:
+def session_options(principal: Principal, tenant: str, graph: str, learn: bool | None) -> SessionOptions | None:
     """Return the options of a request's session with the drafter beside the server's settings; None for nothing.
 
     Args:
@@ -39,7 +37,6 @@ def session_options(
         tenant: whose text it is; empty leaves it to what the client may, or to the server's settings.
         graph: name of the graph; empty leaves it to what the client may, or to the server's settings.
         learn: whether later requests of the tenant profit; None leaves it to the server's settings.
-        conversation: requests that name the same one are drafted for by the same sidecar.
 
     Raises:
         AccessError: tenant or graph is not the client's, or it has several and names none.
@@ -47,6 +44,6 @@ def session_options(
     if ALL not in principal.tenants:
         tenant = principal.require_tenant(tenant)
     graph = principal.require_graph(graph)
-    if not tenant and not graph and learn is None and conversation is None:
+    if not tenant and not graph and learn is None:
         return None
-    return SessionOptions(tenant or None, graph or None, learn, conversation)
+    return SessionOptions(tenant or None, graph or None, learn)

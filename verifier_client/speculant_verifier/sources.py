@@ -28,9 +28,9 @@ def require_sources(config: VerifierConfig, graph_path: Path | None = None, clie
     sidecar = client if client is not None and client.address else None
     require_one_source(graph_path, sidecar)
     if sidecar is not None:
-        from speculant_graph.client.setup import endpoints_of
+        from speculant_graph.rpc.channel import Endpoint
 
-        endpoints_of(sidecar)
+        Endpoint.of(sidecar.address, sidecar)
     if graph_path is not None:
         from speculant_graph.graph.store import load_graph
 

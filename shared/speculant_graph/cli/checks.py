@@ -112,31 +112,29 @@ def check_settings(named: Path | None) -> Iterator[CheckResult]:
     yield CheckResult("settings", "ok", f"{shown}, environment variables: {variables}")
 
 
-def check_drafters(
+def check_drafter(
     config: ClientConfig, draft: DraftConfig, tokenizers: dict[str, Fingerprint]
 ) -> Iterator[CheckResult]:
-    """Check every sidecar of a client's settings: a session, and drafts as a verifier would ask for them.
+    """Check the sidecar of a client's settings: a session, and drafts as a verifier would ask for them.
 
     Args:
-        config: addresses, credentials, graph and deadline.
+        config: address, credentials, graph and deadline.
         draft: how to draft.
-        tokenizers: takes those of their graphs, by owner.
+        tokenizers: takes that of its graph, by owner.
 
     Raises:
-        ConfigError: an address or a credential is wrong.
+        ConfigError: the address or a credential is wrong.
     """
     if not config.address:
         yield CheckResult("drafter", "skip", "not named; --address unix:///path/to.sock or host:port")
         return
-    from speculant_graph.rpc.addresses import split_addresses
     from speculant_graph.rpc.channel import Endpoint
 
-    for address in split_addresses(config.address):
-        one = config.model_copy(update={"address": address})
-        yield from guarded("drafter", partial(_check_one, Endpoint.of(address, config), one, draft, tokenizers))
+    endpoint = Endpoint.of(config.address, config)
+    yield from guarded("drafter", partial(_check_drafts, endpoint, config, draft, tokenizers))
 
 
-def _check_one(
+def _check_drafts(
     endpoint: Endpoint, config: ClientConfig, draft: DraftConfig, tokenizers: dict[str, Fingerprint]
 ) -> Iterator[CheckResult]:
     import grpc

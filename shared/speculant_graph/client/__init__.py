@@ -1,25 +1,24 @@
-"""Drafters for a verifier: clients of a sidecar, a graph in this process, or none. Needs no torch.
+"""Drafters for a verifier: the client of a sidecar, a graph in this process, or none. Needs no torch.
 
-The clients load neither graphs nor what drafts from them; those come with ``LocalDrafter``.
+The client loads neither graphs nor what drafts from them; those come with ``LocalDrafter``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from speculant_graph.client.asynchronous import AsyncDrafterClient
-from speculant_graph.client.blocking import DrafterClient
-from speculant_graph.client.none import NullDrafter
+from speculant_graph.client.drafter_client import DrafterClient
 
 if TYPE_CHECKING:
     from speculant_graph.client.local import LocalDrafter as LocalDrafter
+    from speculant_graph.client.local import NullDrafter as NullDrafter
 
-__all__ = ["AsyncDrafterClient", "DrafterClient", "NullDrafter"]
+__all__ = ["DrafterClient"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "LocalDrafter":
+    if name not in ("LocalDrafter", "NullDrafter"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from speculant_graph.client.local import LocalDrafter
+    from speculant_graph.client import local
 
-    return LocalDrafter
+    return getattr(local, name)

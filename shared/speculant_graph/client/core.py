@@ -1,25 +1,41 @@
 """The client without its sockets: events in, actions out.
 
-It decides what is sent to which replica, what an answer means, and when a drafter is left alone. It neither sends nor
+It decides what is sent to the drafter, what an answer means, and when the drafter is left alone. It neither sends nor
 waits nor reads a clock, so that tests can play any order of events. Not to be called by two threads at the same time.
 
-As the whole sequence comes with every step, a session that a replica has lost, or that moves to another one, is opened
-and filled again on the way. Whatever goes wrong, a sequence without an answer is a sequence without a draft.
+As the whole sequence comes with every step, a session that the drafter has lost is opened and filled again on the way,
+and so are all of them where another drafter answers at the address. Whatever goes wrong, a sequence without an answer
+is a sequence without a draft.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from speculant_graph.client.actions import Action, DropStream, Report, Send
-from speculant_graph.client.batches import Entry, InFlightBatch, SentMessage
-from speculant_graph.client.counts import Counts
-from speculant_graph.client.packing import Message, RequestedOptions, pack, with_requested
-from speculant_graph.client.registry import ENDED, SessionRegistry
-from speculant_graph.client.replica import Replica, is_refusal, retry_delay_s
-from speculant_graph.client.sessions import Opening, Session, new_wire_id
+from speculant_graph.client.batches import (
+    Entry,
+    InFlightBatch,
+    Message,
+    RequestedOptions,
+    SentMessage,
+    pack,
+    with_requested,
+)
+from speculant_graph.client.breaker import SILENT, Breaker, is_refusal, retry_delay_s
+from speculant_graph.client.sessions import (
+    ENDED,
+    Action,
+    Counts,
+    DropStream,
+    Opening,
+    Report,
+    Send,
+    Session,
+    SessionRegistry,
+    new_wire_id,
+)
 from speculant_graph.errors import (
     DrafterUnavailableError,
     DraftLimitError,
@@ -40,20 +56,19 @@ from speculant_graph.types import (
     StrategyName,
 )
 
-if TYPE_CHECKING:
-    from speculant_graph.config import ClientConfig
-
 _MAX_EXCHANGES_PER_STEP = 2
-_LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_sessions")
+_MAX_UNANSWERED = 4_096
+"""A drafter that skips steps must not fill the memory."""
+_LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_session_memory")
 
 
 class ClientCore:
-    """Sessions, replicas and running steps of one client."""
+    """Sessions and running steps of one client, and what it knows of its drafter."""
 
     def __init__(
         self,
-        addresses: Sequence[str],
-        config: ClientConfig,
+        address: str,
+        deadline_ms: float,
         *,
         options: DraftOptions,
         strategy: StrategyName,
@@ -64,37 +79,35 @@ class ClientCore:
         """Make a core without sessions.
 
         Args:
-            addresses: of the replicas; they are known by their indices.
-            config: patience.
+            address: the drafter's, for messages to people.
+            deadline_ms: the caller's patience, for the same.
             options: how drafts are asked for.
             strategy: named in the drafts.
             opening: what every session is opened with, but for its id.
             tokenizer_name: the verifier's tokenizer, for messages to people.
             wire_ids: makes session ids that no other client uses.
         """
-        self._actions: list[Action] = []
-        self._replicas = [
-            Replica(index, address, config.failures_before_pause, self._actions)
-            for index, address in enumerate(addresses)
-        ]
+        self._address = address
         self._options, self._strategy = options, strategy
         self._draws = strategy == "sampling" and not options.omit_proposals
         self._tokenizer_name = tokenizer_name
-        self._pause_s = config.probe_interval_ms / 1e3
-        self._too_late = DrafterUnavailableError(f"no draft within {config.deadline_ms:g} ms")
+        self._too_late = DrafterUnavailableError(f"no draft within {deadline_ms:g} ms")
         self._is_closed = False
         self.counts = Counts()
         """What was counted so far."""
-        self._registry = SessionRegistry(
-            self._replicas, self._actions, self.counts, request=opening, wire_ids=wire_ids, pause_s=self._pause_s
-        )
         self.state: DrafterState = "ok"
         """Whether the last step was answered."""
+        self._actions: list[Action] = []
+        self._breaker = Breaker(address, lambda level, text: self._actions.append(Report(level, text)))
+        self._registry = SessionRegistry(self._breaker, self._actions, self.counts, request=opening, wire_ids=wire_ids)
+        self._vocabulary_size = 0  # drafted token ids must be below it; it comes with every opened session
+        self._unanswered: dict[int, SentMessage] = {}  # by step id, oldest first
+        self._step_ids = itertools.count(1)  # never used again, whatever becomes of the stream
+        self._probe_id = 0
 
     def statistics(self) -> DrafterStatistics:
-        """Return the counts as they are now, and how many replicas are left alone."""
-        paused = sum(replica.is_down for replica in self._replicas)
-        return replace(self.counts.snapshot(), replicas=len(self._replicas), paused_replicas=paused)
+        """Return the counts as they are now, and whether the drafter is left alone."""
+        return replace(self.counts.snapshot(), is_paused=self._breaker.is_down)
 
     def take_actions(self) -> list[Action]:
         """Return what is to be done since the last call, in order."""
@@ -125,30 +138,29 @@ class ClientCore:
         if self._is_closed:
             return DrafterUnavailableError("the client is closed; make another")
         session = self._registry.session(session_id, options)
-        replica = self._registry.assigned_replica(session)
         if session.is_open:
             return None
-        if replica.is_down:
-            return DrafterUnavailableError(f"the drafter at {replica.address} is down: {self.counts.last_failure}")
+        self._probe(now_s)
+        if self._breaker.is_down:
+            return DrafterUnavailableError(f"the drafter at {self._address} is down: {self.counts.last_failure}")
         opening = self._registry.begin_opening(session, now_s)
         opening.callbacks.append(callback)
         return opening
 
     def note_open(self, opening: Opening, now_s: float) -> SpeculantError | None:
         """Note the outcome of an opening that a caller waited for; return why it failed."""
-        replica = self._replicas[opening.replica]
         error = opening.error if opening.is_over else DrafterUnavailableError("the drafter did not open the session")
         if error is None:
             self.state = "ok"
-            replica.note_success()
+            self._breaker.note_success()
         elif isinstance(error, TokenizerMismatchError):
             self.state, self.counts.last_failure = "unavailable", str(error)
         elif isinstance(error, UnknownGraphError):  # a request of this session: the drafter is well
             self.counts.last_failure = str(error)
         elif error is not ENDED:
             self.state, self.counts.last_failure = "unavailable", str(error)
-            self._note_failure(replica, error, opening.started_s, now_s, was_late=False)
-            replica.report_outage(str(error))
+            self._note_failure(error, opening.started_s, now_s)
+            self._breaker.report_outage(str(error))
         return error
 
     def begin(self, steps: Sequence[SequenceStep], now_s: float, finished: Callable[[], None]) -> InFlightBatch | None:
@@ -160,10 +172,12 @@ class ClientCore:
             finished: called when all sequences are resolved before :meth:`end`.
 
         Returns:
-            What is under way; None if no replica can be asked.
+            What is under way; None if the drafter is not to be asked.
         """
         self.counts.steps += 1
-        if self._is_closed or all(replica.is_down for replica in self._replicas):
+        if self._breaker.is_down:
+            self._probe(now_s)
+        if self._is_closed or self._breaker.is_down:
             self.counts.failed_steps += 1
             self.counts.skipped_steps += 1
             self.state = "unavailable"
@@ -175,26 +189,26 @@ class ClientCore:
     def end(self, batch: InFlightBatch, now_s: float) -> list[Draft]:
         """End a step, complete or not; return its drafts."""
         batch.is_over = True
-        for replica in batch.waiting.values():
-            batch.failures.setdefault(replica, self._too_late)
-        batch.waiting.clear()
-        for index in batch.answered:
-            self._replicas[index].note_success()
-        for index, error in batch.failures.items():
-            if error is not None:
-                self.counts.last_failure = str(error)
-                if index not in batch.answered and not isinstance(error, UnknownGraphError):
-                    late = error is self._too_late
-                    self._note_failure(self._replicas[index], error, batch.started_s, now_s, was_late=late)
-        if batch.failures:
+        for index in list(batch.waiting):
+            batch.fail(index, self._too_late)
+        error = batch.failure
+        if batch.is_reached:
+            self._breaker.note_success()
+        if error is not None:
+            self.counts.last_failure = str(error)
+            if not batch.is_reached and not isinstance(error, UnknownGraphError):
+                self._note_failure(error, batch.started_s, now_s)
+        if batch.has_failed:
             self.counts.failed_steps += 1
             self.counts.skipped_steps += not batch.has_sent
         else:
             self.counts.round_trip_s.append(now_s - batch.started_s)
         if batch.is_answered:
             self.state = "ok"
-        elif any(self._is_outage(index, error, now_s) for index, error in batch.failures.items()):
-            self.state = "unavailable"
+        elif batch.has_failed:
+            # A session that was refused, or rests, is no outage.
+            is_outage = self._breaker.is_resting(now_s) if error is None else not isinstance(error, UnknownGraphError)
+            self.state = "unavailable" if is_outage else self.state
         self.counts.drafted_nodes += sum(map(len, batch.drafts))
         return batch.drafts
 
@@ -211,39 +225,39 @@ class ClientCore:
         self._registry.finish(session_id)
 
     def close(self) -> None:
-        """End all sessions, streams and running steps."""
+        """End all sessions, the stream and running steps."""
         self._is_closed = True
         self._registry.finish_all()
-        for replica in self._replicas:
-            self._drop_stream(replica, ENDED)
+        self._drop_stream(ENDED)
 
     # --- what the client round it reports
 
-    def answered(self, replica_index: int, payload: bytes, now_s: float) -> None:
-        """Take an answer from a stream, in time or not."""
-        replica = self._replicas[replica_index]
+    def answered(self, payload: bytes, now_s: float) -> None:
+        """Take an answer from the stream, in time or not."""
         try:
             step_id = convert.read_answer_step_id(payload)
         except SpeculantError as error:
-            self._drop_stream(replica, error)
+            self._drop_stream(error)
             return
-        sent = replica.unanswered.pop(step_id, None)
-        if sent is None:  # not asked, or answered twice
+        sent = self._unanswered.pop(step_id, None)
+        if sent is None and step_id != self._probe_id:  # not asked, or answered twice
+            return
+        try:
+            decoded = convert.decode_step_answer(
+                payload,
+                budgets=sent.budgets if sent is not None else (),
+                strategy=self._strategy,
+                vocabulary_size=self._vocabulary_size,
+            )
+        except SpeculantError as error:
+            self._refused(sent, error, now_s)
+            return
+        if sent is None:
+            self._breaker.note_probe(None)
             return
         batch = sent.batch
         self.counts.late_answers += batch.is_over
-        try:
-            decoded = convert.decode_step_answer(
-                payload, budgets=sent.budgets, strategy=self._strategy, vocabulary_size=replica.vocabulary_size
-            )
-        except SpeculantError as error:
-            if isinstance(error, DraftLimitError):
-                replica.retry_after_s = max(replica.retry_after_s, now_s + error.retry_delay_s)
-            for entry in sent.entries:
-                batch.fail(entry.batch_index, replica_index, error)
-            return
-        if not batch.is_over:
-            batch.answered.add(replica_index)
+        batch.is_reached = batch.is_reached or not batch.is_over
         again = []
         for entry, outcome in zip(sent.entries, decoded.sequences, strict=True):
             must_resend = self._note_outcome(entry, outcome, decoded.draft_id)
@@ -257,92 +271,80 @@ class ClientCore:
         if again:
             self._advance(batch, again, now_s)
 
-    def stream_ended(self, replica_index: int, error: SpeculantError, now_s: float) -> None:
-        """Take the end of a stream; the next step begins another."""
-        replica = self._replicas[replica_index]
+    def stream_ended(self, error: SpeculantError, now_s: float) -> None:
+        """Take the end of the stream; the next step begins another."""
         if is_refusal(error):  # as it would be a moment later
-            replica.retry_after_s = max(replica.retry_after_s, now_s + retry_delay_s(error, self._pause_s))
-        self._drop_stream(replica, error)
+            self._breaker.retry_after_s = max(self._breaker.retry_after_s, now_s + retry_delay_s(error))
+        self._drop_stream(error)
 
     def opened(self, opening: Opening, outcome: OpenAnswer | SpeculantError, now_s: float) -> None:
         """Take the outcome of an opening."""
         if isinstance(outcome, TokenizerMismatchError) and self._tokenizer_name:
-            address = self._replicas[opening.replica].address
             outcome = TokenizerMismatchError(
-                f"tokenizer {self._tokenizer_name} does not fit the drafter at {address}: {outcome}"
+                f"tokenizer {self._tokenizer_name} does not fit the drafter at {self._address}: {outcome}"
             )
+        if isinstance(outcome, OpenAnswer):
+            self._vocabulary_size = outcome.tokenizer.vocabulary_size
         self._registry.note_opened(opening, outcome, now_s)
         for callback in opening.callbacks:
             callback()
         for batch, index in opening.waiting:
             if opening.error is not None:
-                batch.fail(index, opening.replica, opening.error)
+                batch.fail(index, opening.error)
             elif index in batch.waiting:
                 self._advance(batch, [index], now_s)
-
-    def probed(self, replica_index: int, error: SpeculantError | None) -> None:
-        """Take the outcome of a probe; None: it was answered."""
-        replica = self._replicas[replica_index]
-        if error is not None:
-            self.counts.last_failure = str(error)
-        replica.note_probe(error)
-
-    def to_probe(self) -> list[int]:
-        """Return the replicas that are down."""
-        return [replica.index for replica in self._replicas if replica.is_down and not self._is_closed]
 
     # --- steps
 
     def _advance(self, batch: InFlightBatch, indices: Iterable[int], now_s: float) -> None:
         """Do what comes next for sequences that wait: leave them out, open their sessions, or ask."""
-        ready: dict[tuple[int, RequestedOptions], list[tuple[int, SequenceStep, Session]]] = {}
+        ready: dict[RequestedOptions, list[tuple[int, SequenceStep, Session]]] = {}
         for index in indices:
             step = batch.steps[index]
             session = self._registry.session(step.session_id)
             if session.holds_another_text(step):
                 self._registry.restart(session)
-            replica = self._registry.assigned_replica(session)
-            batch.waiting[index] = replica.index
-            if replica.is_down or now_s < replica.retry_after_s or now_s < session.retry_after_s:
-                batch.fail(index, replica.index, None)
+            if self._breaker.is_resting(now_s) or now_s < session.retry_after_s:
+                batch.fail(index, None)
             elif batch.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
-                batch.fail(index, replica.index, _LOSES_SESSIONS)
+                batch.fail(index, _LOSES_SESSIONS)
             elif session.is_open:
                 requested = step.siblings if self._draws else "none", step.max_depth, step.temperature
-                ready.setdefault((replica.index, requested), []).append((index, step, session))
+                ready.setdefault(requested, []).append((index, step, session))
             else:
                 self._registry.begin_opening(session, now_s).waiting.append((batch, index))
                 batch.has_sent = True
-        for (replica_index, requested), sequences in ready.items():
+        for requested, sequences in ready.items():
             batch.has_sent = True
             options = with_requested(self._options, requested)
             for message in pack(sequences, options):
-                self._send(batch, self._replicas[replica_index], message, options)
+                self._send(batch, message, options)
             for index, step, session in sequences:
                 session.note_sent(step)
                 batch.num_exchanges[index] += 1
 
-    def _send(self, batch: InFlightBatch, replica: Replica, message: Message, options: DraftOptions) -> None:
-        budgets = [sequence.node_budget or 0 for sequence in message.sequences]
-        step_id = replica.note_sent(SentMessage(batch, message.entries, budgets))
-        request = StepRequest(message.sequences, options)
+    def _send(self, batch: InFlightBatch, message: Message, options: DraftOptions) -> None:
+        step_id = next(self._step_ids)
         try:
-            payload = convert.encode_step(step_id, request)
+            payload = convert.encode_step(step_id, StepRequest(message.sequences, options))
         except Exception as error:  # whatever a caller calls a token
-            del replica.unanswered[step_id]
             if len(message.entries) > 1:
                 for sequence, entry in zip(message.sequences, message.entries, strict=True):
-                    self._send(batch, replica, Message([sequence], [entry]), options)
+                    self._send(batch, Message([sequence], [entry]), options)
                 return
             reason = DraftRequestError(
                 f"a sequence can't be sent ({type(error).__name__}); give ids and budgets from 0 up"
             )
-            batch.fail(message.entries[0].batch_index, replica.index, reason)
+            batch.fail(message.entries[0].batch_index, reason)
             return
-        self._actions.append(Send(replica.index, payload))
+        budgets = [sequence.node_budget or 0 for sequence in message.sequences]
+        self._unanswered[step_id] = SentMessage(batch, message.entries, budgets)
+        if len(self._unanswered) > _MAX_UNANSWERED:
+            del self._unanswered[next(iter(self._unanswered))]
+        self._actions.append(Send(payload))
 
     def _note_outcome(self, entry: Entry, outcome: SequenceAnswer, draft_id: int) -> bool:
-        """Note what a replica has taken of a sequence; return whether the sequence must be sent again."""
+        """Note what the drafter has taken of a sequence; return whether the sequence must be sent again."""
         session, status, position = entry.session, outcome.status, outcome.next_position
         is_current = entry.is_current
         if status is SequenceStatus.INVALID_TOKEN:
@@ -359,27 +361,41 @@ class ClientCore:
         elif status is SequenceStatus.SESSION_LOST:
             self._registry.note_lost(session)
         else:
-            self._registry.restart(session)  # the replica holds what was not sent
+            self._registry.restart(session)  # the drafter holds what was not sent
         return True
 
     # --- failures
 
-    def _is_outage(self, index: int, error: SpeculantError | None, now_s: float) -> bool:
-        """Return whether a failure is one of the replica, and not of a session that was refused."""
-        replica = self._replicas[index]
-        rests = replica.is_down or now_s < replica.retry_after_s
-        return rests if error is None else not isinstance(error, UnknownGraphError)
+    def _probe(self, now_s: float) -> None:
+        """Send a drafter that is down a step without sequences; nothing waits for the answer."""
+        if self._breaker.has_lost_probe(now_s):
+            self._drop_stream(SILENT)
+        if self._breaker.begin_probe(now_s):
+            self._probe_id = next(self._step_ids)
+            self._actions.append(Send(convert.encode_step(self._probe_id, StepRequest(()))))
 
-    def _note_failure(
-        self, replica: Replica, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool
-    ) -> None:
-        was_open = replica.is_down
-        replica.note_failure(error, started_s, now_s, was_late=was_late)
-        if replica.is_down and not was_open:
-            self._drop_stream(replica, error)  # nothing old must wait in it when the drafter is back
+    def _refused(self, sent: SentMessage | None, error: SpeculantError, now_s: float) -> None:
+        """Note a message that was answered with an error."""
+        if isinstance(error, DraftLimitError):
+            self._breaker.retry_after_s = max(self._breaker.retry_after_s, now_s + error.retry_delay_s)
+        if sent is None:
+            self._breaker.note_probe(error)
+            return
+        self.counts.late_answers += sent.batch.is_over
+        for entry in sent.entries:
+            sent.batch.fail(entry.batch_index, error)
 
-    def _drop_stream(self, replica: Replica, error: SpeculantError) -> None:
-        self._actions.append(DropStream(replica.index))
-        for sent in replica.drop_unanswered():
+    def _note_failure(self, error: SpeculantError, started_s: float, now_s: float) -> None:
+        was_down = self._breaker.is_down
+        self._breaker.note_failure(error, started_s, now_s, was_late=error is self._too_late)
+        if self._breaker.is_down and not was_down:
+            self._drop_stream(error)  # nothing old must wait in it when the drafter is back
+
+    def _drop_stream(self, error: SpeculantError) -> None:
+        self._actions.append(DropStream())
+        self._breaker.note_probe(error)
+        lost = list(self._unanswered.values())
+        self._unanswered.clear()
+        for sent in lost:
             for entry in sent.entries:
-                sent.batch.fail(entry.batch_index, replica.index, error)
+                sent.batch.fail(entry.batch_index, error)

@@ -1,4 +1,4 @@
-"""A drafter without a sidecar, in this process."""
+"""Drafters without a sidecar: in this process, and none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from loguru import logger
 
-from speculant_graph.client.counts import Counts
-from speculant_graph.client.sessions import Session
+from speculant_graph.client.sessions import Counts, Session
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learning.store import LearnedStore
@@ -144,3 +143,30 @@ class LocalDrafter:
         for session_id in list(self._sessions):
             self.finish(session_id)
         self._drafter.save()
+
+
+class NullDrafter:
+    """Never drafts: plain decoding."""
+
+    @property
+    def state(self) -> DrafterState:
+        """Always ``off``."""
+        return "off"
+
+    @property
+    def statistics(self) -> DrafterStatistics:
+        """All zero."""
+        return DrafterStatistics()
+
+    def open(self, session_id: int, options: SessionOptions | None = None) -> None:
+        """Do nothing."""
+
+    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        """Return an empty draft for every sequence."""
+        return [EMPTY_DRAFT] * len(steps)
+
+    def finish(self, session_id: int) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

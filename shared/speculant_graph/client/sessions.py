@@ -1,4 +1,4 @@
-"""A client's record of its sessions, and what of a sequence must travel.
+"""A client's record of its sessions, and what it wants done about them.
 
 Pure bookkeeping: nothing here sends or waits.
 """
@@ -6,57 +6,60 @@ Pure bookkeeping: nothing here sends or waits.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
-from speculant_graph.client.placement import key_of
-from speculant_graph.errors import SpeculantError, UnknownGraphError
-from speculant_graph.rpc.messages import OpenRequest
-from speculant_graph.types import Feedback, SequenceStep, SessionOptions, TokenId
+from speculant_graph.client.breaker import Breaker, is_refusal, retry_delay_s
+from speculant_graph.errors import DraftRequestError, SpeculantError
+from speculant_graph.rpc.messages import OpenAnswer, OpenRequest
+from speculant_graph.types import DrafterStatistics, Feedback, SequenceStep, SessionOptions, TokenId
 
 if TYPE_CHECKING:
     from speculant_graph.client.batches import InFlightBatch
 
+ENDED = DraftRequestError("the session was ended while its step ran")
+"""Why a step gets no answer that is no longer wanted."""
+_NUM_ROUND_TRIPS_KEPT = 1_000
 _TAIL_TOKENS = 16
 _MAX_WIRE_TOKEN = (1 << 32) - 1
 
 
-def new_wire_id() -> int:
-    """Return a session id for the wire, at random: clients that count 1, 2, 3 must never meet in a drafter."""
-    return secrets.randbits(64) or 1
+@dataclass
+class Counts:
+    """Running counts of a drafter; the fields are those of :class:`~speculant_graph.types.DrafterStatistics`."""
 
+    steps: int = 0
+    failed_steps: int = 0
+    drafted_nodes: int = 0
+    reopened_sessions: int = 0
+    skipped_steps: int = 0
+    late_answers: int = 0
+    round_trip_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_ROUND_TRIPS_KEPT))
+    last_failure: str = ""
 
-def problem_of(options: SessionOptions | None, error: SpeculantError | None) -> str | None:
-    """Return why a session gets no drafts, if its options are the reason.
-
-    Args:
-        options: what it wanted.
-        error: why it was not opened, if it was not.
-    """
-    if options is None or not options.graph or not isinstance(error, UnknownGraphError):
-        return None
-    return f"there were no drafts, as the drafter serves no graph '{options.graph}'; name one that it serves"
+    def snapshot(self) -> DrafterStatistics:
+        """Return the counts as they are now."""
+        return DrafterStatistics(**vars(self) | {"round_trip_s": tuple(self.round_trip_s)})
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One sequence, at the replica that holds it.
+    """One sequence, as the drafter holds it.
 
-    A wire id stands for one text at one replica: whenever what a replica holds is given up, the next id is another one,
-    so that answers about the old one are known to be old.
+    A wire id stands for one text: whenever what the drafter holds is given up, the next id is another one, so that
+    answers about the old one are known to be old.
     """
 
     wire_id: int
-    replica: int = 0
-    """Index of the replica it is assigned to."""
     options: SessionOptions = field(default_factory=SessionOptions)
     """What it is opened with, beside what the client sets."""
     is_open: bool = False
     opening: Opening | None = None
     """Under way, if not None."""
     position: int = 0
-    """What the replica is known to have taken."""
+    """What the drafter is known to have taken."""
     num_sent: int = 0
     """What it may have taken; never less than ``position``."""
     tail: tuple[TokenId, ...] = ()
@@ -64,18 +67,12 @@ class Session:
     draft_id: int = 0
     """The latest draft received; 0 for none."""
     was_lost: bool = False
-    """Whether the replica has lost it, so that its opening is one more."""
+    """Whether the drafter has lost it, so that its opening is one more."""
     retry_after_s: float = 0.0
-    """No opening before this time: the replica has refused one."""
-
-    @property
-    def placement_key(self) -> int:
-        """What decides which replica it is assigned to."""
-        wanted = self.options
-        return self.wire_id if wanted.conversation is None else key_of(wanted.tenant or "", wanted.conversation)
+    """No opening before this time: the drafter has refused one."""
 
     def restart(self, wire_id: int) -> None:
-        """Give up what the replica holds of it, for another id."""
+        """Give up what the drafter holds of it, for another id."""
         self.wire_id = wire_id
         self.is_open, self.opening = False, None
         self.position = self.num_sent = self.draft_id = 0
@@ -94,7 +91,7 @@ class Session:
         self.tail = tuple(step.token_ids[-_TAIL_TOKENS:])
 
     def fitting_feedback(self, feedback: Feedback | None) -> Feedback | None:
-        """Return feedback if it is about the latest draft of the replica that holds the session, and can travel."""
+        """Return feedback if it is about the latest draft of the session, and can travel."""
         if feedback is None or feedback.draft_id != self.draft_id or not self.draft_id:
             return None
         rows = feedback.rows
@@ -108,7 +105,6 @@ class Opening:
     """A call of OpenSession, from its start until its outcome is noted."""
 
     session: Session
-    replica: int
     request: OpenRequest
     started_s: float
     waiting: list[tuple[InFlightBatch, int]] = field(default_factory=list)
@@ -118,3 +114,140 @@ class Opening:
     is_over: bool = False
     error: SpeculantError | None = None
     """Why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """To do: send bytes on the stream, after those sent before; begin the stream if there is none."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DropStream:
+    """To do: cancel the stream, if there is one. What still comes from it is ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """To do: call OpenSession, and note its outcome."""
+
+    opening: Opening
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """To do: call CloseSession, without waiting for the outcome."""
+
+    wire_id: int
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """To do: write a line to the log."""
+
+    level: Literal["INFO", "WARNING"]
+    text: str
+
+
+Action = Send | DropStream | OpenSession | CloseSession | Report
+
+
+class SessionRegistry:
+    """The sessions of one client by the caller's ids, and their opening and ending."""
+
+    def __init__(
+        self,
+        breaker: Breaker,
+        actions: list[Action],
+        counts: Counts,
+        *,
+        request: OpenRequest,
+        wire_ids: Callable[[], int],
+    ) -> None:
+        """Make an empty registry.
+
+        Args:
+            breaker: whether the drafter is asked.
+            actions: what is to be done is appended here.
+            counts: what happens to sessions is counted here.
+            request: what every session is opened with, but for its id.
+            wire_ids: makes session ids that no other client uses.
+        """
+        self._breaker, self._actions, self._counts = breaker, actions, counts
+        self._request, self._wire_ids = request, wire_ids
+        self._sessions: dict[int, Session] = {}
+
+    def session(self, session_id: int, options: SessionOptions | None = None) -> Session:
+        """Return the session of a caller's id; one that is not known begins, with these options."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = self._sessions[session_id] = Session(self._wire_ids(), options or SessionOptions())
+        return session
+
+    def finish(self, session_id: int) -> None:
+        """End a session; unknown ids are ignored."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.restart(session)
+
+    def finish_all(self) -> None:
+        """End all sessions."""
+        for session_id in list(self._sessions):
+            self.finish(session_id)
+
+    def restart(self, session: Session) -> None:
+        """Close a session at the drafter; it may begin again, with another text."""
+        if session.is_open:
+            self._close(session.wire_id, self._opening_request(session).tenant)
+        session.restart(self._wire_ids())
+
+    def note_lost(self, session: Session) -> None:
+        """Note that the drafter does not have a session any more."""
+        session.restart(self._wire_ids())
+        session.was_lost = True
+
+    def begin_opening(self, session: Session, now_s: float) -> Opening:
+        """Return the opening that is under way, or begin one."""
+        if session.opening is None:
+            session.opening = Opening(session, self._opening_request(session), now_s)
+            self._actions.append(OpenSession(session.opening))
+        return session.opening
+
+    def note_opened(self, opening: Opening, outcome: OpenAnswer | SpeculantError, now_s: float) -> None:
+        """Note the outcome of an opening."""
+        session = opening.session
+        error = outcome if isinstance(outcome, SpeculantError) else None
+        opening.is_over, opening.error = True, error
+        if session.opening is not opening:
+            opening.error = ENDED
+            if error is None:
+                self._close(opening.request.session_id, opening.request.tenant)
+            return
+        session.opening = None
+        session.is_open = error is None
+        if error is None:
+            self._counts.reopened_sessions += session.was_lost
+            session.was_lost = False
+        elif is_refusal(error):
+            session.retry_after_s = now_s + retry_delay_s(error)
+
+    def _opening_request(self, session: Session) -> OpenRequest:
+        wanted = session.options
+        return replace(
+            self._request,
+            session_id=session.wire_id,
+            tenant=self._request.tenant if wanted.tenant is None else wanted.tenant,
+            graph=self._request.graph if wanted.graph is None else wanted.graph,
+            learn=self._request.learn if wanted.learn is None else wanted.learn,
+        )
+
+    def _close(self, wire_id: int, tenant: str) -> None:
+        if not self._breaker.is_down:  # a drafter that is down drops its sessions itself, in time
+            self._actions.append(CloseSession(wire_id, tenant))
+
+
+def new_wire_id() -> int:
+    """Return a session id for the wire, at random: clients that count 1, 2, 3 must never meet in a drafter."""
+    return secrets.randbits(64) or 1

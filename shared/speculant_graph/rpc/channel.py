@@ -60,22 +60,22 @@ class Endpoint:
 
             config = ClientConfig()
         is_tcp = socket_path(address) is None
-        is_encrypted = is_tcp and (config.tls or config.tls_ca is not None or config.tls_certificate is not None)
+        is_encrypted = is_tcp and (config.tls_ca is not None or config.tls_certificate is not None)
         # gRPC's default backoff of a second and more would leave a restarted drafter unused for that long.
-        options: list[tuple[str, str | int]] = [
+        options: tuple[tuple[str, str | int], ...] = (
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.min_reconnect_backoff_ms", 50),
             ("grpc.max_reconnect_backoff_ms", 200),
+            # Of the addresses that a name stands for, clients take different ones, and another one when theirs is gone.
+            ("grpc.service_config", '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}'),
             # Two clients in one process must not share a connection, nor its flow control.
             ("grpc.use_local_subchannel_pool", 1),
             *message_limits(MAX_MESSAGE_BYTES),
-        ]
-        if is_encrypted and config.tls_server_name:
-            options.append(("grpc.ssl_target_name_override", config.tls_server_name))
+        )
         return cls(
             address,
             grpc_target(address),
-            tuple(options),
+            options,
             _credentials(config) if is_encrypted else None,
             _metadata(
                 config,
@@ -120,7 +120,7 @@ def _metadata(config: ClientConfig, *, may_be_read: bool, address: str) -> tuple
         raise ConfigError("client.token must be visible ASCII characters without spaces; check what it is read from")
     if may_be_read:
         raise ConfigError(
-            f"client.token would travel to {address} unencrypted; set client.tls, or use a Unix socket or a loopback "
-            "address"
+            f"client.token would travel to {address} unencrypted; set client.tls_ca, or use a Unix socket or a "
+            "loopback address"
         )
     return (("authorization", f"Bearer {token}"),)

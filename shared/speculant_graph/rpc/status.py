@@ -7,8 +7,12 @@ sentence, so that no exception text, path or value leaks to a client.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 
 from speculant_graph.errors import (
     AccessError,
@@ -23,6 +27,8 @@ from speculant_graph.errors import (
     UnservedRequestError,
 )
 
+STATUS_DETAILS = "grpc-status-details-bin"
+"""Where gRPC puts the google.rpc.Status of a unary call that failed."""
 INTERNAL_MESSAGE = "the server failed on this request; its log says why"
 """All that a client learns of an error that is not its own."""
 
@@ -73,6 +79,26 @@ def from_status(code: grpc.StatusCode, details: str | None) -> SpeculantError:
     if found := _NO_SERVER.fullmatch(reason):
         reason = f"no server answers there ({found[1]})"
     return ERROR_OF_STATUS.get(code, DrafterUnavailableError)(f"{code.name}: {reason}")
+
+
+def error_of(call: Any) -> SpeculantError:
+    """Return the error that a failed call stands for, with the delay that a drafter over its limits sets."""
+    error = from_status(call.code(), call.details())
+    if isinstance(error, DraftLimitError):
+        for key, value, *_ in call.trailing_metadata() or ():
+            if key == STATUS_DETAILS:
+                error.retry_delay_s = _retry_delay_s(value)
+    return error
+
+
+def _retry_delay_s(status: bytes) -> float:
+    retry = RetryInfo()
+    try:
+        if any(detail.Unpack(retry) for detail in Status.FromString(status).details):
+            return max(float(retry.retry_delay.ToNanoseconds()) * 1e-9, 0.0)
+    except DecodeError:  # of a proxy's making
+        pass
+    return 0.0
 
 
 def status_number(code: grpc.StatusCode) -> int:

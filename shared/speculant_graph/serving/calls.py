@@ -22,14 +22,13 @@ from loguru import logger
 from speculant_graph.errors import DraftLimitError, DraftRequestError
 from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.messages import VERSION_KEY
-from speculant_graph.rpc.status import status_number, to_status
+from speculant_graph.rpc.status import STATUS_DETAILS, status_number, to_status
 from speculant_graph.serving.access import AccessPolicy, Principal
 from speculant_graph.serving.credentials import certificate_names
 from speculant_graph.serving.request_ids import REQUEST_ID_KEY, bound_to_messages, is_request_id, request_id_of
 from speculant_graph.version import VERSION
 
 _BUSY_S = 0.1
-_STATUS_DETAILS = "grpc-status-details-bin"
 _AUTHORIZATION = "authorization"
 
 
@@ -166,7 +165,7 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
         details = AnyMessage()
         details.Pack(RetryInfo(retry_delay=duration_of(error.retry_delay_s)))
         status = Status(code=status_number(code), message=message, details=[details])
-        trailing = (*trailing, (_STATUS_DETAILS, status.SerializeToString()))
+        trailing = (*trailing, (STATUS_DETAILS, status.SerializeToString()))
     await context.abort(code, message, trailing)
     raise AssertionError("abort raises")
 

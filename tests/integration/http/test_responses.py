@@ -191,8 +191,8 @@ def test_refusals(api: Api, wrong: dict[str, Any], param: str) -> None:
 def test_what_is_kept_is_bounded() -> None:
     store = ResponseStore(1_000)
     for number in range(100):
-        store.put("a", f"r{number}", [Item(role="user", content="x" * 50)], "c")
-    assert store.get("a", "r99").conversation == "c"
+        store.put("a", f"r{number}", [Item(role="user", content="x" * 50)])
+    assert store.get("a", "r99").items
     for tenant, name in (("a", "r0"), ("b", "r99")):
         with pytest.raises(ApiError):
             store.get(tenant, name)

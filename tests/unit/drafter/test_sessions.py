@@ -9,10 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from speculant_drafter.tracing import OpenTelemetryTracer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
     LOST,
@@ -149,25 +146,6 @@ def test_idle_sessions_are_lost(serving: Serve, clock: Clock) -> None:
     assert told(server, 3, 0, []) == (LOST, 0), "nobody gets longer than the server's own"
     assert told(server, 1, 0, []) == (OK, 0)
     assert ended(server) == {"idle": 2}
-
-
-def test_every_session_has_a_span_also_one_that_was_idle_for_too_long(
-    serving: Serve, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exporter = InMemorySpanExporter()
-    tracer = OpenTelemetryTracer(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("speculant_drafter.server.open_tracer", lambda is_enabled: tracer)
-    server = serving(idle_timeout_s=10.0)
-    for _ in range(2):
-        server.open(7)
-        server.open(7)
-        told(server, 7, 0, [1, 2])
-        clock.now_s += 11.0
-    server.open(7)
-    server.close(7)
-    names = ("graph", "end", "steps", "tokens")
-    spans = [tuple(span.attributes[f"speculant.{name}"] for name in names) for span in exporter.get_finished_spans()]
-    assert spans == [("small", "idle", 1, 2)] * 2 + [("small", "closed", 0, 0)]
 
 
 def test_ids_are_not_shared_between_tenants(serving: Serve) -> None:

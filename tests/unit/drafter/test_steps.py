@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry
-from speculant_drafter.sessions import SessionStore
-from speculant_drafter.steps import StepAnswerer, StepLimits
+from speculant_drafter.sessions import Limits, SessionStore
+from speculant_drafter.steps import StepAnswerer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftLimitError, DraftRequestError, SpeculantError, UnservedRequestError
@@ -36,16 +36,16 @@ class Server:
     """Sessions and steps without sockets."""
 
     def __init__(
-        self, path: Path, draft: DraftConfig | None = None, limits: dict[str, int] | None = None, **settings: Any
+        self, path: Path, draft: DraftConfig | None = None, limits: dict[str, float] | None = None, **settings: Any
     ) -> None:
         self.config = ServerConfig(graph=path, **settings)
-        self.limits = StepLimits(**{"max_nodes": 64, **(limits or {})})
+        self.limits = Limits(**{"max_nodes": 64, **(limits or {})})
         self.draft = draft or DraftConfig(k=4)
         self.counts = ServerCounts()
         self.graphs = GraphRegistry(self.config, self.draft)
         asyncio.run(self.graphs.load_configured())
         self.now_s = 0.0
-        self.sessions = SessionStore(self.config, self.counts, lambda: self.now_s)
+        self.sessions = SessionStore(self.config, self.counts, lambda: self.now_s, self.limits)
         self.steps = StepAnswerer(self.config, self.draft, self.graphs, self.sessions, self.counts, self.limits)
 
     def open(self, session_id: int, **wanted: Any) -> None:
@@ -320,7 +320,7 @@ def test_sessions_of_other_tenants_are_not_there(graph_path: Path) -> None:
 
 
 def test_a_stranger_does_not_keep_a_session_from_being_idle(graph_path: Path) -> None:
-    server = Server(graph_path, idle_timeout_s=10.0)
+    server = Server(graph_path, limits={"idle_timeout_s": 10.0})
     other = Principal("other", frozenset({"other"}), frozenset({"*"}), False)
     server.open(1, tenant="mine")
     server.now_s = 8.0
@@ -357,7 +357,7 @@ def test_options_are_looked_at_even_where_nobody_drafts(graph_path: Path) -> Non
 
 
 def test_delays_are_told(graph_path: Path) -> None:
-    server = Server(graph_path, max_session_memory=1_000_000, busy_s=4.0)
+    server = Server(graph_path, limits={"busy_s": 4.0}, max_session_memory=1_000_000)
     for session_id in range(1, 7):
         server.open(session_id)
     payloads = [convert.encode_step(None, chain_step(number, 0, CORPUS * 10)) for number in range(1, 7)]

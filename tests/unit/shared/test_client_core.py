@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from speculant_graph.client.packing import MAX_TOKENS_PER_MESSAGE, pack
-from speculant_graph.client.placement import preferred, score
+from speculant_graph.client.batches import MAX_TOKENS_PER_MESSAGE, pack
 from speculant_graph.client.sessions import Session
 from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, SpeculantError, UnknownGraphError
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -23,6 +22,10 @@ def network() -> Network:
 STEP = SequenceStep(1, [1, 2, 3], 4)
 
 
+def levels(network: Network) -> list[str]:
+    return [report.level for report in network.reports]
+
+
 def test_only_new_tokens_travel(network: Network) -> None:
     text: list[int] = []
     for number in range(20):
@@ -36,29 +39,19 @@ def test_only_new_tokens_travel(network: Network) -> None:
 
 def test_a_lost_session_is_filled_again_in_the_same_step(network: Network) -> None:
     network.draft([STEP])
-    network.drafters[0].sessions.clear()
+    network.drafter.sessions.clear()
     [draft] = network.draft([STEP])
     assert draft.token_ids == drafted(STEP.token_ids, 4)
-    assert list(network.drafters[0].sessions.values()) == [STEP.token_ids]
+    assert list(network.drafter.sessions.values()) == [STEP.token_ids]
     assert (network.core.counts.reopened_sessions, network.core.counts.failed_steps) == (1, 0)
 
 
 @pytest.mark.parametrize("other", [[1, 2], [1, 9, 9], [1, 2, 4, 5]])
 def test_another_text_under_an_old_id_is_another_session(network: Network, other: list[int]) -> None:
     network.draft([STEP])
-    [draft] = network.draft([SequenceStep(1, other, 4)])
-    assert draft.token_ids == drafted(other, 4)
-    assert list(network.drafters[0].sessions.values()) == [other]
+    network.draft([SequenceStep(1, other, 4)])
+    assert list(network.drafter.sessions.values()) == [other]
     assert network.core.counts.reopened_sessions == 0
-
-
-def test_a_session_that_somebody_else_fed_is_given_up(network: Network) -> None:
-    network.draft([STEP])
-    [held] = network.drafters[0].sessions.values()
-    held += [8, 8]
-    [draft] = network.draft([STEP])
-    assert draft.token_ids == drafted(STEP.token_ids, 4)
-    assert list(network.drafters[0].sessions.values()) == [STEP.token_ids]
 
 
 def test_a_late_answer_is_noted_and_never_taken_for_the_next(network: Network) -> None:
@@ -98,8 +91,8 @@ def test_long_texts_travel_in_chunks_and_large_batches_in_parts(network: Network
     assert len(network.payloads) > 2  # as the answers must fit into a message, too
 
 
-def test_feedback_travels_only_if_it_is_about_the_latest_draft_of_the_replica(network: Network) -> None:
-    taught = network.drafters[0].feedback
+def test_feedback_travels_only_if_it_is_about_the_latest_draft(network: Network) -> None:
+    taught = network.drafter.feedback
 
     def tell(draft_id: int, rows: list[list[int]]) -> Draft:
         feedback = Feedback(draft_id, [0, 1], np.array(rows))
@@ -112,7 +105,7 @@ def test_feedback_travels_only_if_it_is_about_the_latest_draft_of_the_replica(ne
     fourth = tell(third.draft_id, [[1, 2], [3, -1]])  # no token
     fifth = tell(fourth.draft_id, [[1, 2]])  # not as many rows as nodes
     assert first.draft_id < second.draft_id < third.draft_id < fourth.draft_id < fifth.draft_id
-    network.drafters[0].sessions.clear()
+    network.drafter.sessions.clear()
     network.draft([STEP])
     tell(fifth.draft_id, [[1, 2], [3, 4]])  # of a session that was lost
     assert taught == [first.draft_id]
@@ -120,7 +113,7 @@ def test_feedback_travels_only_if_it_is_about_the_latest_draft_of_the_replica(ne
 
 @pytest.mark.parametrize("num_tokens", [3, 2 * MAX_TOKENS_PER_MESSAGE])
 def test_feedback_comes_before_the_tokens_that_it_explains(num_tokens: int) -> None:
-    session = Session(wire_id=7, replica=0, is_open=True, draft_id=5)
+    session = Session(wire_id=7, is_open=True, draft_id=5)
     feedback = Feedback(5, [0], np.array([[1, 2]]))
     step = SequenceStep(1, [1] * num_tokens, 4, feedback=feedback)
     messages = list(pack([(0, step, session)], DraftOptions()))
@@ -134,28 +127,33 @@ def test_a_sequence_that_can_not_be_sent_costs_only_itself(network: Network) -> 
     assert [bool(draft) for draft in drafts] == [True, False]
 
 
-def test_the_breaker_opens_after_failures_in_a_row_and_skips_then(network: Network) -> None:
+def test_the_breaker_opens_after_failures_in_a_row_and_probes_then(network: Network) -> None:
     network.draft([STEP])
     network.fail([STEP], 2)
     assert network.draft([STEP])[0]
     network.fail([STEP], 3)
-    assert network.core.to_probe() == [0]
-    assert [report.level for report in network.reports] == ["WARNING"]
-    num_payloads = len(network.payloads)
-    assert not network.draft([STEP])[0]
-    assert len(network.payloads) == num_payloads
-    assert network.core.counts.skipped_steps == 1
+    assert network.is_paused
+    assert levels(network) == ["WARNING"]
+    network.payloads.clear()
+    for _ in range(10):  # within a pause
+        assert not network.draft([STEP])[0]
+        network.now_s += 0.001
+    [probe] = [pb.StreamDraftRequest.FromString(payload) for payload in network.payloads]
+    assert probe.draft == pb.DraftRequest()
+    assert network.core.counts.skipped_steps == 10
     assert network.core.state == "unavailable"
-    network.core.probed(0, UNAVAILABLE)
-    assert network.core.to_probe() == [0]
-    network.core.probed(0, None)
+    network.core.stream_ended(UNAVAILABLE, network.now_s)
+    network.now_s += 0.06
+    assert not network.draft([STEP])[0]
+    assert network.is_paused
+    network.recover([STEP])
     assert network.draft([STEP])[0]
-    assert [report.level for report in network.reports] == ["WARNING", "INFO"]
+    assert levels(network) == ["WARNING", "INFO"]
     # A probe that was answered is less than a step: after it one failure is enough, if no step was answered.
     network.fail([STEP], 3)
-    network.core.probed(0, None)
+    network.recover([STEP])
     network.fail([STEP])
-    assert network.core.to_probe() == [0]
+    assert network.is_paused
 
 
 def test_steps_that_run_at_the_same_time_fail_as_one(network: Network) -> None:
@@ -165,7 +163,7 @@ def test_steps_that_run_at_the_same_time_fail_as_one(network: Network) -> None:
     network.now_s += 0.02
     for late in running:
         network.core.end(late, network.now_s)
-    assert network.core.to_probe() == []
+    assert not network.is_paused
 
 
 @pytest.mark.parametrize("code", [3, 8])
@@ -174,27 +172,19 @@ def test_refusals_cost_the_step_and_leave_the_breaker_closed(network: Network, c
     for _ in range(5):
         running = network.begin([STEP])
         network.work()
-        replica, payload = network.answers.pop()
-        answer = pb.StreamDraftResponse(step_id=pb.StreamDraftResponse.FromString(payload).step_id)
-        answer.error.code = code
-        answer.error.retry_delay.FromMilliseconds(0)
-        network.core.answered(replica, answer.SerializeToString(), network.now_s)
+        network.refuse(code)
         assert not network.core.end(running, network.now_s)[0]
         network.work()
-    assert network.core.to_probe() == []
-    assert [report.level for report in network.reports] == ["WARNING"]
+    assert not network.is_paused
+    assert levels(network) == ["WARNING"]
     assert network.draft([STEP])[0]
 
 
-def test_a_replica_that_asks_for_a_delay_is_left_alone_for_it(network: Network) -> None:
+def test_a_drafter_that_asks_for_a_delay_is_left_alone_for_it(network: Network) -> None:
     network.draft([STEP])
     running = network.begin([STEP])
     network.work()
-    replica, payload = network.answers.pop()
-    answer = pb.StreamDraftResponse(step_id=pb.StreamDraftResponse.FromString(payload).step_id)
-    answer.error.code = 8
-    answer.error.retry_delay.FromMilliseconds(500)
-    network.core.answered(replica, answer.SerializeToString(), network.now_s)
+    network.refuse(8, retry_delay_ms=500)
     network.core.end(running, network.now_s)
     num_payloads = len(network.payloads)
     assert not network.draft([STEP])[0]
@@ -213,16 +203,30 @@ def test_a_refused_opening_is_tried_again_after_a_pause(network: Network) -> Non
     assert network.draft([STEP])[0]
 
 
-def test_late_rows_are_reported_with_what_the_probe_finds(network: Network) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (DrafterUnavailableError("UNAVAILABLE: the certificate is not trusted"), "the certificate is not trusted"),
+        (None, "no answer to a probe either"),
+    ],
+)
+def test_late_answers_are_reported_with_what_the_probe_finds(
+    network: Network, outcome: SpeculantError | None, reason: str
+) -> None:
     for _ in range(3):
         network.core.end(network.begin([STEP]), network.now_s)
         network.now_s += 0.02
     network.work()
     assert network.reports == []
-    network.core.probed(0, DrafterUnavailableError("UNAVAILABLE: the certificate is not trusted"))
+    assert network.core.begin([STEP], network.now_s, lambda: None) is None
+    if outcome is not None:
+        network.core.stream_ended(outcome, network.now_s)
+    network.now_s += 0.2
+    network.core.begin([STEP], network.now_s, lambda: None)
     network.work()
     [report] = network.reports
-    assert "no draft within 20 ms (UNAVAILABLE: the certificate is not trusted)" in report.text
+    assert "no draft within 20 ms" in report.text
+    assert reason in report.text
 
 
 def test_a_session_that_ended_while_it_was_opened_is_closed(network: Network) -> None:
@@ -231,109 +235,39 @@ def test_a_session_that_ended_while_it_was_opened_is_closed(network: Network) ->
     network.core.finish(1)
     network.settle_opening(0)
     network.work()
-    assert network.drafters[0].sessions == {}
+    assert network.drafter.sessions == {}
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         (None, ("ours", "usual", True)),
-        (SessionOptions(), ("ours", "usual", True)),
         (SessionOptions(tenant="a"), ("a", "usual", True)),
         (SessionOptions(tenant="", graph="", learn=False), ("", "", False)),
-        (SessionOptions("b", "code", learn=True), ("b", "code", True)),
     ],
 )
 def test_a_session_is_opened_as_it_wants_whenever_it_is_opened(
-    options: SessionOptions | None, expected: tuple[str, str, bool]
+    network: Network, options: SessionOptions | None, expected: tuple[str, str, bool]
 ) -> None:
-    network = Network(2)
-    opened: list[tuple[int, str, str, bool]] = []
+    opened: list[tuple[str, str, bool]] = []
     settle = network.settle_opening
 
     def note(number: int, error: SpeculantError | None = None) -> None:
         request = network.openings[number].request
-        opened.append((network.openings[number].replica, request.tenant, request.graph, request.learn))
+        opened.append((request.tenant, request.graph, request.learn))
         settle(number, error)
 
     network.settle_opening = note  # type: ignore[method-assign]
     network.core.open(1, network.now_s, lambda: None, options)
     network.core.open(1, network.now_s, lambda: None, SessionOptions("late", "late", learn=False))  # it has begun
     network.draft([STEP])
-    [home] = {each[0] for each in opened}
-    network.drafters[home].sessions.clear()  # it was lost
+    network.drafter.sessions.clear()  # it was lost
     network.draft([STEP])
     network.draft([SequenceStep(1, [7, 7], 4)])  # another text, and so another session
-    for _ in range(3):  # its replica goes
-        running = network.begin([SequenceStep(1, [7, 7, 7], 4)])
-        network.work(loses=True)
-        network.core.stream_ended(home, UNAVAILABLE, network.now_s)
-        network.core.end(running, network.now_s + 0.01)
-        network.now_s += 0.02
-    network.draft([SequenceStep(1, [7, 7, 7], 4)])
     network.core.finish(1)
     network.work()
-    assert {each[1:] for each in opened} == {expected}
-    assert {each[0] for each in opened} == {0, 1}
-    assert len(opened) >= 4
-    assert {tenant for _, tenant in network.closed} == {expected[0]}
-    assert len(network.closed) >= 2
-
-
-def test_sessions_move_when_their_replica_is_down_and_new_ones_prefer_it_again() -> None:
-    network = Network(2)
-    steps = [SequenceStep(key, [key, 5], 4) for key in range(40)]
-    expected = [drafted(step.token_ids, 4) for step in steps]
-    assert [draft.token_ids for draft in network.draft(steps)] == expected
-    at_first = [len(drafter.sessions) for drafter in network.drafters]
-    assert sum(at_first) == 40
-    assert min(at_first) > 5
-    for _ in range(3):
-        running = network.begin(steps)
-        network.work()
-        network.core.stream_ended(0, UNAVAILABLE, network.now_s)
-        for _ in range(len(network.answers)):
-            network.deliver(0)
-        network.now_s += 0.01
-        # The sequences of the other replica have their drafts.
-        drafts = network.core.end(running, network.now_s)
-        assert sum(map(bool, drafts)) == at_first[1]
-        assert network.core.state == "ok"
-        network.now_s += 0.01
-    assert network.core.counts.failed_steps == 3
-    assert [draft.token_ids for draft in network.draft(steps)] == expected
-    assert network.core.counts.failovers == at_first[0]
-    assert len(network.drafters[1].sessions) == 40
-    network.core.probed(0, None)
-    more = [SequenceStep(key, [key, 6], 4) for key in range(100, 140)]
-    held = set(network.drafters[0].sessions)
-    assert all(network.draft([*steps, *more]))
-    assert len(set(network.drafters[0].sessions) - held) > 5
-    assert network.core.counts.failovers == at_first[0]
-
-
-def test_sessions_of_a_conversation_are_at_one_replica() -> None:
-    network = Network(2)
-    homes: dict[tuple[str, str], set[int]] = {}
-    keys = [(tenant, f"talk {number}") for tenant in ("a", "b") for number in range(16)]
-    for session_id, (tenant, conversation) in enumerate(keys * 3, start=1):
-        options = SessionOptions(tenant=tenant, conversation=conversation)
-        network.core.open(session_id, network.now_s, lambda: None, options)
-        held = [len(drafter.sessions) for drafter in network.drafters]
-        assert network.draft([SequenceStep(session_id, [session_id, 5], 4)])
-        grown = [len(drafter.sessions) > count for drafter, count in zip(network.drafters, held, strict=True)]
-        homes.setdefault((tenant, conversation), set()).add(grown.index(True))
-    assert all(len(places) == 1 for places in homes.values())
-    assert {tuple(places) for places in homes.values()} == {(0,), (1,)}
-
-
-def test_rendezvous_moves_only_the_sessions_of_what_went() -> None:
-    addresses = [f"unix:///drafter-{number}" for number in range(4)]
-    before = {wire_id: preferred(wire_id, addresses) for wire_id in range(1, 400)}
-    assert min(list(before.values()).count(address) for address in addresses) > 60
-    after = {wire_id: preferred(wire_id, addresses[1:]) for wire_id in before}
-    assert all(after[wire_id] == place for wire_id, place in before.items() if place != addresses[0])
-    assert score(1, "unix:///drafter-0") == 6657225714182329686  # the same for ever: clients of several releases agree
+    assert opened == [expected] * 3
+    assert [tenant for _, tenant in network.closed] == [expected[0]] * 2
 
 
 def test_ids_on_the_wire_are_random_and_the_clients_own() -> None:
@@ -341,7 +275,7 @@ def test_ids_on_the_wire_are_random_and_the_clients_own() -> None:
     for _ in range(2):
         network = Network()
         assert all(network.draft([SequenceStep(key, [key], 4) for key in (1, 2, 3)]))
-        found += network.drafters[0].sessions
+        found += network.drafter.sessions
     assert len(set(found)) == 6
     assert min(found) > 3
 
@@ -350,29 +284,28 @@ def test_a_closed_core_drafts_no_more(network: Network) -> None:
     network.draft([STEP])
     network.core.close()
     network.work()
-    assert network.drafters[0].sessions == {}
+    assert network.drafter.sessions == {}
     assert not network.draft([STEP])[0]
     assert isinstance(network.core.open(5, network.now_s, lambda: None), DrafterUnavailableError)
 
 
 def test_a_graph_that_is_not_there_says_nothing_of_the_drafter(network: Network) -> None:
     network.draft([STEP])
-    other = SequenceStep(2, [4, 5], 4)
+    missing = UnknownGraphError("there is no such graph")
     for _ in range(5):
         opening = network.core.open(2, network.now_s, lambda: None, SessionOptions(graph="nowhere"))
         network.work()
-        if network.openings:
-            network.settle_opening(0, UnknownGraphError("there is no such graph"))
-        if opening is not None and not isinstance(opening, SpeculantError):
-            assert isinstance(network.core.note_open(opening, network.now_s), UnknownGraphError)
-        running = network.begin([other])
+        network.settle_opening(0, missing)
+        assert opening is not None
+        assert not isinstance(opening, SpeculantError)
+        assert network.core.note_open(opening, network.now_s) is missing
+        running = network.begin([SequenceStep(2, [4, 5], 4)])
         network.work()
         while network.openings:
-            network.settle_opening(0, UnknownGraphError("there is no such graph"))
+            network.settle_opening(0, missing)
             network.work()
         assert network.core.end(running, network.now_s)[0].token_ids == ()
         assert network.core.state == "ok"
         network.now_s += 1.0
-    assert [report for report in network.reports if report.level == "WARNING"] == []
-    assert not network.core._replicas[0].is_down
+    assert network.reports == []
     assert network.draft([STEP])[0].token_ids == drafted(STEP.token_ids, 4)

@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from speculant_graph.client.batches import InFlightBatch
 from speculant_graph.errors import DraftLimitError, DraftRequestError, TokenizerMismatchError
-from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import SequenceStep
 from support.dict_drafter import drafted
 from support.network import UNAVAILABLE, Network
 
 OPERATIONS = (
     *("begin", "open", "answer") * 6, *("end",) * 4, "refuse", "repeat answer", "lose answer", "end stream",
-    "lose session", "finish", "probe", "fail probe", "wait", "other text", "shorter text", "foreign answer",
+    "lose session", "finish", "wait", "other text", "shorter text", "foreign answer",
     "refuse step",
 )  # fmt: skip
 
@@ -32,7 +31,7 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
             assert bool(draft.draft_id) == bool(draft)
 
     for name, number in operations:
-        session_id, replica = number % 3, number % network.num_replicas
+        session_id = number % 3
         text = texts.setdefault(session_id, [session_id])
         match name:
             case "begin":
@@ -53,17 +52,14 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
                 network.answers.pop(number % len(network.answers))
             case "end stream":
                 errors = (UNAVAILABLE, DraftLimitError("full", 0.01), DraftRequestError("odd"))
-                core.stream_ended(replica, errors[number % 3], network.now_s)
+                core.stream_ended(errors[number % 3], network.now_s)
             case "lose session":
-                held = network.drafters[replica].sessions
+                held = network.drafter.sessions
                 if held:
                     del held[sorted(held)[number % len(held)]]
             case "finish":
                 core.finish(session_id)
                 del texts[session_id]
-            case "probe" | "fail probe":
-                if replica in core.to_probe():
-                    core.probed(replica, None if name == "probe" else UNAVAILABLE)
             case "wait":
                 network.now_s += number / 1_000
             case "other text":
@@ -71,12 +67,9 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
             case "shorter text":
                 texts[session_id] = text[: number % (len(text) + 1)] or [5]
             case "foreign answer":
-                core.answered(replica, bytes([number % 256] * 3), network.now_s)
+                core.answered(bytes([number % 256] * 3), network.now_s)
             case "refuse step" if network.answers:
-                where, payload = network.answers.pop()
-                answer = pb.StreamDraftResponse.FromString(payload)
-                answer.error.code = (3, 8, 13, 14)[number % 4]
-                core.answered(where, answer.SerializeToString(), network.now_s)
+                network.refuse((3, 8, 13, 14)[number % 4])
         network.work(loses=number % 11 == 10)
         for session in core._registry._sessions.values():
             assert session.position <= session.num_sent
@@ -87,24 +80,15 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
 
 
 @settings(max_examples=150)
-@given(
-    num_replicas=st.integers(1, 3),
-    operations=st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 60)), min_size=20, max_size=80),
-)
-def test_whatever_happens_drafts_fit_their_steps_and_come_again(
-    num_replicas: int, operations: list[tuple[str, int]]
-) -> None:
-    network = Network(num_replicas)
+@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 60)), min_size=20, max_size=80))
+def test_whatever_happens_drafts_fit_their_steps_and_come_again(operations: list[tuple[str, int]]) -> None:
+    network = Network()
     texts = play(network, operations)
     # From here on nothing goes wrong any more.
-    network.now_s += 1.0
-    for replica in network.core.to_probe():
-        network.core.probed(replica, None)
+    steps = [SequenceStep(key, text, 3) for key, text in texts.items()] or [SequenceStep(9, [9], 3)]
     for _ in range(2):
-        steps = [SequenceStep(key, text, 3) for key, text in texts.items()] or [SequenceStep(9, [9], 3)]
-        drafts = network.draft(steps)
         network.now_s += 1.0
-        for replica in network.core.to_probe():
-            network.core.probed(replica, None)
+        network.recover(steps)
+        drafts = network.draft(steps)
     assert [draft.token_ids for draft in drafts] == [drafted(step.token_ids, 3) for step in steps]
     assert network.core.state == "ok"

@@ -89,23 +89,21 @@ class RequestMapping:
         prompts = await asyncio.to_thread(self._encode, given)
         return await self._context(prompts, config, session, request, "response_format")
 
-    def session(
-        self, options: SpeculantOptions | None, principal: Principal, conversation: str | None = None
-    ) -> SessionOptions | None:
+    def session(self, options: SpeculantOptions | None, principal: Principal) -> SessionOptions | None:
         """Return the options of a request's session with the drafter.
 
         Raises:
             AccessError: the tenant or the graph is not the client's.
         """
         options = options or SpeculantOptions()
-        return session_options(principal, options.tenant or "", options.graph or "", options.learn, conversation)
+        return session_options(principal, options.tenant or "", options.graph or "", options.learn)
 
     def _begin(
         self, request: ChatRequest | CompletionRequest, principal: Principal, num_prompts: int
     ) -> tuple[GenerationConfig, SessionOptions | None]:
         if request.model not in (self._model_id, self._decoder.target.name):  # as --model has it will do, too
             raise no_such_model(self._model_id)
-        session = self.session(request.speculant, principal, request.prompt_cache_key)
+        session = self.session(request.speculant, principal)
         config = generation_config(request, self._defaults, self._decoder.target)
         self._load.require_length(config.max_tokens)
         self._load.require_capacity(num_prompts * config.n)

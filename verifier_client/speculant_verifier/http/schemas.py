@@ -151,7 +151,7 @@ class GenerationRequest(Schema):
     user: str | None = None
     """Ignored."""
     prompt_cache_key: Name | None = None
-    """Names the conversation, so that the sidecar which learned from it drafts for it again."""
+    """Ignored: the prefix cache finds what prompts share."""
     presence_penalty: _Penalty | None = None
     """Taken from the logits of tokens that were emitted."""
     frequency_penalty: _Penalty | None = None

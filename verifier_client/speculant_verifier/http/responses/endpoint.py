@@ -28,8 +28,6 @@ class StoredResponse:
 
     items: tuple[Item, ...]
     """All of its conversation, its own output included."""
-    conversation: str
-    """What its requests are known by to drafters."""
     size: int
     """Characters."""
 
@@ -46,17 +44,16 @@ class ResponseStore:
         self._max, self._size = max_characters, 0
         self._kept: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
 
-    def put(self, tenant: str, response_id: str, items: list[Item], conversation: str) -> None:
+    def put(self, tenant: str, response_id: str, items: list[Item]) -> None:
         """Keep a response that has ended.
 
         Args:
             tenant: whose it is.
             response_id: what later requests name it by.
             items: its conversation.
-            conversation: see :class:`StoredResponse`.
         """
         size = sum(len(item.model_dump_json(exclude_unset=True)) for item in items)
-        self._kept[tenant, response_id] = StoredResponse(tuple(items), conversation, size)
+        self._kept[tenant, response_id] = StoredResponse(tuple(items), size)
         self._size += size
         while self._size > self._max:
             _, oldest = self._kept.popitem(last=False)
@@ -101,14 +98,13 @@ class Responses:
             if request.previous_response_id is not None:
                 before = self._store.get(tenant, request.previous_response_id)
             items = [*(before.items if before is not None else ()), *request.input]
-            conversation = request.prompt_cache_key or (response_id if before is None else before.conversation)
-            context = await self._mapping.chat(as_chat(request, items, conversation), principal)
+            context = await self._mapping.chat(as_chat(request, items), principal)
         except Exception as error:
             raise as_error(error_of(error)) from error
 
         def keep(output: list[Item]) -> None:
             if request.store:
-                self._store.put(tenant, response_id, [*items, *output], conversation)
+                self._store.put(tenant, response_id, [*items, *output])
 
         builder = ResponsesBuilder(context, self._model, response_id, _repeated(request), keep)
         return GenerationResponse(self._decoding, context, builder, is_stream=request.stream)

@@ -194,7 +194,7 @@ class ResponsesRequest(Schema):
     background: Literal[False] = False
     """false only."""
     prompt_cache_key: Name | None = None
-    """Names the conversation, so that the sidecar which learned from it drafts for it again."""
+    """Ignored: the prefix cache finds what prompts share."""
     prompt_cache_retention: str | None = None
     """Ignored: the prefix cache keeps what fits into it."""
     safety_identifier: str | None = None

@@ -26,16 +26,15 @@ _NAMES = {
 _TOLD_FIRST = ("system", "developer")
 
 
-def as_chat(request: ResponsesRequest, items: Sequence[Item], conversation: str) -> ChatRequest:
+def as_chat(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
     """Return the chat that a request means.
 
     Args:
         request: its settings.
         items: all of the conversation.
-        conversation: its id for drafters.
     """
     fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAMES}
-    fields |= {"messages": _messages(request.instructions, items), "prompt_cache_key": conversation}
+    fields["messages"] = _messages(request.instructions, items)
     fields["max_tokens"] = request.max_output_tokens
     if request.tools:
         fields["tools"] = [

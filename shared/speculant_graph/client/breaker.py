@@ -1,0 +1,122 @@
+"""When a drafter is not asked, so that one that is down does not cost a deadline in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from speculant_graph.errors import (
+    AccessError,
+    DrafterUnavailableError,
+    DraftLimitError,
+    DraftRequestError,
+    SpeculantError,
+    TokenizerMismatchError,
+)
+
+PAUSE_S = 0.05
+"""Between two probes of a drafter that is down, and before what was refused without a delay is asked for again."""
+_FAILURES_BEFORE_PAUSE = 3
+_PROBE_TIMEOUT_S = 0.1
+SILENT = DrafterUnavailableError("no answer to a probe either")
+"""Of a drafter that is down, and whose probe was not answered in time."""
+
+
+def is_refusal(error: SpeculantError) -> bool:
+    """Return whether a drafter refused, rather than gave no answer."""
+    return isinstance(error, DraftRequestError | TokenizerMismatchError | AccessError)
+
+
+def retry_delay_s(refusal: SpeculantError) -> float:
+    """Return for how long what was refused is not asked for again."""
+    return (refusal.retry_delay_s if isinstance(refusal, DraftLimitError) else 0.0) or PAUSE_S
+
+
+class Breaker:
+    """Opens after some failures in a row, and closes when a probe is answered, which a step sends and does not await.
+
+    An outage is reported once, and so is its end.
+    """
+
+    def __init__(self, address: str, report: Callable[[Literal["INFO", "WARNING"], str], None]) -> None:
+        """Begin with a drafter that counts as up.
+
+        Args:
+            address: the drafter's, for messages.
+            report: takes lines for the log.
+        """
+        self.is_down = False
+        """Whether steps must not use it."""
+        self.retry_after_s = 0.0
+        """The drafter asked not to be asked before this time."""
+        self._address, self._report = address, report
+        self._num_failures = 0
+        self._last_failure_s = self._last_probe_s = float("-inf")
+        self._is_probing = self._is_reported = False
+        self._unexplained = ""
+
+    def is_resting(self, now_s: float) -> bool:
+        """Return whether the drafter is not to be asked."""
+        return self.is_down or now_s < self.retry_after_s
+
+    def note_success(self) -> None:
+        """Note a step or an opening that was answered in time."""
+        self._num_failures = 0
+        self._unexplained = ""
+        if self._is_reported:
+            self._is_reported = False
+            self._report("INFO", f"the drafter at {self._address} answers again")
+
+    def note_failure(self, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool) -> None:
+        """Note a failed step.
+
+        A single late answer is not yet an outage worth a warning, and a row of them is reported with the reason that
+        the first probe finds: a wrong certificate must not look like a slow drafter. Refusals do not open the breaker.
+
+        Args:
+            error: what went wrong.
+            started_s: when the step began. Steps that ran at the same time fail together and count as one.
+            now_s: when it failed.
+            was_late: no answer came, so that ``error`` explains nothing.
+        """
+        if self.is_down or started_s < self._last_failure_s:
+            return
+        self._last_failure_s = now_s
+        self._num_failures += 1
+        if self._num_failures < _FAILURES_BEFORE_PAUSE:
+            return
+        self.is_down = not is_refusal(error)
+        if not was_late:
+            self.report_outage(str(error))
+        elif not self._is_reported:
+            self._unexplained = str(error)
+
+    def has_lost_probe(self, now_s: float) -> bool:
+        """Return whether a probe was not answered in time."""
+        return self._is_probing and now_s - self._last_probe_s >= _PROBE_TIMEOUT_S
+
+    def begin_probe(self, now_s: float) -> bool:
+        """Return whether to probe now; if so, that has begun."""
+        if not self.is_down or self._is_probing or now_s - self._last_probe_s < PAUSE_S:
+            return False
+        self._is_probing, self._last_probe_s = True, now_s
+        return True
+
+    def note_probe(self, error: SpeculantError | None) -> None:
+        """Note the outcome of a probe, if one is under way; one that was answered closes the breaker."""
+        if not self._is_probing:
+            return
+        self._is_probing = False
+        if error is None:
+            self.is_down = False
+            self._num_failures = _FAILURES_BEFORE_PAUSE - 1  # on trial: a probe is less work than a step
+        if self._unexplained:
+            slow = "it answers, but too late; if that goes on, raise client.deadline_ms"
+            self.report_outage(f"{self._unexplained} ({slow if error is None else error})")
+
+    def report_outage(self, reason: str) -> None:
+        """Warn, once in this outage."""
+        self._unexplained = ""
+        if not self._is_reported:
+            self._is_reported = True
+            self._report("WARNING", f"no drafts from the drafter at {self._address}, going on without: {reason}")

@@ -1,0 +1,361 @@
+"""The client of a drafter sidecar: a lock, a stream and its thread round the core, which decides everything.
+
+Sending is handing bytes to a queue, which happens under the lock, so that messages leave in the order of their numbers;
+all that may take longer happens after it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import grpc
+from loguru import logger
+
+from speculant_graph.client.core import ClientCore
+from speculant_graph.client.sessions import CloseSession, DropStream, Opening, OpenSession, Report, Send
+from speculant_graph.errors import (
+    DrafterUnavailableError,
+    SpeculantError,
+    TokenizerMismatchError,
+    UnknownGraphError,
+)
+from speculant_graph.rpc import convert
+from speculant_graph.rpc.channel import Endpoint
+from speculant_graph.rpc.messages import OpenAnswer, OpenRequest, StepRequest
+from speculant_graph.rpc.status import error_of
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
+from speculant_graph.types import (
+    EMPTY_DRAFT,
+    Draft,
+    DrafterState,
+    DrafterStatistics,
+    Fingerprint,
+    SequenceStep,
+    SessionOptions,
+)
+
+if TYPE_CHECKING:
+    from speculant_graph.config import ClientConfig, DraftConfig
+    from speculant_graph.draft.cost import CostCurve
+
+_STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
+"""Called without serializers: its bytes are made and read by our own codec."""
+_OPEN_S = 0.5
+"""Least time that a session has to be opened in."""
+_OPEN_GRACE_S = 0.05
+"""How much longer than a call of OpenSession its outcome is waited for, as it has the reason."""
+_JOIN_TIMEOUT_S = 1.0
+_T = TypeVar("_T")
+
+
+class DrafterClient:
+    """Drafts from a sidecar. May be shared between threads, but not with a process that is forked later.
+
+    Example:
+        >>> config = ClientConfig(address="unix:///tmp/speculant-drafter/drafter.sock")
+        >>> with DrafterClient(config, tokenizer=None, draft=DraftConfig()) as client:
+        ...     client.open(1)
+        ...     [draft] = client.draft([SequenceStep(1, [17, 4, 9], node_budget=8)])
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        tokenizer: Fingerprint | None,
+        draft: DraftConfig,
+        strict: bool = False,
+        wants_proposals: bool = True,
+        cost: CostCurve | None = None,
+    ) -> None:
+        """Make a client; it connects when the first session is opened.
+
+        Args:
+            config: address, patience and credentials.
+            tokenizer: the verifier's; None leaves the comparison out.
+            draft: how to draft; what is not set is the sidecar's. The number of nodes comes with every step.
+            strict: raise if a session can't be opened, instead of going on without drafts.
+            wants_proposals: have the distributions q of sampling strategies sent; a verifier whose rule needs none
+                saves the sidecar most of its work.
+            cost: what verifying costs, for drafts that end where more would not pay; None: nothing.
+
+        Raises:
+            ConfigError: the address is malformed, credentials can't be used, or a setting is the sidecar's own.
+        """
+        from speculant_graph.draft.options import options_of  # settings are there, so what they load is, too
+
+        self._strict = strict
+        self._deadline_s = config.deadline_ms / 1e3
+        self._open_deadline_s = max(_OPEN_S, self._deadline_s)
+        # What is not set is left to the sidecar, but for the strategy, which drafts name.
+        options = replace(options_of(draft), strategy=draft.strategy, omit_proposals=not wants_proposals)
+        opening = OpenRequest(
+            session_id=1,
+            tokenizer_sha256=tokenizer.sha256 if tokenizer is not None else "",
+            tenant=config.tenant,
+            graph=config.graph,
+            learn=config.learn,
+            cost=cost,
+        )
+        convert.encode_open_request(opening)  # mistakes show here rather than with the first session, or its steps
+        convert.encode_step(None, StepRequest((), options))
+        self._core = ClientCore(
+            config.address,
+            config.deadline_ms,
+            options=options,
+            strategy=draft.strategy,
+            opening=opening,
+            tokenizer_name=tokenizer.name if tokenizer is not None else "",
+        )
+        endpoint = Endpoint.of(config.address, config)
+        self._metadata = endpoint.metadata or None
+        self._channel = endpoint.connect()
+        self._stub = DrafterServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
+        self._stream: _StepStream | None = None
+        self._calls: set[Any] = set()
+        self._is_closed = False
+
+    @property
+    def state(self) -> DrafterState:
+        """Whether the last step was answered."""
+        return self._core.state
+
+    @property
+    def statistics(self) -> DrafterStatistics:
+        """Counts since the drafter was made."""
+        with self._lock:
+            return self._core.statistics()
+
+    def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
+        """Begin a session; if the drafter does not answer, its first steps try again.
+
+        Args:
+            session_id: the caller's id.
+            options: what this session wants beside the client's settings.
+
+        Returns:
+            Why the session gets no drafts, if its options are the reason.
+
+        Raises:
+            TokenizerMismatchError: the drafter's graph is of another tokenizer.
+            SpeculantError: the session can't be opened, and the client is strict.
+        """
+        lock = _held_lock()
+        error = self._do(self._core.open, session_id, time.monotonic(), lock.release, options)
+        if isinstance(error, Opening):
+            opening = error
+            lock.acquire(timeout=self._open_deadline_s + _OPEN_GRACE_S)
+            error = self._do(self._core.note_open, opening, time.monotonic())
+        if error is not None and (self._strict or isinstance(error, TokenizerMismatchError)):
+            raise error
+        if options is not None and options.graph and isinstance(error, UnknownGraphError):
+            return f"there were no drafts, as the drafter serves no graph '{options.graph}'; name one that it serves"
+        return None
+
+    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        """Draft for a batch within the deadline; never raises."""
+        lock = _held_lock()
+        batch = self._guarded(self._core.begin, steps, time.monotonic(), lock.release) if steps else None
+        if batch is None:
+            return [EMPTY_DRAFT] * len(steps)
+        lock.acquire(timeout=max(batch.started_s + self._deadline_s - time.monotonic(), 0.0))
+        drafts = self._guarded(self._core.end, batch, time.monotonic())
+        return [EMPTY_DRAFT] * len(steps) if drafts is None else drafts
+
+    def finish(self, session_id: int) -> None:
+        """End a session without waiting for the drafter."""
+        self._do(self._core.finish, session_id)
+
+    def close(self) -> None:
+        """End all sessions, the stream and the connection; waits for the drafter no longer than for an opening."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        deadline_s = time.monotonic() + self._open_deadline_s
+        stream = self._stream
+        self._do(self._core.close)
+        for call in list(self._calls):
+            try:
+                call.exception(timeout=max(deadline_s - time.monotonic(), 0.0))
+            except (grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                call.cancel()
+        if stream is not None:
+            stream.join(min(max(deadline_s - time.monotonic(), 0.0), _JOIN_TIMEOUT_S))
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    # --- what the core wants done
+
+    def _do(self, event: Callable[..., _T], *arguments: object) -> _T:
+        """Pass to the core what happened, and do what it requests."""
+        with self._lock:
+            result = event(*arguments)
+            work = self._take_work()
+        for item in work:
+            item()
+        return result
+
+    def _guarded(self, event: Callable[..., _T], *arguments: object) -> _T | None:
+        """Do the same; None after an error of our own, as not even that may stop the decoding."""
+        try:
+            return self._do(event, *arguments)
+        except Exception as error:
+            self._do(self._core.note_defect, error)
+            return None
+
+    def _take_work(self) -> list[Callable[[], object]]:
+        """Send what is to be sent; return what is to be done without the lock."""
+        work: list[Callable[[], object]] = []
+        for action in self._core.take_actions():
+            match action:
+                case Send(payload):
+                    if self._stream is None:
+                        self._stream = self._new_stream()
+                        work.append(self._stream.start)
+                    self._stream.send(payload)
+                case DropStream():
+                    if self._stream is not None:
+                        work.append(self._stream.close)
+                        self._stream = None
+                case OpenSession(opening):
+                    work.append(partial(self._start_opening, opening))
+                case CloseSession(wire_id, tenant):
+                    work.append(partial(self._start_closing, wire_id, tenant))
+                case Report(level, text):
+                    work.append(partial(logger.log, level, "{}", text))
+        return work
+
+    def _new_stream(self) -> _StepStream:
+        def note(event: Callable[..., None], what: bytes | SpeculantError) -> None:
+            if self._stream is stream:  # it may have been dropped meanwhile
+                event(what, time.monotonic())
+
+        method = self._channel.stream_stream(_STREAM_METHOD, None, None)
+        stream = _StepStream(
+            partial(method, metadata=self._metadata),
+            partial(self._do, note, self._core.answered),
+            partial(self._do, note, self._core.stream_ended),
+        )
+        return stream
+
+    def _start_opening(self, opening: Opening) -> None:
+        def note(call: Any) -> None:
+            try:
+                outcome: OpenAnswer | SpeculantError = convert.decode_open_answer(call.result())
+            except grpc.RpcError:
+                outcome = error_of(call)
+            except Exception as error:
+                outcome = DrafterUnavailableError(f"the opening failed: {error!r}")
+            self._do(self._core.opened, opening, outcome, time.monotonic())
+
+        try:
+            call = self._start_call("OpenSession", convert.encode_open_request(opening.request))
+        except ValueError as error:  # the channel is closed
+            failure = DrafterUnavailableError(f"the opening failed: {error}")
+            self._do(self._core.opened, opening, failure, time.monotonic())
+        else:
+            call.add_done_callback(note)
+
+    def _start_closing(self, wire_id: int, tenant: str) -> None:
+        with suppress(ValueError):  # the channel is closed, and the drafter drops the session itself, in time
+            self._start_call("CloseSession", pb.CloseSessionRequest(session_id=wire_id, tenant=tenant))
+
+    def _start_call(self, method: str, request: object) -> Any:
+        call = getattr(self._stub, method).future(request, timeout=self._open_deadline_s, metadata=self._metadata)
+        self._calls.add(call)  # one that is not held is cancelled
+        call.add_done_callback(self._calls.discard)
+        return call
+
+
+class _StepStream:
+    """A StreamDraft call, of bytes, read by a thread.
+
+    gRPC cancels a whole call when its deadline passes, and its synchronous streams have none for a message. So the
+    stream has no deadline: a thread hands on every answer, and the caller that waits for one has its own patience.
+    """
+
+    def __init__(
+        self,
+        start_call: Callable[[Iterator[bytes]], Any],
+        on_answer: Callable[[bytes], None],
+        on_end: Callable[[SpeculantError], None],
+    ) -> None:
+        """Make a stream that is not started, which costs nothing.
+
+        Args:
+            start_call: starts the call with what is sent.
+            on_answer: called by the reading thread.
+            on_end: called by the reading thread when nothing more will come.
+        """
+        self._start_call, self._on_answer, self._on_end = start_call, on_answer, on_end
+        self._requests: SimpleQueue[bytes | None] = SimpleQueue()
+        self._call: Any = None
+        self._is_closed = False
+        self._reader = threading.Thread(target=self._read, name="speculant-draft-reader", daemon=True)
+
+    def send(self, payload: bytes) -> None:
+        """Hand over a message; returns at once, also before the stream is started."""
+        self._requests.put(payload)
+
+    def start(self) -> None:
+        """Start the call; whether a server answers shows later."""
+        self._reader.start()
+
+    def close(self) -> None:
+        """Cancel the call. The reading thread ends soon."""
+        self._is_closed = True
+        self._requests.put(None)
+        if self._call is not None:
+            self._call.cancel()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the reading thread, which may never have run."""
+        if self._reader.ident is not None:
+            self._reader.join(timeout_s)
+
+    def _read(self) -> None:
+        error: SpeculantError = DrafterUnavailableError("the drafter ended the stream")
+        try:
+            self._call = self._start_call(iter(self._requests.get, None))
+            if self._is_closed:  # between the two
+                self._call.cancel()
+            for payload in self._call:
+                self._on_answer(payload)
+        except grpc.RpcError as failure:
+            error = error_of(failure)  # it is the call itself
+        except Exception as failure:  # a closed channel, or an answer that breaks our own code
+            error = DrafterUnavailableError(f"the stream failed: {failure!r}")
+            if self._call is not None:
+                self._call.cancel()
+        finally:
+            self._requests.put(None)  # gRPC's thread waits for one more
+            self._on_end(error)
+
+
+def _held_lock() -> threading.Lock:
+    """Return a lock to wait at, the quickest way to wake a thread."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
