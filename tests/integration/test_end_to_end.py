@@ -128,7 +128,7 @@ def test_stopped_sidecar_costs_a_few_deadlines_not_the_text(
     target: TargetModel, graph_file: Path, plain: list[str], tmp_path: Path
 ) -> None:
     sidecar = start_sidecar(graph_file, tmp_path / "drafter.sock")
-    client_config = ClientConfig(address=sidecar.address, deadline_ms=50, probe_interval_ms=10_000)
+    client_config = ClientConfig(address=sidecar.address, deadline_ms=50)
     with SpeculativeDecoder(target=target, client_config=client_config) as decoder:
         sidecar.signal(signal.SIGSTOP)
         result = decoder.generate(PROMPTS[0], SETTINGS)

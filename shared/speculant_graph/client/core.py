@@ -205,10 +205,8 @@ class ClientCore:
             self.counts.round_trip_s.append(now_s - batch.started_s)
         if batch.is_answered:
             self.state = "ok"
-        elif batch.has_failed:
-            # A session that was refused, or rests, is no outage.
-            is_outage = self._breaker.is_resting(now_s) if error is None else not isinstance(error, UnknownGraphError)
-            self.state = "unavailable" if is_outage else self.state
+        elif self._breaker.is_resting(now_s) or not isinstance(error, UnknownGraphError | None):
+            self.state = "unavailable"  # a session that was refused, or rests, is no outage
         self.counts.drafted_nodes += sum(map(len, batch.drafts))
         return batch.drafts
 
@@ -394,8 +392,7 @@ class ClientCore:
     def _drop_stream(self, error: SpeculantError) -> None:
         self._actions.append(DropStream())
         self._breaker.note_probe(error)
-        lost = list(self._unanswered.values())
-        self._unanswered.clear()
-        for sent in lost:
+        lost, self._unanswered = self._unanswered, {}
+        for sent in lost.values():
             for entry in sent.entries:
                 sent.batch.fail(entry.batch_index, error)

@@ -98,11 +98,11 @@ def test_origins_and_secrets(
 
 
 def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
-    (elsewhere / "speculant.toml").write_text("[server]\nmax_sessions = 9\n", encoding="utf-8")
-    (elsewhere / "other.toml").write_text("[server]\nmax_sessions = 2\n", encoding="utf-8")
+    (elsewhere / "speculant.toml").write_text("[server]\nmax_session_memory = 1000009\n", encoding="utf-8")
+    (elsewhere / "other.toml").write_text("[server]\nmax_session_memory = 1000002\n", encoding="utf-8")
     toml = show(capsys, "--config", "other.toml", "--section", "server")
     assert tomllib.loads(toml).keys() == {"server"}
-    assert "max_sessions = 2  # other.toml\n" in toml
+    assert "max_session_memory = 1000002  # other.toml\n" in toml
     assert json.loads(show(capsys, "--json", "--section=draft")).keys() == {"draft"}
 
 
@@ -124,7 +124,7 @@ def test_true_is_no_number_in_any_setting(kind: type[Config]) -> None:
         ("[draft]\nk = 1\nk = 2\n", {}, "(at line 3, column 6); correct it there"),
         ("[draft]\nk = true\n", {}, "k of [draft] in 'speculant.toml': must not be true or false (got true)"),
         ('[draft]\nsources = ["corpus", "moon"]\n', {}, "sources of [draft] in 'speculant.toml': must be 'c"),
-        ("", {"SPECULANT_SERVER__MAX_SESSIONS": "many"}, "config: SPECULANT_SERVER__MAX_SESSIONS: must be"),
+        ("", {"SPECULANT_SERVER__GRACE_S": "many"}, "config: SPECULANT_SERVER__GRACE_S: must be"),
         ("", {"SPECULANT_DRAFT": "4"}, "SPECULANT_DRAFT: must be an object (got 4)"),
         ("", {"SPECULANT_DRAFT__K__X": "3"}, "config: SPECULANT_DRAFT__K__X: must be a whole number\n"),
         ("[draft.k]\na = 1\n", {}, "k of [draft] in 'speculant.toml': must be a whole number\n"),
@@ -162,14 +162,14 @@ def test_what_is_shown_can_be_saved(capsys: pytest.CaptureFixture[str], elsewher
     odd = 'quote " back\\slash\nline\ttab \x1b[31m \x9b é 🙂 # comment'
     graph = GraphConfig(text_field=odd, memory=3_000_000_000)  # type: ignore[arg-type]
     client = ClientConfig(address=odd, deadline_ms=1e-7, token="hush")  # type: ignore[arg-type]
-    server = ServerConfig(graphs={odd: Path(odd)}, learned=Path(odd), idle_timeout_s=float("inf"))
+    server = ServerConfig(graphs={odd: Path(odd)}, learned=Path(odd), grace_s=float("inf"))
     draft = DraftConfig(sources=frozenset(["corpus", "session"]))
     written = "\n".join(
         f"[{name}]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in values.items() if value is not None)
         for name, values in {
             "graph": graph.model_dump(mode="json"),
             "client": client.model_dump(mode="json", exclude={"token"}),
-            "server": server.model_dump(mode="json") | {"idle_timeout_s": float("inf")},
+            "server": server.model_dump(mode="json") | {"grace_s": float("inf")},
             "draft": draft.model_dump(mode="json"),
         }.items()
     )

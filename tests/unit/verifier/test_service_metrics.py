@@ -115,15 +115,14 @@ def test_what_the_client_of_the_drafter_counted(gpt_oss):
 
         state = "unavailable"
         statistics = DrafterStatistics(
-            steps=9, failed_steps=5, skipped_steps=4, late_answers=3, failovers=2, reopened_sessions=6, replicas=3,
-            paused_replicas=1,
+            steps=9, failed_steps=5, skipped_steps=4, late_answers=3, reopened_sessions=6, is_paused=True,
         )  # fmt: skip
 
     with decoder_of(gpt_oss, Remote()) as decoder:
         found = told(decoder)
     assert found["drafter_state", "unavailable"] == 1
-    assert (found["drafter_replicas",], found["drafter_paused_replicas",]) == (3, 1)
-    expected = {"steps": 9, "failed_steps": 5, "skipped_steps": 4, "late_answers": 3, "failovers": 2}
+    assert found["drafter_paused",] == 1
+    expected = {"steps": 9, "failed_steps": 5, "skipped_steps": 4, "late_answers": 3}
     for name, number in {**expected, "reopened_sessions": 6}.items():
         assert found[f"drafter_{name}_total",] == number
 
