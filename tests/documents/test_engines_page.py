@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from speculant_graph.config import ClientConfig
-from speculant_graph.engines.settings import EngineSettings, load_engine_settings
+from speculant_graph.engines.opening import EngineSettings, load_engine_settings
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.settings import load_settings
@@ -46,7 +46,7 @@ def test_the_table_of_settings_names_what_is_there() -> None:
     named = set(
         re.findall(r"`([a-z_.]+)`", "".join(re.findall(r"(?m)^\| (`[a-z_.`…]+`) \|", _PAGE.partition("## vLLM")[0])))
     )
-    assert {"graph_path", "client.address", "learned", "cost", "pad"} <= named
+    assert {"graph_path", "client.address", "learned"} <= named
     assert {name.split(".")[0] for name in named} <= set(EngineSettings.model_fields)
     assert {"address", "tenant", "deadline_ms"} <= set(ClientConfig.model_fields)
 

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from speculant_graph.corpus.gguf_tokenizer import gguf_fingerprint
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.engines.matching import EngineRow
-from speculant_graph.engines.opening import open_sessions
-from speculant_graph.engines.settings import load_engine_settings
+from speculant_graph.engines.opening import load_engine_settings, open_sessions
+from speculant_graph.engines.sessions import EngineRow
 
 
 class SpeculantDraft:
@@ -37,7 +36,7 @@ class SpeculantDraft:
             model_path: the model's GGUF file, whose tokenizer is compared with the graph's.
             most_drafted: most tokens to draft.
             tokenizer: folder or hub name of the model's tokenizer, if the one in the file was changed when it was made.
-            settings: as in :class:`~speculant_graph.engines.settings.EngineSettings`; sections are dictionaries.
+            settings: as in :class:`~speculant_graph.engines.opening.EngineSettings`; sections are dictionaries.
 
         Raises:
             ConfigError: a setting is wrong, or the file can't be read.

@@ -1,20 +1,66 @@
-"""Opens the drafts of an engine: a graph in its process, a sidecar, or what the engine writes itself."""
+"""How an engine gets its drafts: a graph in its process, a sidecar, or what the engine writes itself."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from loguru import logger
 
-from speculant_graph.config import DraftConfig
+from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.corpus.tokenize import require_same
-from speculant_graph.draft.cost import CostCurve
-from speculant_graph.engines.price import KnownCost, LearnedCost, PassCost
+from speculant_graph.engines.price import LearnedCost
 from speculant_graph.engines.sessions import EngineSessions
-from speculant_graph.engines.settings import EngineSettings
 from speculant_graph.errors import ConfigError
+from speculant_graph.settings import CommandSettings, load_settings
 from speculant_graph.types import Drafter, Fingerprint
 
 _PROBE = 0
 """Session that no sequence of an engine has."""
+
+
+class EngineSettings(CommandSettings):
+    """Where an engine's drafts come from.
+
+    Without a graph and without a sidecar they come from what the engine itself wrote.
+    """
+
+    graph_path: Path | None = None
+    """Draft in the engine's process from this graph file."""
+    learned: Path | None = None
+    """Folder in which a graph in this process keeps accepted text over restarts; one process has it. Without it, in
+    memory. A sidecar has its own."""
+    draft: DraftConfig = DraftConfig()
+    """How to draft; how much is the engine's own setting."""
+    client: ClientConfig = ClientConfig()
+    """The drafter sidecar, if there is one."""
+
+
+def load_engine_settings(given: Mapping[str, Any], what: str) -> EngineSettings:
+    """Read what an engine was given, and below it environment and TOML file, as every command does.
+
+    Args:
+        given: settings by name, those of sections in tables: ``{"client": {"address": "unix:///..."}}``.
+        what: what it was given as, for messages.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f'{what} is no object; give one such as {{"graph_path": "graph.pkl"}}')
+    for name in set(given) - set(EngineSettings.model_fields):
+        known = ", ".join(EngineSettings.model_fields)
+        raise ConfigError(f"{what} has an unknown setting {name}; it may have {known}")
+    settings = load_settings(EngineSettings, what, (), given)
+    if settings.graph_path is not None and settings.client.address:
+        raise ConfigError(
+            f"{what}, environment and speculant.toml together name a graph ({settings.graph_path}) and a sidecar "
+            f"({settings.client.address}); leave out graph_path or client.address"
+        )
+    if settings.learned is not None and settings.client.address:
+        raise ConfigError(f"{what} sets 'learned', but a sidecar has its own folder; leave out learned")
+    return settings
 
 
 def open_sessions(
@@ -43,9 +89,6 @@ def open_sessions(
     """
     if not isinstance(most_drafted, int) or most_drafted < 1:
         raise ConfigError(f"at most {most_drafted!r} tokens can't be drafted; give a whole number from 1")
-    cost: PassCost | None = None
-    if not (settings.pad or has_fixed_width):
-        cost = LearnedCost() if settings.cost is None else KnownCost(CostCurve.from_file(settings.cost))
     config = settings.draft
     if not makes_trees and config.strategy == "tree":  # the same as a chain
         config = config.model_copy(update={"strategy": "adaptive"})
@@ -56,7 +99,11 @@ def open_sessions(
     else:
         logger.info("drafts of up to {} tokens by {} from {}", most_drafted, config.strategy, where)
     return EngineSessions(
-        drafter, most_drafted=most_drafted, vocabulary_size=vocabulary_size, makes_trees=makes_trees, cost=cost
+        drafter,
+        most_drafted=most_drafted,
+        vocabulary_size=vocabulary_size,
+        makes_trees=makes_trees,
+        cost=None if has_fixed_width else LearnedCost(),
     )
 
 

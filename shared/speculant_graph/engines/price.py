@@ -12,31 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from speculant_graph.draft.cost import COST_CURVES, CostCurve
+from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.types import Draft
 
 
-class KnownCost:
-    """What passes cost, by a curve that was measured beforehand."""
-
-    def __init__(self, curve: CostCurve) -> None:
-        """Take the curve."""
-        self._curve = curve
-
-    def of(self, num_rows: int, most_drafted: int) -> list[float]:
-        """Return the cost of passes over ``num_rows`` sequences and 0 to ``most_drafted`` drafted tokens, in any unit.
-
-        As many numbers and one, positive, never falling.
-        """
-        costs: list[float] = self._curve.table(num_rows + most_drafted)[num_rows:].tolist()
-        return costs
-
-    def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
-        """Note how long a pass took; here nothing is learned."""
-
-
 class LearnedCost:
-    """A curve that is learned from the passes, and goes on learning.
+    """What passes cost: a curve that is learned from the passes, and goes on learning.
 
     Seconds = a + b T + c T / (T + 16) + d [something is drafted], for a pass over T tokens, no coefficient below 0: a
     dense model is a and b, a mixture of experts wakes fewer and fewer further experts (c), and engines have quicker
@@ -54,7 +35,10 @@ class LearnedCost:
         self._num_left_out = self._num_fits = 0
 
     def of(self, num_rows: int, most_drafted: int) -> list[float]:
-        """See :class:`KnownCost`; seconds, once passes were seen."""
+        """Return the cost of passes over ``num_rows`` sequences and 0 to ``most_drafted`` drafted tokens.
+
+        As many numbers and one, positive, never falling; in seconds, once passes were seen.
+        """
         fixed, linear, saturating, drafting = self._coefficients.tolist()
         # Plain numbers: between two passes the caches are cold, and a call of NumPy takes longer than the sum.
         costs = [
@@ -94,9 +78,6 @@ class LearnedCost:
         self._num_fits += 1
 
 
-PassCost = KnownCost | LearnedCost
-"""What passes cost."""
-
 _NUM_FEATURES = 4
 _HALF = 16.0
 _MEMORY = 0.99
@@ -134,7 +115,7 @@ def _assume() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 _ASSUMED_COEFFICIENTS, _ASSUMED_PRODUCTS = _assume()
 
 
-def paying_drafts(drafts: Sequence[Draft], cost: PassCost) -> list[Draft]:
+def paying_drafts(drafts: Sequence[Draft], cost: LearnedCost) -> list[Draft]:
     """Return what is worth verifying of the drafts of a batch, one draft for each of its sequences.
 
     Exact only where the engine verifies by what it would have chosen itself, as all engines do that take tokens without

@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.engines.matching import EngineRow
-from speculant_graph.engines.opening import open_sessions
-from speculant_graph.engines.sessions import EngineSessions
-from speculant_graph.engines.settings import load_engine_settings
+from speculant_graph.engines.opening import load_engine_settings, open_sessions
+from speculant_graph.engines.sessions import EngineRow, EngineSessions
 from speculant_graph.engines.sglang import lay_out
 
 _TENANT = "speculant_tenant"

@@ -14,21 +14,16 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.engines.matching import EngineRow
-from speculant_graph.engines.opening import open_sessions
-from speculant_graph.engines.settings import load_engine_settings
+from speculant_graph.engines.opening import load_engine_settings, open_sessions
+from speculant_graph.engines.sessions import EngineRow, EngineSessions
 from speculant_graph.log import log_to_stderr
-from speculant_graph.types import Draft, TokenId
-
-if TYPE_CHECKING:
-    from speculant_graph.engines.metrics import EngineMetrics
-    from speculant_graph.engines.sessions import EngineSessions
+from speculant_graph.types import TokenId
 
 _SETTINGS = "--additional-config 'speculant'"
 
@@ -52,21 +47,15 @@ class SpeculantProposer:
         self._max_length = int(model.max_model_len)
         self.sessions: EngineSessions | None = None
         """The batch's sequences; None in workers that vLLM takes no drafts of."""
-        self._metrics: EngineMetrics | None = None
         if not _is_asked():
             return
-        from speculant_graph.engines.metrics import EngineMetrics
-
         log_to_stderr("INFO")
-        settings = load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _SETTINGS)
-        self._pads = settings.pad
         self.sessions = open_sessions(
-            settings,
+            load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _SETTINGS),
             CorpusTokenizer.load(model.tokenizer, special_tokens="parse").fingerprint,
             most_drafted=self._most,
             vocabulary_size=int(model.get_vocab_size()),
         )
-        self._metrics = EngineMetrics(self.sessions)
         atexit.register(self.close)  # vLLM does not report when it ends
 
     def load_model(self, *_: object, **__: object) -> None:
@@ -100,21 +89,14 @@ class SpeculantProposer:
             for index, length in zip(decoding, num_tokens_no_spec[decoding].tolist(), strict=True)
         ]
         made = self.sessions.draft(rows, read_prompts=len(decoding) < len(drafts))
-        for index, row, draft in zip(decoding, rows, made, strict=True):
-            drafts[index] = _padded(row, draft) if self._pads else list(draft.token_ids)
+        for index, draft in zip(decoding, made, strict=True):
+            drafts[index] = list(draft.token_ids)
         return drafts
 
     def close(self) -> None:
         """End all sequences, so that what they accepted is learned, and let the drafter go."""
         if self.sessions is not None:
             self.sessions.close()
-        if self._metrics is not None:
-            self._metrics.close()
-
-
-def _padded(row: EngineRow, draft: Draft) -> list[TokenId]:
-    last = draft.token_ids[-1] if draft else int(row.token_ids[-1])
-    return [*draft.token_ids, *[last] * (row.capacity - len(draft))]
 
 
 def _is_asked() -> bool:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph import CostCurve
-from speculant_graph.engines.price import KnownCost, LearnedCost, paying_drafts
+from speculant_graph.engines.price import LearnedCost, paying_drafts
 from speculant_graph.types import Draft
+from support.engine_runner import KnownCost
 
 _CURVE = CostCurve((1, 2, 4, 8, 16), (1.0, 1.3, 1.7, 2.2, 3.0))
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph import CostCurve, DraftConfig, LocalDrafter
-from speculant_graph.engines.matching import EngineRow, SequenceTracker, TrackedSequence
-from speculant_graph.engines.price import KnownCost, LearnedCost
-from speculant_graph.engines.sessions import EngineSessions
-from support.engine_runner import EngineRunner, Request, WatchedDrafter
+from speculant_graph.engines.price import LearnedCost
+from speculant_graph.engines.sessions import EngineRow, EngineSessions, SequenceTracker, TrackedSequence
+from support.engine_runner import EngineRunner, KnownCost, Request, WatchedDrafter
 from support.graphs import graph_of
 
 _VOCABULARY = 40
@@ -73,7 +72,7 @@ def test_the_watch_notices_sequences_that_are_told_by_their_last_tokens_alone(mo
         )
 
     monkeypatch.setattr(TrackedSequence, "is_begun_by", by_tail)
-    monkeypatch.setattr("speculant_graph.engines.matching._TAIL", 3)
+    monkeypatch.setattr("speculant_graph.engines.sessions._TAIL", 3)
     assert any(_complaints(seed) for seed in range(20))
 
 
@@ -154,22 +153,6 @@ def test_all_sequences_end_and_the_drafter_is_closed_where_ending_one_fails():
     assert sessions.counts.failed_steps == 2
     assert drafter.is_closed
     assert not drafter.texts
-
-
-def test_the_sequences_of_an_engine_that_stands_still_end():
-    now_s = 0.0
-    drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))
-    sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY, clock=lambda: now_s)
-    sessions.draft([_row(1, 2), _row(3, 4)])
-    now_s = 4.0
-    sessions.end_idle(5.0)
-    assert sessions.counts.running == 2
-    now_s = 6.0
-    sessions.end_idle(5.0)
-    assert sessions.counts.running == 0
-    assert not drafter.texts
-    sessions.draft([_row(1, 2, 3)])  # it had only waited
-    assert sessions.counts.sequences == 3
 
 
 def test_ids_that_the_model_does_not_have_are_not_drafted():

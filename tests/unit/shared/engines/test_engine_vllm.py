@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import REGISTRY
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.engines.metrics import EngineMetrics
 from speculant_graph.engines.vllm import SpeculantProposer
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.graph.build.builder import build_from_token_ids
@@ -69,7 +65,7 @@ class _Rows:
 
 
 def test_rows_that_decode_get_drafts_and_those_that_read_get_none(graph_path: Path) -> None:
-    proposer, rows = SpeculantProposer(_config(graph_path=str(graph_path), pad=False, cost=None)), _Rows(2)
+    proposer, rows = SpeculantProposer(_config(graph_path=str(graph_path))), _Rows(2)
     proposer.sessions._cost = None  # whole drafts
     rows.add(0, *range(10, 20))
     rows.add(1, *range(20, 25))
@@ -82,18 +78,12 @@ def test_rows_that_decode_get_drafts_and_those_that_read_get_none(graph_path: Pa
 
 
 def test_no_draft_is_longer_than_the_model(graph_path: Path) -> None:
-    proposer, rows = SpeculantProposer(_config(graph_path=str(graph_path), pad=True)), _Rows(1)
+    proposer, rows = SpeculantProposer(_config(graph_path=str(graph_path))), _Rows(1)
+    proposer.sessions._cost = None  # whole drafts
     rows.add(0, *_TEXT[: _MAX_LENGTH - 4])
     assert len(proposer.propose([rows.add(0, _TEXT[_MAX_LENGTH - 4])], rows.lengths, rows.tokens)[0]) == 2
     assert proposer.propose([rows.add(0, _TEXT[_MAX_LENGTH - 3])], rows.lengths, rows.tokens)[0] == [_TEXT[62]]
     assert proposer.propose([rows.add(0, 7)], rows.lengths, rows.tokens) == [[]]
-    proposer.close()
-
-
-def test_padded_drafts_are_all_of_one_width() -> None:
-    proposer, rows = SpeculantProposer(_config(pad=True)), _Rows(2)
-    sampled = [rows.add(0, 5, 6, 7), rows.add(1, 9)]
-    assert [len(draft) for draft in proposer.propose(sampled, rows.lengths, rows.tokens)] == [_MOST, _MOST]
     proposer.close()
 
 
@@ -106,19 +96,6 @@ def test_only_the_first_of_the_ranks_drafts(graph_path: Path, vllm: SimpleNamesp
     proposer = SpeculantProposer(_config(graph_path=str(graph_path)))
     assert proposer.sessions is not None
     proposer.close()
-
-
-def test_metrics_say_what_was_drafted(graph_path: Path) -> None:
-    names = ("drafted_tokens_total", "offered_tokens_total", "draft_seconds_count")
-
-    def values() -> list[float]:
-        return [REGISTRY.get_sample_value(f"speculant_{name}") or 0.0 for name in names]
-
-    before, proposer, rows = values(), SpeculantProposer(_config(graph_path=str(graph_path))), _Rows(1)
-    offered = len(proposer.propose([rows.add(0, *range(10, 20))], rows.lengths, rows.tokens)[0])
-    proposer.close()
-    assert [now - old for now, old in zip(values(), before, strict=True)] == [_MOST, offered, 1]
-    assert REGISTRY.get_sample_value("speculant_sequences") == 0
 
 
 def test_what_is_accepted_is_learned_and_kept_over_restarts(tmp_path: Path) -> None:
@@ -134,32 +111,12 @@ def test_what_is_accepted_is_learned_and_kept_over_restarts(tmp_path: Path) -> N
         proposer.close()
 
 
-def test_an_engine_that_stands_still_is_killed_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EngineMetrics.__init__, "__kwdefaults__", {"interval_s": 0.01, "idle_s": 0.05})
-    text = [*range(100, 130)]
-    first, rows = SpeculantProposer(_config(learned=str(tmp_path / "learned"))), _Rows(1)
-    first.propose([rows.add(0, *text[:8])], rows.lengths, rows.tokens)
-    for token in text[8:]:
-        first.propose([rows.add(0, token)], rows.lengths, rows.tokens)
-    deadline_s = time.monotonic() + 10.0
-    while first.sessions.counts.running and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    first.sessions._drafter._drafter.learned.num_bytes()  # is answered behind what was to be written
-    shutil.copytree(tmp_path / "learned", tmp_path / "left")  # as a kill would leave it
-    second, rows = SpeculantProposer(_config(learned=str(tmp_path / "left"))), _Rows(1)
-    second.sessions._cost = None
-    assert second.propose([rows.add(0, *text[:8])], rows.lengths, rows.tokens) == [text[8 : 8 + _MOST]]
-    first.close()
-    second.close()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"grpah_path": "x"}, "unknown setting grpah_path; it may have .*graph_path"),
         ({"draft": {"strategy": "best"}}, "strategy"),
         ({"graph_path": "x.pkl", "client": {"address": "unix:///y"}}, "leave out graph_path or client.address"),
-        ({"cost": "nowhere.json"}, "nowhere.json"),
         ({"learned": "folder", "client": {"address": "unix:///y"}}, "leave out learned"),
     ],
 )
