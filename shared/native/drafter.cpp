@@ -87,7 +87,7 @@ std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, b
 std::shared_ptr<const DraftSettings> Drafter::settings_of(const std::string& options) {
   const auto known = settings_.find(options);
   if (known != settings_.end()) return known->second;
-  auto found = std::make_shared<const DraftSettings>(host_->settings_of(options));
+  auto found = std::make_shared<const DraftSettings>(read_settings_(options));
   if (settings_.size() >= kMaxSettings) settings_.clear();
   return settings_.insert_or_assign(options, std::move(found)).first->second;
 }
@@ -112,11 +112,7 @@ DraftBatch Drafter::draft(std::span<const DraftRequest> requests, const DraftSet
     batch.drafts.resize(count);
     batch.ended_early.resize(count);
     batch.proposals.resize(count);
-    if (settings.is_of_core()) draft_trees(requests, settings, batch);
-    for (std::size_t index = 0; index < count && !settings.is_of_core(); ++index) {
-      batch.ended_early[index] =
-          host_->draft(*this, *requests[index].sequence, settings, budget_of(index), batch.drafts[index]);
-    }
+    draft_trees(requests, settings, batch);
   }
   for (std::size_t index = 0; index < count; ++index) {
     Draft& draft = batch.drafts[index];
@@ -138,8 +134,9 @@ void Drafter::draft_trees(std::span<const DraftRequest> requests, const DraftSet
     const Sequence& sequence = *requests[index].sequence;
     const TreeShape shape{std::clamp(requests[index].budget, 0, kMaxNodes), std::min(settings.max_depth, kMaxDepth),
                           std::min(max_branches, kMaxBranches)};
-    trees_[worker]->draft(sequence.sources(trie), *calibration, sequence.context, shape, sequence.costs(),
-                          sequence.reliability, batch.drafts[index]);
+    const auto costs = settings.strategy == Strategy::kSpecexec ? std::span<const double>() : sequence.costs();
+    trees_[worker]->draft(sequence.sources(trie), *calibration, sequence.context, shape, costs, sequence.reliability,
+                          batch.drafts[index]);
     batch.ended_early[index] = std::ssize(batch.drafts[index].tokens) < shape.budget;
   });
 }

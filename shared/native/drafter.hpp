@@ -1,7 +1,8 @@
-// Drafts for a batch of sequences, by every strategy that needs nothing but the graph and the calibrated sources.
+// Drafts for a batch of sequences, by every strategy.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,8 +16,8 @@
 
 namespace speculant {
 
-/// Numbers of the wire. The drafts of the last three are not made in the core.
-enum class Strategy : int { kGreedy = 1, kSampling, kAdaptive, kTree, kNasd, kSpecexec, kBeam };
+/// Numbers of the wire. `kSpecexec` is a tree that costs nothing.
+enum class Strategy : int { kGreedy = 1, kSampling, kAdaptive, kTree, kSpecexec = 6 };
 
 /// Numbers of the wire.
 enum class Siblings : int { kNone = 0, kWithoutReplacement, kIndependent };
@@ -31,15 +32,9 @@ struct DraftSettings {
   bool is_coupled = false;
   Siblings siblings = Siblings::kNone;
   bool omits_proposals = false;
-  // What the strategies that are not the core's own go by.
-  int beam_width = 1, storage_order = 2;
-  bool stops_if_unknown = true;
 
-  bool is_from_graph() const { return strategy == Strategy::kGreedy || strategy == Strategy::kSampling; }
-  bool is_of_core() const { return strategy <= Strategy::kTree; }
+  bool is_from_graph() const { return strategy <= Strategy::kSampling; }
 };
-
-class Drafter;
 
 /// What is wanted for one sequence.
 struct DraftRequest {
@@ -65,15 +60,8 @@ struct DraftBatch {
 DraftBatch draft_from_graph(const Trie& trie, std::vector<GraphDraft> wanted, const DraftSettings& settings,
                             std::size_t max_entries, int num_threads = 1);
 
-/// What a drafter needs of those who know more than the core: settings, and drafts that are not made here.
-class DraftHost {
- public:
-  virtual ~DraftHost() = default;
-  /// The settings that a StrategyOptions asks for.
-  virtual DraftSettings settings_of(const std::string& options) = 0;
-  /// Draft for a sequence; say whether the draft ended early.
-  virtual bool draft(Drafter& drafter, Sequence& sequence, const DraftSettings& settings, int budget, Draft& draft) = 0;
-};
+/// The settings that a StrategyOptions asks for.
+using ReadSettings = std::function<DraftSettings(const std::string& options)>;
 
 /// Drafts from one graph, and from what sequences accept. Calls must not overlap.
 class Drafter {
@@ -81,15 +69,17 @@ class Drafter {
   /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: of one sequence that are looked back on.
   /// Drafts of a batch are made on `num_threads` threads, and are the same on any number.
   Drafter(Trie trie, Token vocabulary_size, std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens,
-          int num_threads, std::unique_ptr<DraftHost> host)
+          int num_threads, ReadSettings read_settings)
       : trie(std::move(trie)),
         vocabulary_size(vocabulary_size),
         calibration(std::move(calibration)),
         max_session_tokens_(max_session_tokens),
         num_threads_(std::max(num_threads, 1)),
-        host_(std::move(host)) {
+        read_settings_(std::move(read_settings)) {
     trees_.push_back(std::make_unique<TreeDrafter>());
   }
+
+  Drafter(const Drafter&) = delete;
 
   /// Begin a sequence without tokens, which goes by the settings of a request that chooses nothing.
   std::shared_ptr<Sequence> open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs);
@@ -108,12 +98,6 @@ class Drafter {
   DraftBatch draft_after(std::span<const std::vector<Token>> contexts, std::vector<DraftRequest> requests,
                          const DraftSettings& settings, std::size_t max_entries);
 
-  /// What may follow a path from the end of a sequence, best first.
-  void propose(const Sequence& sequence, std::span<const Token> path, std::size_t limit, std::vector<Token>& tokens,
-               std::vector<double>& probabilities) {
-    trees_.front()->propose(sequence.sources(trie), *calibration, sequence.context, path, limit, tokens, probabilities);
-  }
-
   const Trie trie;
   const Token vocabulary_size;
   const std::shared_ptr<Calibration> calibration;
@@ -123,7 +107,7 @@ class Drafter {
 
   const std::int64_t max_session_tokens_;
   const int num_threads_;
-  const std::unique_ptr<DraftHost> host_;
+  const ReadSettings read_settings_;
   std::unordered_map<std::string, std::shared_ptr<const DraftSettings>> settings_;
   std::vector<std::unique_ptr<TreeDrafter>> trees_;  // one per thread, made when it is needed
 };

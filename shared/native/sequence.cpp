@@ -22,8 +22,7 @@ Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_token
       rows_(this->memory->rows) {}
 
 std::int64_t Sequence::num_bytes() const {
-  return kObjectBytes + history.num_bytes() + (rows_ == memory->rows ? 0 : rows_->num_bytes()) +
-         (storage ? storage->num_bytes() : 0);
+  return kObjectBytes + history.num_bytes() + (rows_ == memory->rows ? 0 : rows_->num_bytes());
 }
 
 Sources Sequence::sources(const Trie& trie) const {
@@ -37,7 +36,6 @@ void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Tok
   if (std::any_of(nodes.begin(), nodes.end(), [=](std::int64_t node) { return node < 0 || node > num_nodes; })) {
     throw RequestError("the latest draft has nodes 0 to " + std::to_string(num_nodes) + "; send rows of those");
   }
-  if (storage) storage->add_rows(*this, nodes, tokens, width);
   if (size() == 0) return;
   const std::vector<Token> end = history.latest(2);
   const Token last = end.back(), before = end.size() == 2 ? end.front() : kNoToken;
@@ -68,7 +66,6 @@ void Sequence::compare(std::span<const Token> accepted) {
 void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, std::span<const Token> tokens,
                       bool is_prompt) {
   if (tokens.empty()) return;
-  if (storage) storage->accept(*this, tokens);
   is_prompt |= size() == 0;
   if (is_prompt) num_prompt_tokens_ = size() + std::ssize(tokens);
   if (!costs().empty() && has_draft) compare(tokens);

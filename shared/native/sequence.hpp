@@ -29,27 +29,10 @@ struct LearnedMemory {
   std::atomic<bool> is_forgotten = false;  // nothing is added any more
 };
 
-class Sequence;
-
-/// What a strategy that is not the core's own keeps of a sequence.
-struct SequenceStorage {
-  virtual ~SequenceStorage() = default;
-  /// Forget rows of the draft before: there is another.
-  virtual void forget_rows() = 0;
-  /// Take the target's rows, as Sequence::add_rows does.
-  virtual void add_rows(const Sequence& sequence, std::span<const std::int64_t> nodes, std::span<const Token> tokens,
-                        std::size_t width) = 0;
-  /// Take tokens before the sequence does: its latest draft is still there.
-  virtual void accept(const Sequence& sequence, std::span<const Token> tokens) = 0;
-  virtual std::int64_t num_bytes() const = 0;
-};
-
 /// The settings that a sequence goes by: those of the latest draft that was asked for.
 struct SequenceSettings {
   std::array<bool, kNumSources> sources = {true, true, true, true, true};
-  bool is_cost_aware = true;
   bool is_calibrated = true;  // the strategy's path probabilities are
-  int num_fillers = 1;        // of the target's top tokens, how many a storage learns at every position
 };
 
 /// One sequence that is drafted for.
@@ -62,17 +45,11 @@ class Sequence {
   std::int64_t size() const { return history.size(); }
   /// Memory that is this sequence's own.
   std::int64_t num_bytes() const;
-  /// The costs, if they count.
-  std::span<const double> costs() const {
-    return settings.is_cost_aware ? std::span<const double>(costs_) : std::span<const double>();
-  }
+  std::span<const double> costs() const { return costs_; }
   /// What is drafted from.
   Sources sources(const Trie& trie) const;
   /// Note a draft: what comes next tells how good it was.
-  void note(Draft latest) {
-    draft = std::move(latest), has_draft = true;
-    if (storage) storage->forget_rows();
-  }
+  void note(Draft latest) { draft = std::move(latest), has_draft = true; }
   /// Take the target's most probable tokens after nodes of the latest draft: best first, negative for none. Node 0 is
   /// the end of the sequence, j + 1 node j. They are learned with the tokens that are accepted next.
   void add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
@@ -97,7 +74,6 @@ class Sequence {
   double reliability = 1.0;    // of the probabilities that its drafts were given
   Draft draft = {};            // since the latest tokens came
   bool has_draft = false;
-  std::unique_ptr<SequenceStorage> storage = {};
 
  private:
   struct Row {

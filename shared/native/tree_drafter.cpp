@@ -120,26 +120,6 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
   if (!costs.empty()) draft.cut(paying);
 }
 
-void TreeDrafter::propose(const Sources& sources, const Calibration& calibration, Context context,
-                          std::span<const Token> path, std::size_t limit, std::vector<Token>& tokens,
-                          std::vector<double>& probabilities) {
-  if (path.size() > kMaxDepth) throw RequestError("a path of a draft has at most 255 tokens");
-  sources.session.fill(window_);
-  auto end = window_.begin() + kMaxMatch;
-  for (Token token : path) {
-    *end++ = token;
-    if (sources.has(Source::kCorpus)) context = sources.trie.extend(context, token);
-  }
-  calibration.interpolate(collector_.collect(sources, calibration, &*end, context), !path.empty(), mixture_);
-  calibration.calibrate(mixture_);
-  tokens.clear(), probabilities.clear();
-  rank(static_cast<int>(std::min<std::size_t>(limit, kMaxBranches)));
-  for (const Candidate* candidate : best_) {
-    tokens.push_back(candidate->token);
-    probabilities.push_back(std::min(candidate->probability, 1.0));
-  }
-}
-
 void TreeDrafter::accept(const Sources& sources, Calibration& calibration, SessionHistory& session, Context& context,
                          std::span<const Token> tokens, bool learns) {
   session.reserve(std::ssize(tokens));

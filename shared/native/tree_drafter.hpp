@@ -50,10 +50,6 @@ class TreeDrafter {
   void draft(const Sources& sources, const Calibration& calibration, Context context, TreeShape shape,
              std::span<const double> costs, double reliability, Draft& draft);
 
-  /// The most probable tokens after a path from the end of a sequence, and their probabilities, best first.
-  void propose(const Sources& sources, const Calibration& calibration, Context context, std::span<const Token> path,
-               std::size_t limit, std::vector<Token>& tokens, std::vector<double>& probabilities);
-
   /// Add tokens to `session`, which is that of `sources`, and move `context` to the new end; learn from each one first,
   /// if asked to.
   void accept(const Sources& sources, Calibration& calibration, SessionHistory& session, Context& context,

@@ -168,26 +168,11 @@ class Sequence:
 
     def __len__(self) -> int: ...
 
-    def latest(self, num_tokens: int) -> numpy.typing.NDArray[numpy.int32]:
-        """
-        Return the newest tokens that are kept, oldest first, -1 for what is none.
-        """
-
     def finish(self) -> numpy.typing.NDArray[numpy.int32]:
         """
         End: add what followed the prompt, after the prompt's last tokens, to the memory if later sequences may
         learn from it, and return it.
         """
-
-    @property
-    def storage(self) -> object:
-        """
-        What a strategy in Python keeps of it: told of rows and tokens by ``forget_rows``, ``add_rows`` and
-        ``accept``, asked for ``num_bytes``.
-        """
-
-    @storage.setter
-    def storage(self, arg: object, /) -> None: ...
 
     @property
     def context(self) -> tuple[int, int]:
@@ -209,45 +194,18 @@ class Sequence:
 class DraftSettings:
     """How to draft: strategy and siblings by their numbers on the wire."""
 
-    def __init__(self, *, strategy: int, sources: _Sequence[bool], is_cost_aware: bool, is_calibrated: bool, max_depth: int, max_branches: int, min_path_probability: float, max_candidates: int, temperature: float, attention: _Sequence[float] | None, is_coupled: bool, siblings: int, omits_proposals: bool, beam_width: int, nasd_order: int, filler_top_k: int, stops_if_unknown: bool) -> None:
-        """
-        ``sources``: session, corpus, skip-gram, learned, target rows. The last four are for drafts made in Python.
-        """
-
-    @property
-    def strategy(self) -> int: ...
-
-    @property
-    def max_depth(self) -> int: ...
-
-    @property
-    def max_branches(self) -> int: ...
-
-    @property
-    def beam_width(self) -> int: ...
-
-    @property
-    def nasd_order(self) -> int: ...
-
-    @property
-    def stops_if_unknown(self) -> bool: ...
-
-def draft_from_graph(graph: Trie, contexts: _Sequence[tuple[int, int]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
-    """
-    Draft by greedy or sampling after contexts (order, record); see :meth:`Drafter.draft`.
-    """
+    def __init__(self, *, strategy: int, sources: _Sequence[bool], is_calibrated: bool, max_depth: int, max_branches: int, min_path_probability: float, max_candidates: int, temperature: float, attention: _Sequence[float] | None, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
+        """``sources``: session, corpus, skip-gram, learned, target rows."""
 
 class Drafter:
     """Drafts from one graph, and from what sequences accept."""
 
-    def __init__(self, graph: Trie | None, vocabulary_size: int, calibration: Calibration, max_session_tokens: int, num_threads: int, settings_of: object, make_draft: object) -> None:
+    def __init__(self, graph: Trie | None, vocabulary_size: int, calibration: Calibration, max_session_tokens: int, num_threads: int, settings_of: object) -> None:
         """
         Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.
 
         ``num_threads``: that draft for a batch; drafts are the same on any number.
-        ``settings_of`` returns the settings that a StrategyOptions (bytes) asks for. ``make_draft`` makes the
-        drafts that are not the core's own: called with this drafter, a sequence, settings and a budget, it returns
-        a ``Draft``.
+        ``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.
         """
 
     def open(self, memory: LearnedMemory, learns: bool, costs: _Sequence[float]) -> Sequence:
@@ -255,9 +213,6 @@ class Drafter:
         Begin a sequence without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n
         tokens relative to one, none if it is free.
         """
-
-    @property
-    def vocabulary_size(self) -> int: ...
 
     def accept(self, sequence: Sequence, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], is_prompt: bool) -> None:
         """Add tokens to a sequence, and learn from those of no prompt."""
@@ -274,19 +229,13 @@ class Drafter:
 
     def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
         """
-        Draft for a batch: lengths, whether drafts ended early, tokens, parents, path probabilities, sizes of the q
-        of each node, their tokens and their probabilities. Drafts end where another q may not fit into ``max_entries``.
+        Draft for a batch. Drafts end where another q may not fit into ``max_entries``.
         """
 
     def draft_after(self, contexts: _Sequence[numpy.typing.NDArray[numpy.int64]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
         """
         Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are
         those of the first tokens drafted.
-        """
-
-    def propose(self, sequence: Sequence, path: numpy.typing.NDArray[numpy.int64], limit: int) -> tuple[list[int], list[float]]:
-        """
-        Return what may follow a path from the end of a sequence and how probable it is, best first.
         """
 
 def uniform(seed: int, position: int, stream: int) -> float:

@@ -63,9 +63,8 @@ class DraftConfig(Config):
     strategy: StrategyName = "tree"
     """'greedy': the most frequent successor of the longest known context. 'sampling': drawn from its
     distribution, which is returned as q; a tree for the rules 'tree-wor' and 'tree-iid', else a chain. 'adaptive': a
-    chain by calibrated probability of acceptance, from all sources. 'tree': the same as a best-first tree. 'nasd': a
-    chain from n-grams stored online. 'specexec': the most probable paths, a batch of nodes at a time. 'beam': as many
-    nodes at every depth."""
+    chain by calibrated probability of acceptance, from all sources. 'tree': the same as a best-first tree. 'specexec':
+    the tree, however much verifying it costs."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
     """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
@@ -78,21 +77,12 @@ class DraftConfig(Config):
     """How 'sampling' draws chains: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token
     that the rules 'follow' and 'gumbel' choose by, which then agree more often. The distribution is the same."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
-    """What 'adaptive', 'tree', 'specexec' and 'beam' draft from: 'corpus', 'session' (the sequence itself),
-    'learned' (what earlier sequences accepted), 'recycled' (the target's own top tokens). The others draft from the
-    corpus alone, 'nasd' from what it stored."""
+    """What 'adaptive', 'tree' and 'specexec' draft from: 'corpus', 'session' (the sequence itself), 'learned' (what
+    earlier sequences accepted), 'recycled' (the target's own top tokens). The others draft from the corpus alone."""
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
     """Longest path of a tree."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 8
     """Most children of a node."""
-    beam_width: Annotated[int, Field(ge=1, le=1_024)] = 8
-    """'beam': nodes at every depth."""
-    nasd_order: Annotated[int, Field(ge=2, le=16)] = 4
-    """'nasd': tokens of the longest n-gram stored, one more than its context."""
-    filler_top_k: Annotated[int, Field(ge=1, le=64)] = 3
-    """'nasd': how many of the target's top tokens are learned at every verified position; 1 learns what was emitted."""
-    stop_if_unknown: bool = True
-    """'nasd': end the draft at an unknown context; otherwise a random token stands there."""
     max_session_tokens: Annotated[int, Field(ge=256)] = 131_072
     """Tokens of one sequence that drafts look back on; of longer ones the oldest are forgotten."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000

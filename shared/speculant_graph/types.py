@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TokenId = int
 """Index into a tokenizer's vocabulary."""
 
-StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam", "model"]
+StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec", "model"]
 """How a draft is made (see :class:`~speculant_graph.config.DraftConfig`)."""
 
 MixingName = Literal["longest", "attention"]
@@ -192,7 +192,6 @@ class DraftOptions:
     """Leave the distributions q out."""
     max_depth: int | None = None
     max_branches: int | None = None
-    beam_width: int | None = None
     min_path_probability: float = 0.0
     """Paths less probable than this are not drafted, where the strategy has probabilities."""
     mixing: MixingName | None = None
@@ -201,9 +200,6 @@ class DraftOptions:
     """Whether ``sampling`` draws trees. Without the distributions q, which rules for trees need, it never does."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
-    nasd_order: int | None = None
-    filler_top_k: int | None = None
-    stop_if_unknown: bool | None = None
 
 
 DEFAULT_OPTIONS = DraftOptions()

@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 
 from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.cost import CostCurve
+from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.papers.drafts import propose_from
-from speculant_graph.draft.papers.trees import draft_tree
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.types import Draft, StrategyName
 from support.drafter_reference import SlowDrafter
@@ -321,20 +319,13 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
     assert chain.is_chain
     assert facts(single) == facts(chain)
     assert facts(small) == tuple(fact[: len(small)] for fact in facts(tree))
-
-    searched = draft_tree(propose_from(drafter.core, drafter._find(1)), budget, depth, branches)
-    assert searched.path_probabilities == pytest.approx(tree.path_probabilities, abs=1e-9)
-    # Paths as probable as the last one may have gone either way.
-    last = min(tree.path_probabilities, default=1.0) + 1e-9
-    assert paths_above(searched, last) == paths_above(tree, last)
+    drafter.open(2, cost=COST_CURVES["moe"])
+    drafter.accept(2, text[:60])
+    drafter.accept(2, text[60:])
+    (unpriced,) = drafter.draft([DraftRequest(2, budget, options=DraftOptions("specexec"))])
+    (again,) = drafter.draft([DraftRequest(1, budget, options=DraftOptions("tree"))])
+    assert facts(unpriced) == facts(again)
 
 
 def facts(draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
     return draft.token_ids, draft.parents, draft.path_probabilities
-
-
-def paths_above(draft: Draft, least: float) -> set[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = [()]
-    for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
-        paths.append((*paths[parent], token_id))
-    return {path for path, probability in zip(paths[1:], draft.path_probabilities, strict=True) if probability > least}

@@ -15,7 +15,7 @@ from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.lossless import WINDOW, Job, Moody, alone, decode, graph_like, local_drafter, mixed_jobs
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
-STRATEGIES = ("greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam")
+STRATEGIES = ("greedy", "sampling", "adaptive", "tree", "specexec")
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3")
 NUM_TOKENS = 24
 BOUND = 464 * 4

@@ -23,18 +23,16 @@ def noisy_graph(prompt, output):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "length", "ring"),
+    ("length", "ring"),
     [
-        ("specexec", 127, True),
-        ("beam", 200, True),
+        (127, True),
         *(
-            pytest.param(strategy, length, ring, marks=pytest.mark.slow)
-            for strategy in ("specexec", "beam")
+            pytest.param(length, ring, marks=pytest.mark.slow)
             for length, ring in ((3, True), (128, False), (300, True), (129, True))
         ),
     ],
 )
-def test_trees_of_a_thousand_nodes(strategy, length, ring):
+def test_trees_of_a_thousand_nodes(length, ring):
     """SpecExec's mode: one pass for each tree, in rings, too, around the window."""
     model = tiny_gpt_oss(window=WINDOW, ring_cache=ring)
     model.max_length = 4096  # nothing in this model knows how long a text may get
@@ -44,9 +42,9 @@ def test_trees_of_a_thousand_nodes(strategy, length, ring):
     graph = noisy_graph(prompt, output)
     config = LONG.model_copy(update={"max_tokens": 1_100, "ignore_end_tokens": False, "end_token_ids": (output[-1],)})
     expected = output[: output.index(output[-1]) + 1]
-    drafter = local_drafter(graph, strategy, 2_048, beam_width=64, max_branches=64)
+    drafter = local_drafter(graph, "specexec", 2_048, max_branches=64)
     job = Job(prompt, config)
-    outcome = decode(model, [job, job], drafter, 2_048, strategy=strategy, max_batch_size=1, target_cache=50_000_000)
+    outcome = decode(model, [job, job], drafter, 2_048, strategy="specexec", max_batch_size=1, target_cache=50_000_000)
     assert outcome.outputs == [expected, expected]
     first, second = outcome.sequences
     totals = outcome.engine.totals

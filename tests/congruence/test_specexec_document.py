@@ -1,5 +1,5 @@
 """The algorithms of the document on SpecExec (Svirschevski et al. 2024, arXiv 2406.02532) as it writes them down, slow
-and obvious, against the drafter and the engine with the document's own configuration.
+and obvious, against the engine with the document's own configuration.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from heapq import heappop, heappush
 import pytest
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.draft.papers.trees import draft_tree
+from speculant_graph.types import Draft
 from support.drafters import ScriptedDrafter
 from support.graphs import graph_of
 from support.lossless import Job, alone, decode, local_drafter
 from support.oracle import OracleGraph
 from support.tiny_models import tiny_gpt_oss
-from support.trees import paths_of, proposals_of
 
 BUDGET, MAX_DEPTH, MAX_ENTRIES = 1_024, 16, 4_096
 """The document's ``tree`` and ``cache``."""
@@ -91,39 +90,33 @@ def texts(model):
 
 
 @pytest.fixture(scope="module")
-def graph(texts):
-    return graph_of([noisy_text(texts[:2])], MAX_ORDER, VOCABULARY)
+def oracle(texts):
+    return OracleGraph([noisy_text(texts[:2])], MAX_ORDER)
 
 
-def tree_of(graph, context, budget=BUDGET):
-    return draft_tree(proposals_of(graph, context), budget, MAX_DEPTH, MAX_BRANCHES)
+def paths_of(oracle, context, budget=BUDGET):
+    return [path for path, _ in create_draft_tree(context, oracle, budget, MAX_DEPTH)]
 
 
-@pytest.mark.parametrize("length", [1, 30, 33, 50])
-def test_algorithm_2_finds_the_most_probable_sequences(texts, graph, length):
-    """1,024 nodes, 16 deep."""
-    context = texts[0][:length]
-    oracle = OracleGraph([noisy_text(texts[:2])], MAX_ORDER)
-    expected = create_draft_tree(context, oracle, BUDGET, MAX_DEPTH)
-    assert len(expected) == BUDGET
-    draft = tree_of(graph, context)
-    assert list(zip(paths_of(draft), draft.path_probabilities, strict=True)) == expected
+def script_of(oracle):
+    def draft(step):
+        paths = paths_of(oracle, tuple(step.token_ids), step.node_budget)
+        index = {path: number for number, path in enumerate([(), *paths])}
+        return Draft(tuple(path[-1] for path in paths), tuple(index[path[:-1]] for path in paths), strategy="specexec")
 
-
-def script_of(graph):
-    return ScriptedDrafter(lambda step: tree_of(graph, step.token_ids, step.node_budget))
+    return ScriptedDrafter(draft)
 
 
 def sampler_of(text):
     return lambda x: text[len(x)]
 
 
-def test_algorithm_1_without_a_memory_of_earlier_trees(model, texts, graph):
+def test_algorithm_1_without_a_memory_of_earlier_trees(model, texts, oracle):
     """The cache is the latest tree: a pass is a miss, and every token behind the first one of a pass is a hit."""
     expected, num_precomputed = speculative_execution(
-        PROMPT, NUM_TOKENS, sampler_of(texts[0]), lambda x: paths_of(tree_of(graph, x)), LatestTree()
+        PROMPT, NUM_TOKENS, sampler_of(texts[0]), lambda x: paths_of(oracle, x), LatestTree()
     )
-    outcome = decode(model, [Job(PROMPT, GREEDY)], script_of(graph), BUDGET, strategy="specexec")
+    outcome = decode(model, [Job(PROMPT, GREEDY)], script_of(oracle), BUDGET, strategy="specexec")
     [sequence] = outcome.sequences
     assert (*PROMPT, *sequence.output) == expected == texts[0]
     assert sequence.num_steps == outcome.engine.totals.num_passes == num_precomputed < 0.9 * NUM_TOKENS
@@ -139,15 +132,15 @@ class LatestTree(set):
         return super().__ior__(other)
 
 
-def test_algorithm_1_with_a_memory_of_earlier_trees(model, texts, graph):
+def test_algorithm_1_with_a_memory_of_earlier_trees(model, texts, oracle):
     """Three samples, the third as the first: what they share, rejected nodes included, costs no pass."""
     cache: set[tuple[int, ...]] = set()
     expected = [
-        speculative_execution(PROMPT, NUM_TOKENS, sampler_of(text), lambda x: paths_of(tree_of(graph, x)), cache)
+        speculative_execution(PROMPT, NUM_TOKENS, sampler_of(text), lambda x: paths_of(oracle, x), cache)
         for text in texts[1:]
     ]
     jobs = [Job(PROMPT, config) for config in SAMPLED]
-    outcome = decode(model, jobs, script_of(graph), BUDGET, strategy="specexec", max_batch_size=1, target_cache=10**9)
+    outcome = decode(model, jobs, script_of(oracle), BUDGET, strategy="specexec", max_batch_size=1, target_cache=10**9)
     for sequence, (text, num_precomputed) in zip(outcome.sequences, expected, strict=True):
         assert (*PROMPT, *sequence.output) == text
         assert sequence.num_steps == num_precomputed
@@ -159,8 +152,9 @@ def test_algorithm_1_with_a_memory_of_earlier_trees(model, texts, graph):
     assert (third.num_steps, third.num_from_target_cache) == (0, NUM_TOKENS)
 
 
-def test_the_documents_configuration_bounds_tree_and_cache(model, texts, graph):
+def test_the_documents_configuration_bounds_tree_and_cache(model, texts):
     """As a user sets it: strategy, k, max_depth, and memory for 4,096 rows; the longest unused go first."""
+    graph = graph_of([noisy_text(texts[:2])], MAX_ORDER, VOCABULARY)
     drafter = local_drafter(graph, "specexec", BUDGET, max_depth=MAX_DEPTH, max_branches=MAX_BRANCHES)
     jobs = [Job(PROMPT, config) for config in (GREEDY, *SAMPLED[:2])]
     outcome = decode(

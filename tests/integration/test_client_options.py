@@ -22,16 +22,14 @@ from support.server import LiveServer, serving
 VOCABULARY_SIZE = 50
 CURVE = CostCurve((1, 4, 16), (1.0, 1.25, 6.0))  # exact in the single precision of the wire
 SIDECAR: dict[str, Any] = {
-    "strategy": "beam", "max_candidates": 2, "temperature": 3.0, "mixing": "attention", "coupling": "gumbel",
-    "sources": ["session"], "max_depth": 2, "max_branches": 2, "beam_width": 1, "nasd_order": 6,
-    "filler_top_k": 1, "stop_if_unknown": True,
+    "strategy": "specexec", "max_candidates": 2, "temperature": 3.0, "mixing": "attention", "coupling": "gumbel",
+    "sources": ["session"], "max_depth": 2, "max_branches": 2,
 }  # fmt: skip
 """A sidecar that wants everything otherwise."""
 EVERYTHING: dict[str, Any] = {
     "max_candidates": 0, "temperature": 0.6, "mixing": "longest", "coupling": "none",
     "sources": ["corpus", "recycled"],
-    "max_depth": 9, "max_branches": 64, "beam_width": 5, "nasd_order": 2, "filler_top_k": 4,
-    "stop_if_unknown": False,
+    "max_depth": 9, "max_branches": 64,
 }  # fmt: skip
 """Every requested option but the strategy; other values than the sidecar's, and where it can be zeros."""
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -42,10 +40,6 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "sources": {"strategy": "tree"},
     "max_depth": {"strategy": "specexec"},
     "max_branches": {"strategy": "specexec", "sources": ["corpus"]},
-    "beam_width": {"strategy": "beam"},
-    "nasd_order": {"strategy": "nasd", "stop_if_unknown": False},
-    "filler_top_k": {"strategy": "nasd"},
-    "stop_if_unknown": {"strategy": "nasd"},
 }
 """How to draft so that an option shows."""
 
@@ -135,7 +129,7 @@ def test_a_requested_option_is_served(server: LiveServer, small_graph: NgramGrap
     assert served != in_process(small_graph, as_the_sidecar(without))
 
 
-@pytest.mark.parametrize("strategy", ["greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam"])
+@pytest.mark.parametrize("strategy", ["greedy", "sampling", "adaptive", "tree", "specexec"])
 def test_all_options_together(server: LiveServer, small_graph: NgramGraph, strategy: str) -> None:
     config = DraftConfig.model_validate(EVERYTHING | {"strategy": strategy})
     assert over_the_wire(server, config) == in_process(small_graph, config)
@@ -154,13 +148,3 @@ def test_what_is_the_sidecars_is_refused_by_name(server: LiveServer, name: str) 
     with pytest.raises(ConfigError, match=rf"^draft\.{name} is for all clients of a sidecar; leave it out here"):
         client_of(server, DraftConfig.model_validate({name: 300}))
     client_of(server, DraftConfig.model_validate({name: DraftConfig.model_fields[name].default})).close()
-
-
-def test_random_tokens_need_a_vocabulary() -> None:
-    requested = DraftConfig(strategy="nasd", stop_if_unknown=False, sources=frozenset(["session"]))
-    with pytest.raises(ConfigError, match=r"^draft\.stop_if_unknown = false draws any token of the vocabulary"):
-        LocalDrafter(None, requested)
-    told = drafted(LocalDrafter(None, requested, vocabulary_size=VOCABULARY_SIZE))
-    tokens = {token for drafts in told for draft in drafts for token in draft.token_ids}
-    assert all(len(draft) == 12 for drafts in told for draft in drafts)
-    assert VOCABULARY_SIZE / 2 < len(tokens) <= VOCABULARY_SIZE > max(tokens)

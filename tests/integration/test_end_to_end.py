@@ -17,7 +17,7 @@ from speculant_graph import (
     SpeculativeDecoder,
     VerifierConfig,
 )
-from speculant_graph.draft.strategies import FROM_GRAPH, STRATEGIES
+from speculant_graph.draft.options import NEED_GRAPH, STRATEGIES
 from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.run import MODEL_FOLDER
@@ -60,7 +60,7 @@ def test_drafts_from_a_graph_change_only_the_number_of_steps(
     assert [decoder.generate(prompt, SETTINGS).text for prompt in PROMPTS] == plain
 
 
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in FROM_GRAPH])
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in NEED_GRAPH])
 def test_sequences_draft_from_themselves_without_a_graph(target: TargetModel, plain: list[str], strategy: str) -> None:
     with SpeculativeDecoder(draft_config=DraftConfig(k=6, strategy=strategy), target=target) as decoder:
         results = decoder.generate(PROMPTS * 2, SETTINGS)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.strategies import STRATEGIES
+from speculant_graph.draft.options import STRATEGIES
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import StrategyName
 from speculant_graph.view import question as limits

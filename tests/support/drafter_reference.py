@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.strategies import CALIBRATED
+from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.types import StrategyName, TokenId
 from support.oracle import OracleGraph

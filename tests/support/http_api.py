@@ -34,7 +34,7 @@ NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def tiny_decoder(
-    family: str = "gpt_oss", *, template: str = TEMPLATE, strategy: StrategyName = "nasd", **settings: Any
+    family: str = "gpt_oss", *, template: str = TEMPLATE, strategy: StrategyName = "adaptive", **settings: Any
 ) -> SpeculativeDecoder:
     """Return a decoder of a random model that can chat, drafting from the sequence itself."""
     target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)

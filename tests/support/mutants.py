@@ -52,7 +52,7 @@ class Mutants:
         if self._random.random() < 0.7:
             options = request.options
             options.strategy = self._random.choice([*range(8)] * 2 + [8])
-            for name in ("max_depth", "max_branches", "max_candidates", "beam_width"):
+            for name in ("max_depth", "max_branches", "max_candidates"):
                 if self._random.random() < 0.3:
                     setattr(options, name, self.number())
             if self._random.random() < 0.2:

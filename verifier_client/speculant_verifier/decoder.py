@@ -16,7 +16,7 @@ from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig
 from speculant_graph.corpus.tokenize import require_same
-from speculant_graph.draft.strategies import FROM_GRAPH
+from speculant_graph.draft.options import NEED_GRAPH
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, SessionOptions, TokenId
@@ -102,7 +102,7 @@ class SpeculativeDecoder:
         has_ngrams = graph_path is not None or sidecar is not None
         require_strategy(strategy, wanted, has_drafter=drafter is not None, has_ngrams=has_ngrams)
         base = None if wanted is None else load_draft_model(wanted, self.verifier_config, self.target)
-        drafts = strategy not in FROM_GRAPH or graph is not None or sidecar is not None
+        drafts = strategy not in NEED_GRAPH or graph is not None or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
         self.drafter: Drafter = drafter if drafter is not None else self._opened_drafter(graph, sidecar, drafts=drafts)

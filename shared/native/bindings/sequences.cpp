@@ -12,41 +12,6 @@ namespace {
 
 using namespace nb::literals;
 
-/// A storage in Python.
-struct PythonStorage : SequenceStorage {
-  explicit PythonStorage(nb::object storage) : storage(std::move(storage)) {}
-  PythonStorage(const PythonStorage&) = delete;
-  ~PythonStorage() override {
-    nb::gil_scoped_acquire acquire;
-    storage.reset();
-  }
-  void forget_rows() override {
-    nb::gil_scoped_acquire acquire;
-    storage.attr("forget_rows")();
-  }
-  void add_rows(const Sequence& sequence, std::span<const std::int64_t> nodes, std::span<const Token> tokens,
-                std::size_t width) override {
-    nb::gil_scoped_acquire acquire;
-    nb::list rows;
-    for (std::size_t index = 0; index < nodes.size(); ++index) {
-      const auto row = tokens.subspan(index * width, std::min<std::size_t>(width, sequence.settings.num_fillers));
-      rows.append(nb::make_tuple(nodes[index], std::vector(row.begin(), row.end())));
-    }
-    storage.attr("add_rows")(rows);
-  }
-  void accept(const Sequence& sequence, std::span<const Token> tokens) override {
-    nb::gil_scoped_acquire acquire;
-    storage.attr("accept")(nb::cast(&sequence, nb::rv_policy::reference), std::vector(tokens.begin(), tokens.end()),
-                           sequence.draft.accepted_path(tokens), sequence.settings.num_fillers);
-  }
-  std::int64_t num_bytes() const override {
-    nb::gil_scoped_acquire acquire;
-    return nb::cast<std::int64_t>(storage.attr("num_bytes"));
-  }
-
-  nb::object storage;
-};
-
 /// All contexts of a history's end, as a sequence would find them.
 MatchedContexts matches_of(const SessionHistory& history) {
   const Trie no_graph;
@@ -207,28 +172,10 @@ void bind_sequences(nb::module_& module) {
   nb::class_<Sequence>(module, "Sequence", "One sequence that is drafted for; :meth:`Drafter.open` begins one.")
       .def("__len__", [](const Sequence& self) { return exclusively([&] { return self.size(); }); })
       .def(
-          "latest",
-          [](const Sequence& self, std::int64_t num_tokens) {
-            return as_array(exclusively([&] { return self.history.latest(num_tokens); }));
-          },
-          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> numpy.typing.NDArray[numpy.int32]"),
-          "Return the newest tokens that are kept, oldest first, -1 for what is none.")
-      .def(
           "finish", [](Sequence& self) { return as_array(exclusively([&] { return self.finish(); })); },
           nb::sig("def finish(self) -> numpy.typing.NDArray[numpy.int32]"),
           "End: add what followed the prompt, after the prompt's last tokens, to the memory if later sequences may\n"
           "learn from it, and return it.")
-      .def_prop_rw(
-          "storage",
-          [](const Sequence& self) {
-            const auto* storage = static_cast<const PythonStorage*>(self.storage.get());
-            return storage == nullptr ? nb::none() : storage->storage;
-          },
-          [](Sequence& self, nb::object storage) {
-            exclusively([&] { self.storage = std::make_unique<PythonStorage>(std::move(storage)); });
-          },
-          "What a strategy in Python keeps of it: told of rows and tokens by ``forget_rows``, ``add_rows`` and\n"
-          "``accept``, asked for ``num_bytes``.")
       .def_prop_ro(
           "context",
           [](const Sequence& self) {

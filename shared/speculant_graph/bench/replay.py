@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
 
 ReplayStrategyName = Literal[
-    "greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam", "prompt-lookup"
+    "greedy", "sampling", "adaptive", "tree", "specexec", "prompt-lookup"
 ]  # fmt: skip
 """What can be replayed: the strategies of n-grams, and the baseline."""
 
@@ -115,7 +115,7 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
         ConfigError: they don't, or there is no such curve.
     """
     from speculant_graph.draft.cost import COST_CURVES, CostCurve
-    from speculant_graph.draft.strategies import FROM_GRAPH
+    from speculant_graph.draft.options import NEED_GRAPH
 
     if not settings.traces:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
@@ -124,7 +124,7 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
     if settings.corpus and settings.graph_path is not None:
         raise ConfigError("--corpus and --graph both name what to draft from; give one of them")
     for name in settings.strategy:
-        if name in FROM_GRAPH and not settings.corpus and settings.graph_path is None:
+        if name in NEED_GRAPH and not settings.corpus and settings.graph_path is None:
             raise ConfigError(
                 f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
             )

@@ -49,7 +49,7 @@ class LocalDrafter:
             vocabulary_size: without a graph, that of the model if it is known.
 
         Raises:
-            ConfigError: the strategy needs a graph, or the vocabulary's size.
+            ConfigError: the strategy needs a graph.
         """
         self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
         self._cost = cost

@@ -1,32 +1,17 @@
-"""Drafts chains of tokens from a graph, greedily or by sampling.
-
-Depends on neither sockets nor models. ``draft`` is the hot path and works on token ids; ``generate`` takes text,
-too.
-"""
+"""Drafts after texts from a graph, one by one; ``draft`` works on token ids, ``generate`` takes text, too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
 from pathlib import Path
-from typing import get_args
 
-from speculant_graph._core import draft_from_graph
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
-from speculant_graph.draft.strategies import FROM_GRAPH, settings_of
-from speculant_graph.errors import ConfigError
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.store import load_graph
 from speculant_graph.types import Draft, StrategyName, TokenId
-
-MAX_SUPPORT = 1 << 27
-"""Entries of distributions that take a gigabyte."""
-NUM_SEEDS = 1 << 64
-"""Seeds and positions that the core distinguishes."""
-_MOST_KEPT = 256
 
 
 class DraftGenerator:
@@ -48,12 +33,11 @@ class DraftGenerator:
         """
         self.graph = graph
         self.config = config or DraftConfig()
+        self._drafter = SessionDrafter(graph, self.config)
         self._tokenizer = tokenizer
         if tokenizer is not None:
             tokenizer.require(graph.metadata.tokenizer)
         self._hf_token: str | None = None
-        # Callers may request anything, so nothing is kept for ever.
-        self._settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, True))
 
     @classmethod
     def from_file(
@@ -69,7 +53,7 @@ class DraftGenerator:
         Raises:
             GraphFileError: the file can't be read.
         """
-        generator = cls(load_graph(path), config)
+        generator = cls(NgramGraph.load(path), config)
         generator._hf_token = hf_token
         return generator
 
@@ -89,8 +73,8 @@ class DraftGenerator:
             seed: seed of the strategy ``sampling``.
 
         Raises:
-            ConfigError: there is no such strategy, it needs more than a graph, or the tokenizer for a text prompt
-                can't be loaded.
+            ConfigError: the strategy needs more than a graph, or the tokenizer for a text prompt can't be loaded.
+            DraftRequestError: there is no such strategy.
             TokenizerMismatchError: the tokenizer of the graph's name is not the one the graph was built with.
         """
         context = self._encoded(prompt) if isinstance(prompt, str) else prompt
@@ -108,13 +92,14 @@ class DraftGenerator:
     ) -> Draft:
         """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
 
-        The longest context that is known decides. Its order is kept while the window slides, until the window
-        is unknown; then the longest known context is searched again. If the configured mixing is ``attention``, all
-        known contexts decide together, and are matched anew after every token.
+        For ``greedy`` and ``sampling`` the longest context that is known decides. Its order is kept while the window
+        slides, until the window is unknown; then the longest known context is searched again. If the configured mixing
+        is ``attention``, all known contexts decide together, and are matched anew after every token. The others draft
+        from ``context`` itself, too.
 
         Args:
             context: at least the last N tokens of the sequence, or all of them if there are fewer.
-            k: most tokens to draft; none if it is not positive.
+            k: most tokens to draft, up to 2,048; none if it is not positive.
             strategy: ``greedy`` takes the most probable successor, of equals the lowest id; ``sampling`` draws from
                 the distribution of successors and returns it.
             seed: seed of the draws.
@@ -122,21 +107,11 @@ class DraftGenerator:
             options: what else differs from the configuration.
 
         Raises:
-            ConfigError: there is no such strategy, or it needs more than a graph.
-            DraftRequestError: an option is out of its bounds.
+            ConfigError: the strategy needs more than a graph.
+            DraftRequestError: there is no such strategy, an option is out of its bounds, or these are no token ids.
         """
-        if strategy not in FROM_GRAPH:
-            raise ConfigError(_refusal(strategy))
-        [draft] = draft_from_graph(
-            self.graph.core,
-            [self.graph.match_state(context)],
-            [max(0, k)],
-            [seed % NUM_SEEDS],
-            [(len(context) if position is None else position) % NUM_SEEDS],
-            self._settings(replace(options, strategy=strategy)),
-            MAX_SUPPORT,
-        )
-        return draft
+        positions = [len(context) if position is None else position]
+        return self._drafter.draft_contexts([context], [k], [seed], positions, replace(options, strategy=strategy))[0]
 
     def _encoded(self, text: str) -> list[TokenId]:
         if self._tokenizer is None:
@@ -145,12 +120,3 @@ class DraftGenerator:
             tokenizer.require(expected)
             self._tokenizer = tokenizer
         return self._tokenizer.encode_prompt(text)
-
-
-def _refusal(strategy: str) -> str:
-    if strategy in get_args(StrategyName):
-        return (
-            f"strategy {strategy!r} needs what sequences accepted; draft with "
-            "speculant_graph.draft.session_drafter.SessionDrafter"
-        )
-    return f"no strategy {strategy!r}; choose one of {', '.join(FROM_GRAPH)}"

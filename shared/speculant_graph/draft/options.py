@@ -1,4 +1,4 @@
-"""What one request may choose of how drafts are made; the rest is in :class:`~speculant_graph.config.DraftConfig`."""
+"""How to draft: what one request may choose of it, and what strategies and settings are to the core."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ from dataclasses import fields
 
 from pydantic import ValidationError
 
+from speculant_graph._core import ROW_WIDTH, DraftSettings
 from speculant_graph.config import DraftConfig
 from speculant_graph.errors import ConfigError, DraftRequestError
-from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions
+from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions, SiblingsName, StrategyName
 from speculant_graph.validation_messages import humanise
 
-__all__ = ["DEFAULT_OPTIONS", "REQUEST_OPTIONS", "DraftOptions", "changed", "options_of"]
+__all__ = ["CALIBRATED", "DEFAULT_OPTIONS", "NEED_GRAPH", "REQUEST_OPTIONS", "STRATEGIES", "DraftOptions"]
+
+STRATEGIES: dict[StrategyName, int] = {"greedy": 1, "sampling": 2, "adaptive": 3, "tree": 4, "specexec": 6}
+"""Of n-grams, with their numbers on the wire. ``model`` is a verifier's own."""
+CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec"))
+"""Strategies whose path probabilities are calibrated."""
+NEED_GRAPH: tuple[StrategyName, ...] = ("greedy", "sampling")
+"""Strategies that draft from a graph and nothing else."""
 
 REQUEST_OPTIONS = tuple(each.name for each in fields(DraftOptions) if each.name in DraftConfig.model_fields)
 """Settings that a request may choose."""
+ATTENTION = (1.0, 0.25, 0.5, 1.0)
+"""Mixing by attention: a context's score is the first times its order, plus the second times ln(1 + its count), minus
+the third times the entropy of its successors in nats; the scores are divided by the fourth before the softmax."""
+_SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independent")
 
 
 def options_of(config: DraftConfig) -> DraftOptions:
@@ -43,3 +55,52 @@ def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
         first = error.errors(include_url=False)[0]
         name, problem = first["loc"][0], humanise(first)
         raise DraftRequestError(f"the option {name} {problem}; correct it, or leave it out") from None
+
+
+def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DEFAULT_OPTIONS) -> DraftSettings:
+    """Return settings as options want them, for the core.
+
+    Raises:
+        DraftRequestError: an option is out of its bounds.
+        ConfigError: the strategy needs a graph, or a draft model.
+    """
+    config = changed(config, options)
+    require_source(config, has_graph)
+    has_session = "session" in config.sources
+    return DraftSettings(
+        strategy=STRATEGIES[config.strategy],
+        siblings=_SIBLINGS.index(options.siblings),
+        sources=(
+            has_session,
+            "corpus" in config.sources,
+            has_session,  # skip-grams
+            "learned" in config.sources and config.max_learned_tokens > 0,
+            "recycled" in config.sources,
+        ),
+        attention=None if config.mixing == "longest" else ATTENTION,
+        is_calibrated=config.strategy in CALIBRATED,
+        max_depth=config.max_depth,
+        max_branches=config.max_branches,
+        min_path_probability=options.min_path_probability,
+        max_candidates=config.max_candidates,
+        temperature=config.temperature,
+        is_coupled=config.coupling == "gumbel",
+        omits_proposals=options.omit_proposals,
+    )
+
+
+def require_source(config: DraftConfig, has_graph: bool) -> None:
+    """Refuse a strategy that has nothing to draft from.
+
+    Raises:
+        ConfigError: the strategy needs a graph, or a draft model.
+    """
+    if config.strategy not in STRATEGIES:
+        raise ConfigError(f"strategy {config.strategy} needs a draft model, which a verifier has; choose tree here")
+    if config.strategy in NEED_GRAPH and not has_graph:
+        raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
+
+
+def target_row_width(config: DraftConfig) -> int:
+    """Return how many of the target's top tokens a strategy learns at every verified position; 0 if it learns none."""
+    return ROW_WIDTH if config.strategy in CALIBRATED and "recycled" in config.sources else 0

@@ -18,12 +18,9 @@ from loguru import logger
 from speculant_graph import _core
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.generator import MAX_SUPPORT, NUM_SEEDS
 from speculant_graph.draft.learning.calibration import load_calibration
 from speculant_graph.draft.learning.store import LearnedStore, Memory
-from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
-from speculant_graph.draft.papers.drafts import make_draft, require_vocabulary
-from speculant_graph.draft.strategies import CALIBRATED, require_source, settings_of
+from speculant_graph.draft.options import CALIBRATED, DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
@@ -32,6 +29,10 @@ from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 
 MAX_NODES = 2_048
 """Most nodes of a draft."""
+MAX_SUPPORT = 1 << 27
+"""Entries of distributions that take a gigabyte."""
+NUM_SEEDS = 1 << 64
+"""Seeds and positions that the core distinguishes."""
 _MOST_KEPT = 256
 
 
@@ -89,7 +90,7 @@ class SessionDrafter:
             read_options: reads options as they travel, for steps that the core answers.
 
         Raises:
-            ConfigError: the configured strategy has nothing to draft from, or needs the vocabulary's size.
+            ConfigError: the configured strategy has nothing to draft from.
         """
         self.graph = graph
         self.config = config = config or DraftConfig()
@@ -99,8 +100,6 @@ class SessionDrafter:
             raise ConfigError(f"strategy {strategy} has nothing to draft from; give a graph, or add the source session")
         require_source(self.config, graph is not None)
         vocabulary_size = (vocabulary_size or MAX_VOCABULARY) if graph is None else graph.vocabulary_size
-        if strategy == "nasd":
-            require_vocabulary(vocabulary_size, stops_if_unknown=self.config.stop_if_unknown)
         self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
         # Clients may request anything, so nothing is kept for ever.
@@ -113,7 +112,6 @@ class SessionDrafter:
             self.config.max_session_tokens,
             num_threads or num_cores(),
             lambda options: settings_of(config, has_graph, read_options(options) if options else DEFAULT_OPTIONS),
-            make_draft,
         )
         """What drafts."""
         self._sequences: dict[int, _Open] = {}
@@ -187,7 +185,7 @@ class SessionDrafter:
 
         Raises:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
-            ConfigError: the strategy needs a graph, or the vocabulary's size.
+            ConfigError: the strategy needs a graph.
         """
         by_options: dict[DraftOptions, list[int]] = {}
         for index, request in enumerate(requests):
@@ -224,7 +222,7 @@ class SessionDrafter:
 
         Raises:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
-            ConfigError: the strategy needs a graph, or the vocabulary's size.
+            ConfigError: the strategy needs a graph.
         """
         settings = self._settings(options)
         with self._lock:
@@ -234,7 +232,7 @@ class SessionDrafter:
 
     def draft_contexts(
         self,
-        contexts: Sequence[Int64Array],
+        contexts: Sequence[Sequence[TokenId] | Int64Array],
         budgets: Sequence[int],
         seeds: Sequence[int],
         positions: Sequence[int],
@@ -253,12 +251,12 @@ class SessionDrafter:
 
         Raises:
             DraftRequestError: an option is out of its bounds.
-            ConfigError: the strategy needs a graph, or the vocabulary's size.
+            ConfigError: the strategy needs a graph.
         """
         settings = self._settings(options)
         with self._lock:
             return self.core.draft_after(
-                list(contexts),
+                [_as_array(context) for context in contexts],
                 _within_bounds(budgets),
                 [seed % NUM_SEEDS for seed in seeds],
                 [position % NUM_SEEDS for position in positions],

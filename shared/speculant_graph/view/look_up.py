@@ -11,9 +11,8 @@ import numpy as np
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.hub import local_folder
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.options import DraftOptions
+from speculant_graph.draft.options import CALIBRATED, STRATEGIES, DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
-from speculant_graph.draft.strategies import CALIBRATED, STRATEGIES
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, Fingerprint, TokenId
@@ -214,7 +213,7 @@ def listed(graphs: Sequence[dict[str, Any]], draft: DraftConfig) -> dict[str, An
         "version": VERSION,
         "graphs": graphs,
         "defaults": {"strategy": draft.strategy, "budget": default_budget(draft.k)},
-        "strategies": STRATEGIES,
+        "strategies": list(STRATEGIES),
         "blends": get_args(BlendName),
         "limits": {
             "characters": MAX_CHARACTERS,

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def api(folder: Path) -> Iterator[Api]:
     config = VerifierConfig(model_name=str(folder / "my-model"), num_threads=1, measure_costs=False)
-    draft = DraftConfig(strategy="nasd", k=4)
+    draft = DraftConfig(strategy="adaptive", k=4)
     with SpeculativeDecoder(verifier_config=config, draft_config=draft) as decoder, serving(decoder) as running:
         yield running
 

@@ -35,7 +35,7 @@ def api() -> Iterator[Api]:
         model_name=str(MODEL_FOLDER), max_batch_size=NUM_STREAMS, num_threads=1, measure_costs=False
     )
     with (
-        SpeculativeDecoder(verifier_config=config, draft_config=DraftConfig(strategy="nasd", k=4)) as decoder,
+        SpeculativeDecoder(verifier_config=config, draft_config=DraftConfig(strategy="adaptive", k=4)) as decoder,
         serving(decoder) as running,
     ):
         yield running

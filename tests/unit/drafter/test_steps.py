@@ -29,7 +29,7 @@ from support.step_reference import ReferenceAnswerer
 
 VOCABULARY_SIZE = 12
 CORPUS = [(index * index + index // 3) % VOCABULARY_SIZE for index in range(700)]
-STRATEGIES = ["greedy", "sampling", "adaptive", "tree", "nasd", "specexec", "beam"]
+STRATEGIES = ["greedy", "sampling", "adaptive", "tree", "specexec"]
 
 
 class Server:
@@ -141,16 +141,12 @@ OPTIONS = st.builds(
     omit_proposals=st.sampled_from([False, False, True]),
     max_depth=st.sampled_from([None, 1, 3]),
     max_branches=st.sampled_from([None, 1, 2]),
-    beam_width=st.sampled_from([None, 2]),
     min_path_probability=st.sampled_from([0.0, 0.0, 0.25]),
     temperature=st.sampled_from([None, 0.5]),
     mixing=st.sampled_from([None, None, "attention"]),
     coupling=st.sampled_from([None, "none", "gumbel"]),
     siblings=st.sampled_from(["none", "without-replacement", "independent"]),
     sources=st.sampled_from([None, frozenset(["session"]), frozenset(["corpus", "recycled"])]),
-    filler_top_k=st.sampled_from([None, 1, 2]),
-    nasd_order=st.sampled_from([None, 2, 3]),
-    stop_if_unknown=st.sampled_from([None, False]),
 )
 SEQUENCES = st.lists(
     st.tuples(

@@ -76,7 +76,7 @@ def test_batches_are_drafts_one_by_one(
 
 @given(
     sequences=SEQUENCES,
-    strategy=st.sampled_from(["greedy", "sampling", "tree", "nasd", "specexec"]),
+    strategy=st.sampled_from(["greedy", "sampling", "tree", "specexec"]),
     mixing=st.sampled_from(["longest", "attention"]),
 )
 def test_contexts_are_drafted_as_sequences_that_just_began(

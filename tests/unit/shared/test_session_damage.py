@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from speculant_graph.draft.learning.calibration import load_calibration, save_calibration
-from speculant_graph.draft.strategies import STRATEGIES
+from speculant_graph.draft.options import STRATEGIES
 from speculant_graph.graph.layout import CUMULATIVE, Trie, record_words
 from speculant_graph.graph.ngrams import NgramGraph
 from support.damage import damaged

@@ -14,7 +14,6 @@ from speculant_graph.draft.learning.calibration import load_calibration, save_ca
 from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
-from speculant_graph.types import StrategyName
 from support.graphs import graph_of
 from support.learned import TOKENIZER, loaded, opened
 from support.sessions import draft_of, drafter_of, started, values_of
@@ -65,9 +64,8 @@ def test_rows_name_nodes_of_the_draft_they_come_after() -> None:
     assert 60 in draft_of(drafter, 1).token_ids
 
 
-@pytest.mark.parametrize("strategy", ["tree", "nasd"])
-def test_rows_may_hold_what_is_no_token(strategy: StrategyName) -> None:
-    drafter = drafter_of(graph_of([CORPUS], 4, 100), strategy=strategy)
+def test_rows_may_hold_what_is_no_token() -> None:
+    drafter = drafter_of(graph_of([CORPUS], 4, 100))
     started(drafter, 1, [61, 62])
     drafter.recycle(1, [0], [[70, 71, -1, 2**70, 100, 2**31 - 2, 72]])
     drafter.accept(1, [63, 62])

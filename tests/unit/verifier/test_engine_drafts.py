@@ -78,8 +78,6 @@ def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(target, mon
     [
         ({"strategy": "tree"}, 4),
         ({"strategy": "adaptive", "sources": ["session"]}, 0),
-        ({"strategy": "nasd", "filler_top_k": 7}, 7),
-        ({"strategy": "nasd", "filler_top_k": 1}, 0),
         ({"strategy": "greedy"}, 0),
     ],
     ids=str,

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.draft.papers.ngram_counts import NGramCounts
 from speculant_graph.errors import DraftRequestError
 from speculant_verifier.papers.nasd import INgramStorage, NGramStorage, OneLevelNGramStorage
+from speculant_verifier.papers.ngram_counts import NGramCounts
 
 
 def matrices(width: int) -> st.SearchStrategy[list[list[int]]]:

@@ -221,13 +221,13 @@ def test_sources_are_those_of_the_nodes():
     trace = Trace("tree")
     trace.add(draft, (1, 3), 3)
     trace.add_top(np.zeros((3, 4)))
-    trace.add(dataclasses.replace(draft, strategy="beam", sources=()), (), 1)
+    trace.add(dataclasses.replace(draft, strategy="specexec", sources=()), (), 1)
     trace.add_top(None)
     assert trace.drafted == [(1, 2), (3, 4), (), (1, 2)]
-    assert trace.sources == [("model", "both"), ("ngrams", "model"), (), ("beam", "beam")]
+    assert trace.sources == [("model", "both"), ("ngrams", "model"), (), ("specexec", "specexec")]
     assert trace.accepted == [True, True, False, False]
     assert trace.top_token_ids == ((0, 0), (0, 0), (0, 0), ())
-    assert trace.strategy == "beam"
+    assert trace.strategy == "specexec"
 
 
 def test_log_probabilities_are_finite_as_json_has_no_infinity():

@@ -51,7 +51,7 @@ def fits(form: str, text: str) -> bool:
     return re.fullmatch(r"[a-z(),]+\.", text) is not None and text.count("(") == text.count(")")
 
 
-@pytest.fixture(scope="module", params=["tree", "nasd", "greedy"])
+@pytest.fixture(scope="module", params=["tree", "greedy"])
 def decoder(request, llama):
     config = VerifierConfig(max_batch_size=4, measure_costs=False)
     with SpeculativeDecoder(None, config, DraftConfig(k=8, strategy=request.param), target=llama) as made:

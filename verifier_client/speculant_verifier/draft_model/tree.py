@@ -3,7 +3,7 @@
 It begins with the tree that n-grams drafted, or with nothing. After a node was expanded, its children are those of the
 n-grams and of the model, with the probabilities of the mixture. The most probable nodes are what is drafted in the
 end, as in SpecExec's search (Svirschevski et al. 2024, algorithm 2; see
-:mod:`speculant_graph.draft.papers.trees`), several nodes a pass.
+``native/tree_drafter.cpp``), several nodes a pass.
 """
 
 from __future__ import annotations

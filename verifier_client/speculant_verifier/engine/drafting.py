@@ -21,7 +21,7 @@ from speculant_verifier.structured.drafts import with_forced
 _ROUNDING = 1e-6
 _FEWEST_NODES = 4
 """So few are drafted however short memory is."""
-_MAKE_TREES = frozenset(("tree", "specexec", "beam", "model"))
+_MAKE_TREES = frozenset(("tree", "specexec", "model"))
 _SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
 

@@ -17,7 +17,7 @@ from loguru import logger
 
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.config_learning import RecordConfig
-from speculant_graph.draft.strategies import CALIBRATED
+from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter
 from speculant_verifier.engine.admission import MOST_PENDING, Admission

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from speculant_graph.config import DraftConfig, VerifierConfig
-from speculant_graph.draft.strategies import target_row_width
+from speculant_graph.draft.options import target_row_width
 from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
 from speculant_verifier.cache import SlotCache

@@ -1,7 +1,7 @@
 """NASD, n-gram assisted speculative decoding, by its own names: storages for tensors, and a loop over them.
 
-A loop for one sequence, to study or to compare with; :class:`~speculant_verifier.decoder.SpeculativeDecoder` with the
-strategy ``nasd`` does the same in batches, and counts in the same way.
+A loop for one sequence, to study or to compare with; :class:`~speculant_verifier.decoder.SpeculativeDecoder` drafts
+from the sequence itself, too, with the strategies ``adaptive`` and ``tree``.
 
 Descriptions of NASD contradict each other by one here and there. These storages follow its tables and examples:
 
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from speculant_graph.draft.papers.ngram_counts import DEFAULT_MAX_CONTEXTS, Context, NGramCounts
 from speculant_graph.errors import ConfigError, DraftRequestError, GenerationRequestError
 from speculant_graph.types import TokenId
+from speculant_verifier.papers.ngram_counts import DEFAULT_MAX_CONTEXTS, Context, NGramCounts
 
 _Value = TypeVar("_Value")
 

@@ -17,9 +17,7 @@ class Strategy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STRATEGY_SAMPLING: _ClassVar[Strategy]
     STRATEGY_ADAPTIVE: _ClassVar[Strategy]
     STRATEGY_TREE: _ClassVar[Strategy]
-    STRATEGY_NASD: _ClassVar[Strategy]
     STRATEGY_SPECEXEC: _ClassVar[Strategy]
-    STRATEGY_BEAM: _ClassVar[Strategy]
 
 class Mixing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -59,9 +57,7 @@ STRATEGY_GREEDY: Strategy
 STRATEGY_SAMPLING: Strategy
 STRATEGY_ADAPTIVE: Strategy
 STRATEGY_TREE: Strategy
-STRATEGY_NASD: Strategy
 STRATEGY_SPECEXEC: Strategy
-STRATEGY_BEAM: Strategy
 MIXING_UNSPECIFIED: Mixing
 MIXING_LONGEST: Mixing
 MIXING_ATTENTION: Mixing
@@ -83,7 +79,7 @@ SEQUENCE_STATUS_OUT_OF_SYNC: SequenceStatus
 SEQUENCE_STATUS_INVALID_TOKEN: SequenceStatus
 
 class StrategyOptions(_message.Message):
-    __slots__ = ("strategy", "max_depth", "max_branches", "min_path_probability", "max_candidates", "mixing", "sources", "beam_width", "filler_top_k", "stop_if_unknown", "omit_proposals", "coupling", "siblings", "temperature", "nasd_order")
+    __slots__ = ("strategy", "max_depth", "max_branches", "min_path_probability", "max_candidates", "mixing", "sources", "omit_proposals", "coupling", "siblings", "temperature")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
@@ -91,14 +87,10 @@ class StrategyOptions(_message.Message):
     MAX_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     MIXING_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
-    BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
-    FILLER_TOP_K_FIELD_NUMBER: _ClassVar[int]
-    STOP_IF_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     OMIT_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     COUPLING_FIELD_NUMBER: _ClassVar[int]
     SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    NASD_ORDER_FIELD_NUMBER: _ClassVar[int]
     strategy: Strategy
     max_depth: int
     max_branches: int
@@ -106,15 +98,11 @@ class StrategyOptions(_message.Message):
     max_candidates: int
     mixing: Mixing
     sources: int
-    beam_width: int
-    filler_top_k: int
-    stop_if_unknown: bool
     omit_proposals: bool
     coupling: Coupling
     siblings: Siblings
     temperature: float
-    nasd_order: int
-    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., max_candidates: _Optional[int] = ..., mixing: _Optional[_Union[Mixing, str]] = ..., sources: _Optional[int] = ..., beam_width: _Optional[int] = ..., filler_top_k: _Optional[int] = ..., stop_if_unknown: bool = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ..., nasd_order: _Optional[int] = ...) -> None: ...
+    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., max_candidates: _Optional[int] = ..., mixing: _Optional[_Union[Mixing, str]] = ..., sources: _Optional[int] = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("graph", "session_ids", "positions", "context_lengths", "context_tokens", "node_budgets", "options", "seeds", "feedback_draft_ids", "feedback_row_counts", "feedback_nodes", "feedback_width", "feedback_tokens")

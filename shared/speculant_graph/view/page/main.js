@@ -162,9 +162,7 @@ const STRATEGIES = {
   sampling: "Drawn from the distribution; another seed draws others.",
   adaptive: "A chain of what is most probable.",
   tree: "The most probable paths, best first.",
-  nasd: "A chain from n-grams of the text itself; the graph has no part in it.",
-  specexec: "The most probable paths, a batch of nodes at a time.",
-  beam: "As many nodes at every depth.",
+  specexec: "The tree, however much verifying it costs.",
 };
 
 function draftNote() {

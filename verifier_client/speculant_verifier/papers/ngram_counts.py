@@ -1,11 +1,8 @@
-"""N-grams counted while a sequence grows, and the chains drafted from them (strategy ``nasd``).
+"""N-grams counted while a sequence grows: the tables of NASD's storages.
 
-Contexts are mapped to their most frequent successor. The counts learn from the prompt and then from every verified
-token, the target's most probable tokens included; the accepted text so becomes the drafter. Dictionaries, a few
-microseconds a token; :class:`~speculant_graph.graph.ngrams.NgramGraph` is the fast form of text that is known
-beforehand.
-
-Counts belong to one thread at a time. Without torch: ``speculant_graph.NGramStorage`` is their form for tensors.
+Contexts are mapped to their most frequent successor. Dictionaries, a few microseconds a token;
+:class:`~speculant_graph.graph.ngrams.NgramGraph` is the fast form of text that is known beforehand. Counts belong to
+one thread at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from collections.abc import Sequence
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
-from speculant_graph.types import Draft, TokenId
+from speculant_graph.types import TokenId
 
 DEFAULT_MAX_CONTEXTS = 1_000_000
 """About half a gigabyte once they are all there: in ordinary text 420 to 480 bytes for a context and its successors."""
@@ -118,58 +115,3 @@ class NGramCounts:
         ranked = sorted(counts, key=lambda token_id: (counts[token_id], token_id == best), reverse=True)
         for rare in ranked[MAX_SUCCESSORS // 2 :]:
             del counts[rare]
-
-
-def draft_nasd(
-    counts: NGramCounts, token_ids: Sequence[TokenId], k: int, *, position: int, stop_if_unknown: bool = True
-) -> Draft:
-    """Draft a chain: the most frequent successor again and again.
-
-    Args:
-        counts: what to draft from; they are not changed.
-        token_ids: the sequence so far, or at least its last n - 1 tokens.
-        k: most tokens; none if it is not positive.
-        position: index in the sequence of the first token drafted.
-        stop_if_unknown: end at a context that is not stored; otherwise a random token stands there.
-    """
-    window = list(token_ids[1 - counts.n :])
-    drafted: list[TokenId] = []
-    while len(drafted) < k:
-        token_id = counts.successor(window)
-        if token_id is None:
-            if stop_if_unknown:
-                break
-            token_id = counts.random_token(position + len(drafted))
-        drafted.append(token_id)
-        window.append(token_id)
-    return Draft(
-        token_ids=tuple(drafted),
-        parents=tuple(range(len(drafted))),
-        strategy="nasd",
-        terminated_early=len(drafted) < k,
-    )
-
-
-def learn_verified(
-    counts: NGramCounts,
-    token_ids: Sequence[TokenId],
-    start: int,
-    top_rows: Sequence[Sequence[TokenId]],
-    filler_top_k: int = 3,
-) -> None:
-    """Learn the tokens that a verification emitted, and what else the target thought probable there.
-
-    At every position the emitted token counts once, then each token of the target's row once: alternatives to what was
-    emitted become known, too. What is learned is the token that verification has already drawn. (The algorithm's usual
-    form draws from the target a second time after a mismatch, which under sampling favours the drafted tokens.)
-
-    Args:
-        counts: what learns.
-        token_ids: the sequence with the emitted tokens at its end, or at least its last n - 1 tokens before them.
-        start: index in ``token_ids`` of the first emitted token.
-        top_rows: per emitted token the target's most probable tokens at its position, best first; a row may be empty.
-        filler_top_k: how many tokens of each row are learned; 1 or less learns the emitted tokens alone.
-    """
-    for i, row in zip(range(start, len(token_ids)), top_rows, strict=True):
-        filler = row[:filler_top_k] if filler_top_k > 1 else ()
-        counts.count(token_ids[max(0, i + 1 - counts.n) : i], (token_ids[i], *filler))

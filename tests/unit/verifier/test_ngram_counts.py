@@ -1,4 +1,4 @@
-"""N-gram counts against a list of everything that was ever learned, and the drafts made from them."""
+"""N-gram counts against a list of everything that was ever learned."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.draft.papers import ngram_counts
-from speculant_graph.draft.papers.ngram_counts import NGramCounts, draft_nasd, learn_verified
 from speculant_graph.errors import ConfigError
 from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
-from speculant_graph.types import Draft
+from speculant_verifier.papers import ngram_counts
+from speculant_verifier.papers.ngram_counts import NGramCounts
 
 VOCABULARY = 4
 Rows = list[list[int]]
@@ -158,47 +157,3 @@ def test_a_sequence_may_begin_with_tokens_that_are_context_alone() -> None:
         parts.learn(tokens[first : start + 7], start - first)
     assert list(parts.counts.items()) == list(whole.counts.items())
     assert parts.most_frequent == whole.most_frequent
-
-
-@given(st.lists(token_lists, max_size=4), token_lists, st.integers(-1, 8), st.booleans(), st.integers(2, 4))
-def test_drafts_equal_the_loop_of_successors(prompts: Rows, token_ids: list[int], k: int, stops: bool, n: int) -> None:
-    counts, oracle = NGramCounts(n, VOCABULARY), Oracle(n, 1, 10_000)
-    for prompt in prompts:
-        counts.learn(prompt)
-        oracle.learn_all(prompt)
-    drafted: list[int] = []
-    while len(drafted) < k:
-        best = oracle.successor([*token_ids, *drafted])
-        if best is None:
-            if stops:
-                break
-            best = int(uniform(0, len(token_ids) + len(drafted), PROPOSAL_STREAM) * VOCABULARY)
-        drafted.append(best)
-    expected = Draft(tuple(drafted), tuple(range(len(drafted))), strategy="nasd", terminated_early=len(drafted) < k)
-    for end in (token_ids, token_ids[-(n - 1) :]):
-        assert draft_nasd(counts, end, k, stop_if_unknown=stops, position=len(token_ids)) == expected
-
-
-@given(
-    token_lists,
-    st.integers(0, 9),
-    st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=5, max_size=5), min_size=9, max_size=9),
-    st.integers(1, 5),
-)
-def test_verified_tokens_are_learned_position_by_position(
-    token_ids: list[int], start: int, rows: Rows, filler_top_k: int
-) -> None:
-    start = min(start, len(token_ids))
-    rows = rows[: len(token_ids) - start]
-    oracle, counts = Oracle(3, 1, 10_000), NGramCounts(3, VOCABULARY)
-    for i, row in enumerate(rows, start):
-        oracle.learn(token_ids[:i], [token_ids[i], *(row[:filler_top_k] if filler_top_k > 1 else [])])
-    learn_verified(counts, token_ids, start, rows, filler_top_k)
-    assert counts.counts == {context: Counter(followers) for context, followers in oracle.followers.items()}
-
-
-def test_the_filler_makes_alternatives_known() -> None:
-    counts = NGramCounts(3, 100)
-    learn_verified(counts, [10, 11, 12, 13], 2, [[12, 40, 41, 42], []], filler_top_k=3)
-    assert counts.counts[11,] == {12: 2, 40: 1, 41: 1}
-    assert counts.counts[12,] == {13: 1}, "a row may be missing"

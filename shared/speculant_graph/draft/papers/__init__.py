@@ -1,1 +1,0 @@
-"""Strategies of papers, for comparison: NASD, and the trees of SpecExec and of a beam. Nothing else needs them."""
