@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing everything into $(VENV), silently: a few minutes, about 2.5 GB, more with CUDA; PyTorch is the largest part"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,cluster]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all]"
 	@touch $@ $(CORE)
 
 # The installation has just built it, unless something is newer.

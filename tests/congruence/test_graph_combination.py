@@ -13,7 +13,7 @@ import pytest
 
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.errors import GraphError, GraphFileError, TokenizerMismatchError
-from speculant_graph.graph.build import assemble, count, emit, finish, streams
+from speculant_graph.graph.build import assemble, count, emit, keys
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.build.combine import merge_graphs, prune_graph, update_graph
 from speculant_graph.graph.check import check_graph
@@ -52,9 +52,9 @@ def test_small_portions(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return int(random.choice(values))
 
     monkeypatch.setattr(emit, "_RECORDS", one_of(1, 2, 3, 7))
-    monkeypatch.setattr(streams, "_KEYS_AT_A_TIME", one_of(1, 2, 3, 5))
+    monkeypatch.setattr(keys, "_KEYS_AT_A_TIME", one_of(1, 2, 3, 5))
     monkeypatch.setattr(assemble, "_RECORDS_AT_A_TIME", one_of(1, 2, 5))
-    monkeypatch.setattr(finish, "_SLICE", one_of(1, 2, 3))
+    monkeypatch.setattr(assemble, "_SLICE", one_of(1, 2, 3))
     monkeypatch.setattr(count, "_MIN_KEYS", one_of(1, 2, 3, 10, 60))
     max_order, vocabulary_size = seed % 10 + 1, VOCABULARY_SIZES[seed % len(VOCABULARY_SIZES)]
     pool = np.unique(np.array([0, 1, 2, vocabulary_size - 1, vocabulary_size - 2]).clip(0, vocabulary_size - 1))

@@ -13,8 +13,8 @@ import numpy as np
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.graph.build.assemble import assemble_graph
 from speculant_graph.graph.build.builder import build_from_token_ids, describe_tokens
+from speculant_graph.graph.build.count import count_partitions, plan_partitions
 from speculant_graph.graph.build.keys import KeyLayout
-from speculant_graph.graph.build.partition import KeyBuffers, count_partition, plan_partitions
 from speculant_graph.graph.build.report import Stopwatch
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.graph.store import load_graph
@@ -52,10 +52,7 @@ def graph_in_parts(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         parts = list(plan_partitions(stream, vocabulary_size, layout, max_keys))
-        records = [
-            count_partition(stream, part, layout, folder / str(number), KeyBuffers(layout, max_keys))
-            for number, part in enumerate(parts)
-        ]
+        records = list(count_partitions(stream, parts, layout, folder, 1))
         assemble_graph(folder / "graph", folder, records, metadata, 1, Stopwatch(), lambda done, total: None)
         return load_graph(folder / "graph", verify=True), len(parts)
 

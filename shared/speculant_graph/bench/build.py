@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         config.special_tokens,
     )
     token_ids = first_tokens(tokenizer, files, config, settings.dict_tokens)
-    figures = _figures(built, config.engine) | compare_counting(token_ids, tokenizer.fingerprint, config.max_order)
+    figures = _figures(built) | compare_counting(token_ids, tokenizer.fingerprint, config.max_order)
     print_report("build", _rows(figures), figures, arguments, as_json=settings.json_output)
     return 0
 
@@ -144,14 +144,13 @@ def _cpu_s(function: Callable[[], object]) -> float:
     return end - start
 
 
-def _figures(built: dict[str, Any], engine: str) -> dict[str, object]:
+def _figures(built: dict[str, Any]) -> dict[str, object]:
     copied = ("tokens", "documents", "files", "text_bytes", "max_order", "tokenize_s", "count_s", "save_s", "total_s",
               "count_cpu_s", "peak_anon_bytes", "file_bytes", "nodes")  # fmt: skip
     return {name: built[name] for name in copied} | {
         "tokens_per_cpu_s": round(built["tokens"] / built["count_cpu_s"]),
         "bytes_per_node": round(built["file_bytes"] / built["nodes"], 2),
         "bytes_per_token": round(built["file_bytes"] / built["tokens"], 2),
-        "engine": engine,
     }
 
 
@@ -159,7 +158,7 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("corpus", f"{figures['text_bytes'] / 1e6:,.1f} MB, {figures['tokens']:,} tokens"),
         ("tokenising", f"{figures['tokenize_s']:.2f} s"),
-        (f"counting ({figures['engine']})", f"{figures['count_s']:.2f} s"),
+        ("counting", f"{figures['count_s']:.2f} s"),
         ("checksums, disk", f"{figures['save_s']:.2f} s"),
         ("all", f"{figures['total_s']:.2f} s"),
         ("counting, tokens per CPU second", f"{figures['tokens_per_cpu_s']:,}"),

@@ -82,8 +82,6 @@ def test_bad_streams_are_refused() -> None:
             build_from_token_ids(wrong, FINGERPRINT)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_order"):
         build_from_token_ids([1], FINGERPRINT, max_order=11)
-    with pytest.raises(ConfigError, match="engine"):
-        build_from_token_ids([1], FINGERPRINT, engine="rya")
 
 
 def test_only_graphs_are_replaced(tmp_path: Path) -> None:

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from speculant_graph import _core
 from speculant_graph.errors import GraphError
-from speculant_graph.graph.build.finish import finish_trie
-from speculant_graph.graph.build.partition import PartitionRecords
+from speculant_graph.graph.build.emit import PartRecords
 from speculant_graph.graph.build.report import Stopwatch
 from speculant_graph.graph.container import write_all, writing
-from speculant_graph.graph.layout import CHILD, CUMULATIVE, INNER_WORDS, LINK, MAX_NODES, TOKEN, UInt32Array
+from speculant_graph.graph.layout import CHILD, CUMULATIVE, INNER_WORDS, LINK, MAX_NODES, TOKEN, Trie, UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.store import NewGraphFile, new_graph_file
 
 _RECORDS_AT_A_TIME = 1 << 17
+_SLICE = 1 << 20
 
 
 def assemble_graph(
     path: Path,
     folder: Path,
-    parts: Sequence[PartitionRecords],
+    parts: Sequence[PartRecords],
     metadata: GraphMetadata,
     jobs: int,
     watch: Stopwatch,
@@ -60,22 +62,22 @@ def assemble_graph(
                 _copy_level(file, parts, shared, depth)
                 on_level(depth + 1, 2 * num_levels)
             trie = file.map()
-            contexts = finish_trie(trie, jobs, lambda done: on_level(num_levels + done, 2 * num_levels))
+            contexts = _finish_trie(trie, jobs, lambda done: on_level(num_levels + done, 2 * num_levels))
         with watch.measuring("save"):
             file.finish(contexts, watch.build_seconds, jobs)
         on_level(2 * num_levels, 2 * num_levels)
 
 
-def _shared_levels(before: PartitionRecords, after: PartitionRecords) -> int:
+def _shared_levels(before: PartRecords, after: PartRecords) -> int:
     """Return how many leading tokens all keys of two neighbours share, whose records both have."""
-    first, second = before.partition.prefix, after.partition.prefix
+    first, second = before.prefix, after.prefix
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] == second[shared]:
         shared += 1
     return shared
 
 
-def _copy_level(file: NewGraphFile, parts: Sequence[PartitionRecords], shared: Sequence[int], depth: int) -> None:
+def _copy_level(file: NewGraphFile, parts: Sequence[PartRecords], shared: Sequence[int], depth: int) -> None:
     num_levels = len(parts[0].num_nodes)
     is_leaf = depth + 1 == num_levels
     total, child = 0, 0
@@ -102,3 +104,27 @@ def _copy_level(file: NewGraphFile, parts: Sequence[PartitionRecords], shared: S
 
 def _leaves(records: UInt32Array) -> UInt32Array:
     return np.ascontiguousarray(records[:, (TOKEN, CUMULATIVE, LINK)])
+
+
+def _finish_trie(trie: Trie, jobs: int, on_level: Callable[[int], None]) -> tuple[int, ...]:
+    """Fill the columns ``best`` and ``link`` and the table ``first`` of a trie whose other columns are complete.
+
+    Returns:
+        Contexts with a successor, for orders 1 to N.
+    """
+    _core.fill_unigram_index(trie.level(1), trie.first)
+    contexts = []
+    with ThreadPoolExecutor(jobs) as threads:
+        for length in range(1, trie.max_order + 1):
+            level, next_level = trie.level(length), trie.level(length + 1)
+            slices = [(start, min(start + _SLICE, len(level) - 1)) for start in range(0, len(level) - 1, _SLICE)]
+            if length == 1:
+                link = lambda part: _core.link_pairs(level, next_level, trie.first, *part)  # noqa: B023, E731
+            else:
+                before = trie.level(length - 1)
+                link = lambda part: _core.link_children(before, level, next_level, *part)  # noqa: B023, E731
+            for _ in threads.map(link, slices):
+                pass
+            contexts.append(sum(threads.map(lambda part: _core.mark_argmax(level, next_level, *part), slices)))  # noqa: B023
+            on_level(length)
+    return tuple(contexts)

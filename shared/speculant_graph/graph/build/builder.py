@@ -166,7 +166,6 @@ class GraphBuilder:
             folder,
             memory=int(self.config.memory),
             jobs=self.jobs,
-            engine=self.config.engine,
             watch=watch,
             on_count=lambda done, total: report(BuildProgress("count", done, total, stream.num_tokens)),
             on_save=lambda done, total: report(BuildProgress("save", done, total, stream.num_tokens)),
@@ -224,7 +223,6 @@ def build_from_token_ids(
     documents: Sequence[Sequence[TokenId]] | None = None,
     memory: int = 2_000_000_000,
     jobs: int = 1,
-    engine: str = "local",
 ) -> NgramGraph:
     """Build the graph of token ids.
 
@@ -234,15 +232,14 @@ def build_from_token_ids(
         max_order: longest context.
         documents: instead of ``token_ids``, documents that no n-gram crosses.
         memory: most bytes to take.
-        jobs: threads or tasks.
-        engine: ``local`` or ``ray``.
+        jobs: threads.
 
     Raises:
         ConfigError: an argument is out of bounds.
         CorpusError: there are no tokens.
         GraphError: an id is outside the vocabulary.
     """
-    builder = GraphBuilder(max_order=max_order, jobs=jobs, engine=engine)
+    builder = GraphBuilder(max_order=max_order, jobs=jobs)
     stream = _joined(token_ids, documents)
     with tempfile.TemporaryDirectory(prefix="speculant-") as temporary:
         folder = Path(temporary)
@@ -256,7 +253,7 @@ def build_from_token_ids(
             document_boundaries=documents is not None,
         )
         output = folder / "graph.pkl"
-        count_tokens(folder / "tokens", output, metadata, folder, memory=memory, jobs=builder.jobs, engine=engine)
+        count_tokens(folder / "tokens", output, metadata, folder, memory=memory, jobs=builder.jobs)
         return load_graph(output)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,12 @@ from speculant_graph.graph.build.builder import (
     GraphBuilder,
     ProgressCallback,
 )
-from speculant_graph.graph.build.emit import Emitter
-from speculant_graph.graph.build.keys import KeyLayout
-from speculant_graph.graph.build.partition import Partition, PartitionRecords
+from speculant_graph.graph.build.emit import emit_records
+from speculant_graph.graph.build.keys import KeyLayout, KeyStream, keys_of, keys_of_ngrams, merged
 from speculant_graph.graph.build.report import Stopwatch, built_at
-from speculant_graph.graph.build.streams import KeyStream, keys_of, keys_of_ngrams, merged
 from speculant_graph.graph.check import check_graph
-from speculant_graph.graph.container import write_all, writing
-from speculant_graph.graph.layout import MAX_NODES
+from speculant_graph.graph.container import writing
+from speculant_graph.graph.layout import MAX_NODES, Int64Array, UInt64Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.graph.store import check_description, load_graph
@@ -224,11 +222,7 @@ def _write(
     num_records: int,
     progress: ProgressCallback | None,
 ) -> NgramGraph:
-    metadata = dataclasses.replace(
-        metadata,
-        built_at=built_at(),
-        library_version=VERSION,
-    )
+    metadata = dataclasses.replace(metadata, built_at=built_at(), library_version=VERSION)
     check_description(metadata)
     watch = Stopwatch()
 
@@ -236,30 +230,20 @@ def _write(
         if progress is not None:
             progress(BuildProgress("combine", done, 2 * num_records, metadata.num_tokens))
 
-    with workspace(output) as folder:
-        emitter = Emitter(layout)
-        files = tuple(folder / f"level-{length}" for length in range(1, layout.length + 1))
+    def checked() -> Iterator[tuple[UInt64Array, Int64Array]]:
         num_keys = 0
+        for chunk in stream:
+            if int(chunk.weights.min()) < 0:
+                raise GraphFileError("the first graph is damaged (its last tokens are not in it); build it again")
+            yield chunk.keys, chunk.weights
+            num_keys += chunk.weights.size
+            report(min(num_keys, num_records))
+
+    def on_level(done: int, total: int) -> None:
+        report(num_records + num_records * done // total)
+
+    with workspace(output) as folder:
         with writing(output):
-            streams = [file.open("wb", buffering=0) for file in files]
-            try:
-                for chunk in stream:
-                    if int(chunk.weights.min()) < 0:
-                        raise GraphFileError(
-                            "the first graph is damaged (its last tokens are not in it); build it again"
-                        )
-                    for block in emitter.emit(chunk.keys, chunk.weights):
-                        write_all(streams[block.length - 1], block.records)
-                    num_keys += chunk.weights.size
-                    report(min(num_keys, num_records))
-            finally:
-                for file in streams:
-                    file.close()
-        whole = Partition((), 0, metadata.tokenizer.vocabulary_size + 1, num_keys)
-        records = PartitionRecords(whole, emitter.num_nodes, emitter.totals, files)
-
-        def on_level(done: int, total: int) -> None:
-            report(num_records + num_records * done // total)
-
+            records = emit_records(checked(), layout, folder / "level")
         assemble_graph(output, folder, [records], metadata, jobs, watch, on_level)
     return load_graph(output)

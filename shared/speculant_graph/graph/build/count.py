@@ -1,28 +1,27 @@
-"""A token stream on disk to a graph file, within a given memory."""
+"""A token stream on disk to a graph file, within a given memory.
+
+Its keys are divided into ranges of the first token, so parts need nothing from each other and their records follow one
+another. A token that is too frequent for one part is divided by its second token, and so on.
+"""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from speculant_graph import _core
 from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.graph.build.assemble import assemble_graph
-from speculant_graph.graph.build.emit import emitter_bytes
+from speculant_graph.graph.build.emit import PartRecords, emit_records, emitter_bytes
 from speculant_graph.graph.build.keys import KeyLayout
-from speculant_graph.graph.build.partition import (
-    KeyBuffers,
-    Partition,
-    PartitionRecords,
-    count_partition,
-    plan_partitions,
-)
 from speculant_graph.graph.build.report import Stopwatch
 from speculant_graph.graph.container import writing
-from speculant_graph.graph.layout import MAX_NODES, UInt32Array, require_vocabulary
+from speculant_graph.graph.layout import MAX_NODES, UInt32Array, UInt64Array, require_vocabulary
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.machine import anonymous_bytes
 
@@ -35,6 +34,53 @@ _CHECKED_TOKENS = 1 << 20
 _MARGIN_BYTES = 64_000_000  # what the interpreter and its threads take meanwhile
 
 
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The keys that begin with ``prefix`` and go on with a value of ``low`` to ``high - 1``."""
+
+    prefix: tuple[int, ...]
+    """Values, token ids plus 1."""
+    low: int
+    """Lowest next value; 0 is the end of a document."""
+    high: int
+    """All next values are below it."""
+    num_keys: int
+    """Positions of the stream that have such a key."""
+
+    def is_single(self, length: int) -> bool:
+        """Return whether all its keys are equal."""
+        return self.high - self.low == 1 and (self.low == 0 or len(self.prefix) + 1 == length)
+
+    def num_sorted(self, length: int) -> int:
+        """Return how many keys must be gathered and sorted: none if all are equal."""
+        return 0 if self.is_single(length) else self.num_keys
+
+
+def plan_partitions(
+    token_ids: UInt32Array, vocabulary_size: int, layout: KeyLayout, max_keys: int, prefix: tuple[int, ...] = ()
+) -> Iterator[Partition]:
+    """Yield the parts of a stream in the order of their keys, each of at most ``max_keys`` unless they are equal."""
+    counts = np.zeros(vocabulary_size + 1, np.int64)
+    _core.count_values(token_ids, np.array(prefix, np.uint64), counts)
+    low, num_keys = 0, 0
+    for value in np.flatnonzero(counts).tolist():
+        count = int(counts[value])
+        if num_keys and num_keys + count > max_keys:
+            yield Partition(prefix, low, value, num_keys)
+            low, num_keys = value, 0
+        if count > max_keys and value and len(prefix) + 1 < layout.length:
+            yield from plan_partitions(token_ids, vocabulary_size, layout, max_keys, (*prefix, value))
+            low, num_keys = value + 1, 0
+        elif count > max_keys:
+            yield Partition(prefix, value, value + 1, count)
+            low, num_keys = value + 1, 0
+        else:
+            low = low if num_keys else value
+            num_keys += count
+    if num_keys:
+        yield Partition(prefix, low, vocabulary_size + 1, num_keys)
+
+
 def count_tokens(
     stream: Path,
     output: Path,
@@ -43,7 +89,6 @@ def count_tokens(
     *,
     memory: int,
     jobs: int,
-    engine: str = "local",
     watch: Stopwatch | None = None,
     on_count: CountProgress | None = None,
     on_save: CountProgress | None = None,
@@ -59,8 +104,7 @@ def count_tokens(
         metadata: what the file states of itself; sizes are filled in.
         folder: where records and the unfinished file are kept, on the same file system as the output.
         memory: most anonymous bytes of this process.
-        jobs: threads or tasks.
-        engine: ``local`` or ``ray``.
+        jobs: threads.
         watch: measures it.
         on_count: called with the positions that are counted.
         on_save: called with the steps of writing and linking the levels.
@@ -78,17 +122,11 @@ def count_tokens(
         layout = KeyLayout.of(vocabulary_size, metadata.max_order)
         jobs, max_keys = fit_into(memory - anonymous_bytes(), token_ids.size, layout, jobs)
         parts = list(plan_partitions(token_ids, vocabulary_size, layout, max_keys))
-        count = _count_locally
-        if engine == "ray":
-            from speculant_graph.graph.build.cluster import count_on_cluster
-
-            count = count_on_cluster
         records = []
         done = 0
-        for result in count(stream, parts, layout, folder, jobs):
+        for part, result in zip(parts, count_partitions(token_ids, parts, layout, folder, jobs), strict=True):
             records.append(result)
-            done += result.partition.num_keys
-            watch.task_cpu_s += result.task_cpu_s
+            done += part.num_keys
             if on_count is not None:
                 on_count(done, token_ids.size)
     assemble_graph(output, folder, records, metadata, jobs, watch, on_save or _ignore)
@@ -133,30 +171,50 @@ def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[
     return jobs, max(_MIN_KEYS, min(fitting, num_tokens // (_PARTS_PER_JOB * jobs)))
 
 
-def _count_locally(
-    stream: Path, parts: Sequence[Partition], layout: KeyLayout, folder: Path, jobs: int
-) -> Iterable[PartitionRecords]:
-    token_ids = map_tokens(stream)
+def count_partitions(
+    token_ids: UInt32Array, parts: Sequence[Partition], layout: KeyLayout, folder: Path, jobs: int
+) -> Iterator[PartRecords]:
+    """Yield the records of parts of a token stream in order, whose files are in a folder."""
     largest = max(part.num_sorted(layout.length) for part in parts)
-    free_buffers: queue.SimpleQueue[KeyBuffers] = queue.SimpleQueue()
+    # Two arrays of keys for each job, kept from part to part; they take memory as far as they are used.
+    free_buffers: queue.SimpleQueue[tuple[UInt64Array, UInt64Array]] = queue.SimpleQueue()
     for _ in range(jobs):
-        free_buffers.put(KeyBuffers(layout, largest))
+        free_buffers.put((_space(largest, layout), _space(largest, layout)))
 
-    def count(index: int) -> PartitionRecords:
+    def count(index: int) -> PartRecords:
         buffers = free_buffers.get()
         try:
-            return count_partition(token_ids, parts[index], layout, folder / f"part-{index}", buffers)
+            return _count_partition(token_ids, parts[index], layout, folder / f"part-{index}", *buffers)
         finally:
             free_buffers.put(buffers)
 
     with ThreadPoolExecutor(jobs) as threads:
-        futures: list[Future[PartitionRecords]] = [threads.submit(count, index) for index in range(len(parts))]
+        futures = [threads.submit(count, index) for index in range(len(parts))]
         try:
             for future in futures:
                 yield future.result()
         finally:
             for future in futures:
                 future.cancel()
+
+
+def _count_partition(
+    token_ids: UInt32Array, part: Partition, layout: KeyLayout, stem: Path, keys: UInt64Array, spare: UInt64Array
+) -> PartRecords:
+    """Gather the keys of a part, sort them, write their records."""
+    if part.is_single(layout.length):
+        ngram = tuple(value - 1 for value in (*part.prefix, part.low) if value)
+        keys, weights = np.array([layout.pack(ngram)], np.uint64), np.array([part.num_keys], np.int64)
+        return emit_records([(keys, weights)], layout, stem, part.prefix)
+    prefix = np.array(part.prefix, np.uint64)
+    low, high, length, bits = part.low, part.high, layout.length, layout.bits
+    keys = keys[: _core.gather_keys(token_ids, prefix, low, high, length, bits, keys)]
+    _core.sort_keys(keys, spare[: len(keys)], prefix.size, low, high, length, bits)
+    return emit_records([(keys, None)], layout, stem, part.prefix)
+
+
+def _space(num_keys: int, layout: KeyLayout) -> UInt64Array:
+    return np.empty((num_keys, layout.num_words), np.uint64)
 
 
 def _ignore(_done: int, _all: int) -> None:

@@ -1,13 +1,24 @@
-"""Keys: n-grams of N+1 tokens packed into words, gathered from a token stream and sorted.
+"""Keys: n-grams of N+1 tokens packed into words, and streams of sorted ones with weights.
 
 A token takes ``bits`` bits as its id plus 1; 0 stands for the end of the stream or of a document. The order of keys,
 word by word, is the lexicographic order of their n-grams, shorter ones first.
+
+A graph is the sum of its keys: every (N+1)-gram, and every shorter n-gram as often as it ended with a document or lost
+its continuations to pruning. So union, update and pruning need no loop of their own that writes records: their keys
+go to the one that a build uses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
+from speculant_graph import _core
+from speculant_graph.graph.layout import Int64Array, Trie, UInt64Array
+
+_KEYS_AT_A_TIME = 1 << 16
 _WORD_BITS = 63  # 64 would do; one spare bit keeps every word non-negative as a signed number
 
 
@@ -46,3 +57,64 @@ class KeyLayout:
                 word = word << self.bits | value
             words.append(word)
         return words
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedKeys:
+    """Some keys of a stream, ascending."""
+
+    keys: UInt64Array
+    """Shape ``[n, num_words]``."""
+    weights: Int64Array
+    """Shape ``[n]``, how often each occurs; below zero to take something away."""
+
+
+KeyStream = Iterator[WeightedKeys]
+
+
+def keys_of(trie: Trie, layout: KeyLayout, min_count: int = 1) -> KeyStream:
+    """Yield the keys of a graph, ascending.
+
+    Args:
+        trie: the graph's arrays.
+        layout: how keys are packed.
+        min_count: n-grams with lower counts are pruned.
+    """
+    reader = _core.KeyReader(_core.Trie(trie.words, trie.table), layout.bits, min_count)
+    while True:
+        keys = np.empty((_KEYS_AT_A_TIME, layout.num_words), np.uint64)
+        weights = np.empty(_KEYS_AT_A_TIME, np.int64)
+        num_keys = reader.read(keys, weights)
+        if not num_keys:
+            return
+        yield WeightedKeys(keys[:num_keys], weights[:num_keys])
+
+
+def keys_of_ngrams(ngrams: dict[tuple[int, ...], int], layout: KeyLayout) -> KeyStream:
+    """Yield the keys of a few n-grams of up to N+1 tokens with their weights, zero weights left out."""
+    packed = sorted((layout.pack(ngram), weight) for ngram, weight in ngrams.items() if weight)
+    if packed:
+        keys, weights = zip(*packed, strict=True)
+        yield WeightedKeys(np.array(keys, np.uint64), np.array(weights, np.int64))
+
+
+def merged(first: KeyStream, second: KeyStream) -> KeyStream:
+    """Yield the keys of two streams, ascending, the weights of equal keys added."""
+    ours, theirs = next(first, None), next(second, None)
+    row, other_row = 0, 0
+    while ours is not None and theirs is not None:
+        most = ours.weights.size + theirs.weights.size
+        keys, weights = np.empty((most, ours.keys.shape[1]), np.uint64), np.empty(most, np.int64)
+        num_keys, row, other_row = _core.merge_keys(
+            ours.keys, ours.weights, theirs.keys, theirs.weights, row, other_row, keys, weights
+        )
+        if num_keys:
+            yield WeightedKeys(keys[:num_keys], weights[:num_keys])
+        if row == ours.weights.size:
+            ours, row = next(first, None), 0
+        if other_row == theirs.weights.size:
+            theirs, other_row = next(second, None), 0
+    for rest, start, stream in ((ours, row, first), (theirs, other_row, second)):
+        if rest is not None:
+            yield WeightedKeys(rest.keys[start:], rest.weights[start:])
+            yield from stream

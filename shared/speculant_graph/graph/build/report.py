@@ -49,7 +49,7 @@ class BuildReport:
     total_s: float
     """All of it."""
     count_cpu_s: float
-    """CPU seconds of counting, all threads and tasks together."""
+    """CPU seconds of counting, all threads together."""
     peak_anon_bytes: int
     """Most memory of this process that was not backed by files, seen every 20 ms."""
 
@@ -60,8 +60,6 @@ class Stopwatch:
 
     started: float = field(default_factory=time.monotonic)
     """Value of ``time.monotonic`` at the beginning."""
-    task_cpu_s: float = 0.0
-    """CPU seconds spent elsewhere, by tasks of a cluster."""
     peak_anon_bytes: int = 0
     _walls: dict[str, float] = field(default_factory=dict)
     _cpus: dict[str, float] = field(default_factory=dict)
@@ -113,6 +111,6 @@ class Stopwatch:
             count_s=round(self._walls.get("count", 0.0), 3),
             save_s=round(self._walls.get("save", 0.0), 3),
             total_s=round(self.total_s, 3),
-            count_cpu_s=round(self._cpus.get("count", 0.0) + self.task_cpu_s, 3),
+            count_cpu_s=round(self._cpus.get("count", 0.0), 3),
             peak_anon_bytes=self.peak_anon_bytes,
         )
