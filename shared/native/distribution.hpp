@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -10,16 +9,10 @@
 
 namespace speculant {
 
-/// Weights of `mixing = "attention"`, which blends the contexts of all orders.
-struct Attention {
-  double order, count, entropy, temperature;
-};
-
 /// What q is made of.
 struct DistributionOptions {
   std::int64_t max_candidates = 0;  // most tokens that it keeps, the most probable, of equals the lowest ids; 0: all
   double temperature = 1.0;         // raises it to the power of 1 / temperature, before it is capped
-  std::optional<Attention> attention = {};
 };
 
 /// Distributions, one after another.
@@ -63,9 +56,6 @@ std::size_t draw_left(std::span<const float> probabilities, double quantile, IsL
 }
 
 /// What the probabilities of a range of records are proportional to. Keeps its memory from one context to the next.
-///
-/// Attention reads the children of the last token alone, and twice: it takes as long as that token has children, 4 to
-/// 7 ns each, and those of frequent tokens are tens of thousands: 0.2 ms for 50,000 of them.
 class Masses {
  public:
   /// Take what followed a context of order 1 to N.
@@ -74,22 +64,18 @@ class Masses {
   std::size_t max_entries(const DistributionOptions& options) const;
   /// Append the distribution, capped; nothing where the masses make none.
   Distributions::Span append_to(Distributions& out, const DistributionOptions& options);
-  /// The token of the largest mass, of equals the lowest id; -1 if there is none.
-  Token argmax() const;
 
  private:
-  void read_counts(const Trie& trie, Context context);
-  void mix(const Trie& trie, Context context, const Attention& attention);
   void temper(double temperature);
 
   const Level* level_ = nullptr;
   std::int64_t low_ = 0;  // record of the first
-  std::vector<double> values_, longer_;
+  std::vector<double> values_;
   double total_ = 0.0;
   std::vector<std::size_t> largest_;
 };
 
-/// The context after a token that followed `context`; where nothing is mixed, its order is kept.
-Context context_after(const Trie& trie, Context context, Token token, bool is_mixed);
+/// The context of the same order after a token that followed `context`, or the longest known one.
+Context context_after(const Trie& trie, Context context, Token token);
 
 }  // namespace speculant

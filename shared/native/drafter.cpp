@@ -10,16 +10,14 @@ namespace {
 
 constexpr std::size_t kMaxSettings = 256;  // clients may ask for anything, so nothing is kept for ever
 // Nodes that are asked for at least where threads help: fewer are drafted before another thread has woken up, which
-// takes 30 to 80 us. A node of a tree takes 2 us, one that is drawn 0.3, one of `greedy` 0.1, one by attention 10 or
-// more.
-constexpr int kSpreadTreeNodes = 128, kSpreadDrawnNodes = 2048, kSpreadGreedyNodes = 2048, kSpreadAttentionNodes = 32;
+// takes 30 to 80 us. A node of a tree takes 2 us, one that is drawn 0.3, one of `greedy` 0.1.
+constexpr int kSpreadTreeNodes = 128, kSpreadNodes = 2048;
 
-bool pays_to_spread(std::span<const GraphDraft> wanted, int num_threads, const DraftSettings& settings) {
+bool pays_to_spread(std::span<const GraphDraft> wanted, int num_threads) {
   if (num_threads < 2 || wanted.size() < 2) return false;
   int num_nodes = 0;
   for (const GraphDraft& each : wanted) num_nodes += each.budget;
-  if (settings.distribution.attention) return num_nodes >= kSpreadAttentionNodes;
-  return num_nodes >= (settings.strategy == Strategy::kGreedy ? kSpreadGreedyNodes : kSpreadDrawnNodes);
+  return num_nodes >= kSpreadNodes;
 }
 
 }  // namespace
@@ -31,7 +29,7 @@ DraftBatch draft_from_graph(const Trie& trie, std::vector<GraphDraft> wanted, co
     if (settings.strategy == Strategy::kGreedy) {
       for (GraphDraft& each : drafts) {
         each.tokens.resize(static_cast<std::size_t>(each.budget));
-        each.tokens.resize(draft_greedy(trie, each.context, settings.distribution.attention, each.tokens));
+        each.tokens.resize(draft_greedy(trie, each.context, each.tokens));
         each.parents.resize(each.tokens.size());
         std::iota(each.parents.begin(), each.parents.end(), 0);
       }
@@ -48,7 +46,7 @@ DraftBatch draft_from_graph(const Trie& trie, std::vector<GraphDraft> wanted, co
   const std::size_t count = wanted.size();
   batch.drafts_apiece = std::max<std::size_t>(count, 1);
   const auto is_cut = [&](std::size_t needed) { return !settings.omits_proposals && needed > max_entries; };
-  if (pays_to_spread(wanted, num_threads, settings)) {
+  if (pays_to_spread(wanted, num_threads)) {
     batch.drafts_apiece = (count + static_cast<std::size_t>(num_threads) - 1) / static_cast<std::size_t>(num_threads);
     const std::size_t num_parts = (count + batch.drafts_apiece - 1) / batch.drafts_apiece;
     std::vector<std::size_t> needed(num_parts);

@@ -95,7 +95,7 @@ class TreeDraws {
       parent.price += kSiblingPrice;
       --parent.capacity;
       if (child.depth < shape_.max_depth && !is_drawn_[entry]) {
-        child.context = context_after(trie_, parent.context, token, options_.attention.has_value());
+        child.context = context_after(trie_, parent.context, token);
         child.capacity = child.context.order > 0 ? shape_.max_branches : 0;
       }
     }

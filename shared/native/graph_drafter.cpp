@@ -24,24 +24,12 @@ std::size_t draw_coupled(const Distributions& all, Distributions::Span q, std::u
 
 }  // namespace
 
-std::size_t draft_greedy(const Trie& trie, Context context, const std::optional<Attention>& attention,
-                         std::span<Token> tokens) {
-  Masses masses;
+std::size_t draft_greedy(const Trie& trie, Context context, std::span<Token> tokens) {
   std::size_t size = 0;
-  for (Token& token : tokens) {
-    if (context.order == 0) break;
-    if (attention) {
-      masses.read(trie, context, {.attention = attention});
-      const Token best = masses.argmax();
-      if (best < 0) break;
-      token = best;
-      context = trie.extend(context, token);
-    } else {
-      const std::int64_t child = trie.argmax_child(context, trie.children(context));
-      token = trie.level(context.order + 1).token(child);
-      context = trie.shift(context, child);
-    }
-    ++size;
+  for (; size < tokens.size() && context.order > 0; ++size) {
+    const std::int64_t child = trie.argmax_child(context, trie.children(context));
+    tokens[size] = trie.level(context.order + 1).token(child);
+    context = trie.shift(context, child);
   }
   return size;
 }
@@ -86,7 +74,7 @@ std::size_t draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const Di
       } else {
         out.resize(kept);
       }
-      draft.context = context_after(trie, draft.context, token, options.attention.has_value());
+      draft.context = context_after(trie, draft.context, token);
       trie.prefetch_record(draft.context);
       is_going = true;
     }

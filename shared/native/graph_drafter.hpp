@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -30,9 +29,8 @@ struct DrawnTreeShape {
 
 /// Draft the most probable successor again and again, of equals the lowest id; return how many.
 ///
-/// Without attention the longest known context decides, and its order is kept while the window slides.
-std::size_t draft_greedy(const Trie& trie, Context context, const std::optional<Attention>& attention,
-                         std::span<Token> tokens);
+/// The longest known context decides, and its order is kept while the window slides.
+std::size_t draft_greedy(const Trie& trie, Context context, std::span<Token> tokens);
 
 /// Draw a chain for every sequence, each token from the distribution q of its context; if it is coupled, by the noise
 /// that verifiers share.

@@ -64,38 +64,10 @@ class Trie:
         Return how much of a text is known, five numbers for each order; see ``graph/coverage.py``.
         """
 
-class SessionHistory:
-    """Tokens in order, the newest ones kept, with hash chains."""
-
-    def __init__(self, max_tokens: int, chain_lengths: _Sequence[int]) -> None:
-        """Keep at most so many tokens; lengths of the chains, longest first."""
-
-    def __len__(self) -> int: ...
-
-    def append(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-        """Add tokens; what is none matches nothing."""
-
-    def latest(self, num_tokens: int) -> numpy.typing.NDArray[numpy.int32]:
-        """
-        Return the newest tokens that are kept, oldest first, -1 between texts.
-        """
-
-    def matches(self) -> list[tuple[int, int, int, list[tuple[int, int]]]]:
-        """
-        Return what followed earlier positions that end as the history does, and those that do but for the last
-        token: (source, tokens that match, positions, (successor, how often)), longest first.
-        """
-
-    @property
-    def num_bytes(self) -> int: ...
-
 class TargetRows:
     """The target's own top tokens, by what they follow."""
 
     def __init__(self) -> None: ...
-
-    def put(self, contexts: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
-        """Take the latest rows after pairs of tokens, -1 for none."""
 
     def slots(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32]]:
         """
@@ -110,9 +82,6 @@ class TargetRows:
     @property
     def is_changed(self) -> bool:
         """Whether rows came since :meth:`slots`."""
-
-    @property
-    def num_bytes(self) -> int: ...
 
 ROW_WIDTH: int = 4
 
@@ -175,15 +144,6 @@ class Sequence:
         """
 
     @property
-    def context(self) -> tuple[int, int]:
-        """
-        (order, record) of the longest context at its end that the graph knows.
-        """
-
-    @property
-    def learns(self) -> bool: ...
-
-    @property
     def reliability(self) -> float:
         """Of the probabilities that its drafts were given, at most 1."""
 
@@ -194,7 +154,7 @@ class Sequence:
 class DraftSettings:
     """How to draft: strategy and siblings by their numbers on the wire."""
 
-    def __init__(self, *, strategy: int, sources: _Sequence[bool], is_calibrated: bool, max_depth: int, max_branches: int, min_path_probability: float, max_candidates: int, temperature: float, attention: _Sequence[float] | None, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
+    def __init__(self, *, strategy: int, sources: _Sequence[bool], max_depth: int, max_branches: int, min_path_probability: float, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
         """``sources``: session, corpus, skip-gram, learned, target rows."""
 
 class Drafter:
@@ -222,11 +182,6 @@ class Drafter:
         Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.
         """
 
-    def agrees(self, sequence: Sequence, position: int, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
-        """
-        Return whether these are a sequence's tokens from ``position`` on, as far as both are known.
-        """
-
     def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
         """
         Draft for a batch. Drafts end where another q may not fit into ``max_entries``.
@@ -237,14 +192,6 @@ class Drafter:
         Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are
         those of the first tokens drafted.
         """
-
-def uniform(seed: int, position: int, stream: int) -> float:
-    """
-    Return the number of ``random_stream.uniform``; all arguments modulo 2**64.
-    """
-
-def gumbel_noise(seed: int, position: int, token_id: int) -> float:
-    """Return the number of ``random_stream.gumbel_noise`` for one token."""
 
 def draw(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
     """Return the entry of a distribution at a quantile."""

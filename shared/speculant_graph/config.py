@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, ByteSize, Field, SecretStr
 
 from speculant_graph.config_base import Config
 from speculant_graph.config_generation import GenerationConfig as GenerationConfig
-from speculant_graph.types import CouplingName, MixingName, SourceName, SpecialTokensName, StrategyName
+from speculant_graph.types import CouplingName, SourceName, SpecialTokensName, StrategyName
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
@@ -51,8 +51,6 @@ class GraphConfig(Config):
     """Most memory a build may take, such as 2GB; corpora may be larger. Mapped files don't count."""
     jobs: Annotated[int, Field(ge=0, le=1_024)] = 0
     """Threads of a build; 0 takes one per core."""
-    engine: Literal["local", "ray"] = "local"
-    """What counts: threads of this process, or tasks of a Ray cluster that shares the output's folder."""
 
 
 class DraftConfig(Config):
@@ -70,9 +68,6 @@ class DraftConfig(Config):
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     """'sampling' draws from q to the power of 1 / temperature, normalised, and then capped: below 1 the most probable
     tokens more often, above 1 the others. What is drawn from is what is returned as q."""
-    mixing: MixingName = "longest"
-    """Distribution of 'greedy' and 'sampling': 'longest' takes that of the longest known context, 'attention' a
-    mixture of all known ones."""
     coupling: CouplingName = "none"
     """How 'sampling' draws chains: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token
     that the rules 'follow' and 'gumbel' choose by, which then agree more often. The distribution is the same."""

@@ -19,9 +19,6 @@ TokenId = int
 StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec", "model"]
 """How a draft is made (see :class:`~speculant_graph.config.DraftConfig`)."""
 
-MixingName = Literal["longest", "attention"]
-"""How the matched orders become one distribution of successors."""
-
 CouplingName = Literal["none", "gumbel"]
 """Whether ``sampling`` draws by numbers of its own, or by the noise that the rules ``follow`` and ``gumbel``
 choose by."""
@@ -194,7 +191,6 @@ class DraftOptions:
     max_branches: int | None = None
     min_path_probability: float = 0.0
     """Paths less probable than this are not drafted, where the strategy has probabilities."""
-    mixing: MixingName | None = None
     coupling: CouplingName | None = None
     siblings: SiblingsName = "none"
     """Whether ``sampling`` draws trees. Without the distributions q, which rules for trees need, it never does."""

@@ -189,11 +189,10 @@ class Noting:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixing", ["longest", "attention"])
 @pytest.mark.parametrize("rule", ["tree-wor", "tree-iid"])
-def test_joint_distribution_with_trees_of_the_real_drafter(rule, mixing):
+def test_joint_distribution_with_trees_of_the_real_drafter(rule):
     """The rule of a request is what makes its drafts trees; several steps make up what is compared."""
-    drafter = Noting(local_drafter(small_graph(), "sampling", 12, mixing=mixing, max_branches=3))
+    drafter = Noting(local_drafter(small_graph(), "sampling", 12, max_branches=3))
     outputs, accepted = outputs_of(rule, drafter, MANY, 7 * 10**6, max_tokens=8)
     assert sum(not draft.is_chain for draft in drafter.drafts) > 0.9 * len(drafter.drafts) > MANY
     assert all(len(draft.proposals) == len(draft) for draft in drafter.drafts)

@@ -17,7 +17,7 @@ from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, MixingName, SiblingsName
+from speculant_graph.types import Draft, SiblingsName
 from support import chain_reference as reference
 from support.damage import damaged
 from support.graphs import graph_of
@@ -31,7 +31,6 @@ configs = st.builds(
     DraftConfig,
     k=st.integers(0, 20),
     strategy=st.just("sampling"),
-    mixing=st.sampled_from(["longest", "attention"]),
     max_candidates=st.sampled_from([0, 0, 1, 2, 5]),
     max_branches=st.integers(1, 6),
     max_depth=st.integers(1, 6),
@@ -143,12 +142,11 @@ def p_value(drawn: Counter[tuple[int, int]], distribution: dict[tuple[int, int],
     return float(stats.chisquare(observed, np.array(expected) * (sum(observed) / sum(expected))).pvalue)
 
 
-@pytest.mark.parametrize("mixing", ["longest", "attention"])
-def test_siblings_have_the_exact_distribution(mixing: str) -> None:
+def test_siblings_have_the_exact_distribution() -> None:
     graph = skewed_graph()
     drawn: dict[SiblingsName, Counter[tuple[int, int]]] = {name: Counter() for name in DRAWN}
     below: dict[SiblingsName, Counter[tuple[int, int]]] = {name: Counter() for name in DRAWN}
-    generator = DraftGenerator(graph, DraftConfig(mixing=mixing))  # type: ignore[arg-type]
+    generator = DraftGenerator(graph, DraftConfig())
     for name in DRAWN:
         for seed in range(6_000):
             draft = generator.draft(
@@ -218,18 +216,15 @@ def test_a_tree_is_a_function_of_seed_and_position() -> None:
 
 
 @pytest.mark.parametrize("siblings", ["none", *DRAWN])
-@pytest.mark.parametrize("mixing", ["longest", "attention"])
 @pytest.mark.parametrize("most", [1, 7, 12, 13, 20, 40])
-def test_whether_a_node_is_there_is_decided_before_its_token_is_drawn(
-    siblings: SiblingsName, mixing: MixingName, most: int
-) -> None:
+def test_whether_a_node_is_there_is_decided_before_its_token_is_drawn(siblings: SiblingsName, most: int) -> None:
     """A limit that is reached by what was drawn must not take that away: what is left would be no draws from q."""
     wide = [token for other in range(4, 14) for token in (0, 1, other, 1)]  # 1 is followed by eleven tokens
     narrow = [token for _ in range(10) for token in (0, 2, 3, 3)]  # 2 and 3 by two
     drafter = SessionDrafter(graph_of([wide + narrow], 1, VOCABULARY_SIZE), DraftConfig(strategy="sampling"))
     drafter.open(1)
     drafter.accept(1, [0])
-    options = DraftOptions(siblings=siblings, mixing=mixing, max_branches=3)
+    options = DraftOptions(siblings=siblings, max_branches=3)
     follows: dict[tuple[tuple[int, int], ...], set[int | None]] = {}
     shapes, firsts = set(), Counter[int]()
     for seed in range(400):
@@ -276,8 +271,8 @@ def test_without_q_nothing_but_chains_is_drawn() -> None:
 
 def draft_everywhere(graph: NgramGraph) -> None:
     """Draw trees in all ways from a graph that is damaged."""
-    for mixing, siblings, cap in itertools.product(("longest", "attention"), DRAWN, (0, 2)):
-        config = DraftConfig(mixing=mixing, k=9, max_branches=3, max_candidates=cap)  # type: ignore[arg-type]
+    for siblings, cap in itertools.product(DRAWN, (0, 2)):
+        config = DraftConfig(k=9, max_branches=3, max_candidates=cap)
         for context in itertools.product(range(-1, 7, 2), repeat=2):
             draft = draft_of(graph, config, list(context), siblings, 1)
             for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=True):

@@ -22,12 +22,12 @@ from support.server import LiveServer, serving
 VOCABULARY_SIZE = 50
 CURVE = CostCurve((1, 4, 16), (1.0, 1.25, 6.0))  # exact in the single precision of the wire
 SIDECAR: dict[str, Any] = {
-    "strategy": "specexec", "max_candidates": 2, "temperature": 3.0, "mixing": "attention", "coupling": "gumbel",
+    "strategy": "specexec", "max_candidates": 2, "temperature": 3.0, "coupling": "gumbel",
     "sources": ["session"], "max_depth": 2, "max_branches": 2,
 }  # fmt: skip
 """A sidecar that wants everything otherwise."""
 EVERYTHING: dict[str, Any] = {
-    "max_candidates": 0, "temperature": 0.6, "mixing": "longest", "coupling": "none",
+    "max_candidates": 0, "temperature": 0.6, "coupling": "none",
     "sources": ["corpus", "recycled"],
     "max_depth": 9, "max_branches": 64,
 }  # fmt: skip
@@ -35,7 +35,6 @@ EVERYTHING: dict[str, Any] = {
 WORKLOADS: dict[str, dict[str, Any]] = {
     "max_candidates": {"strategy": "sampling"},
     "temperature": {"strategy": "sampling"},
-    "mixing": {"strategy": "sampling"},
     "coupling": {"strategy": "sampling"},
     "sources": {"strategy": "tree"},
     "max_depth": {"strategy": "specexec"},
@@ -120,8 +119,6 @@ def test_a_requested_option_is_served(server: LiveServer, small_graph: NgramGrap
     """Whatever is left open is the sidecar's, what is set is the client's."""
     workload = WORKLOADS[name]
     requested = workload | {name: EVERYTHING[name]}
-    if name == "mixing":
-        requested |= {"temperature": 1.0}
     served = over_the_wire(server, DraftConfig.model_validate(requested))
     assert served == in_process(small_graph, as_the_sidecar(requested))
     # The control: without the option there would be other drafts.

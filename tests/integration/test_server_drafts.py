@@ -188,7 +188,6 @@ OPTIONS = [
     {"min_path_probability": 0.2},
     {"omit_proposals": True},
     {"max_depth": 2, "max_branches": 2},
-    {"mixing": "attention"},
     {"siblings": "without-replacement", "temperature": 0.3, "max_candidates": 3},
     {"siblings": "independent"},
     {"siblings": "independent", "omit_proposals": True},
@@ -219,7 +218,6 @@ def test_options_are_those_of_the_drafter(server: LiveServer, small_graph: Ngram
     ("fields", "code", "said"),
     [
         ({"strategy": 99}, "UNIMPLEMENTED", "greedy, sampling, adaptive, tree, specexec"),
-        ({"mixing": 9}, "UNIMPLEMENTED", "mixing"),
         ({"coupling": 9}, "UNIMPLEMENTED", "coupling"),
         ({"siblings": 9}, "UNIMPLEMENTED", "siblings"),
         ({"sources": 16}, "UNIMPLEMENTED", "sources"),

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from speculant_graph.config import DraftConfig
-from speculant_graph.random_stream import PROPOSAL_STREAM, TREE_STREAM, uniform
+from speculant_graph.random_stream import TREE_STREAM, uniform
 from speculant_graph.types import SiblingsName
-from support.oracle import OracleGraph, draw, draw_coupled, normalised, tempered
+from support.oracle import OracleGraph, draw
 
 SIBLING_PRICE = 2
 """What a further child of a node costs, where a first one costs 1."""
@@ -42,28 +39,10 @@ def draft_chain(
     graph: OracleGraph, config: DraftConfig, context: Sequence[int], seed: int = 0
 ) -> tuple[list[int], list[Distribution]]:
     """Draft by ``greedy`` or ``sampling``; return the tokens, and q of each where it was drawn."""
-    if config.mixing == "longest":
-        draft_tokens, distributions = graph.draft(
-            context, config.k, config.strategy, seed, config.max_candidates, config.coupling, config.temperature
-        )
-        return draft_tokens, distributions if config.strategy == "sampling" else []
-    draft_tokens, distributions = [], []
-    sequence = list(context)
-    while len(draft_tokens) < config.k:
-        mixture = attention_mixture(graph, config, sequence)
-        if not mixture:
-            break
-        if config.strategy == "greedy":
-            next_token = min(mixture, key=lambda token: (-mixture[token], token))
-        else:
-            distributions.append(capped(mixture, config.max_candidates, config.temperature))
-            if config.coupling == "gumbel":
-                next_token = draw_coupled(distributions[-1], seed, len(sequence))
-            else:
-                next_token = draw(distributions[-1], uniform(seed, len(sequence), PROPOSAL_STREAM))
-        draft_tokens.append(next_token)
-        sequence.append(next_token)
-    return draft_tokens, distributions
+    draft_tokens, distributions = graph.draft(
+        context, config.k, config.strategy, seed, config.max_candidates, config.coupling, config.temperature
+    )
+    return draft_tokens, distributions if config.strategy == "sampling" else []
 
 
 def draft_sampled_tree(
@@ -96,48 +75,10 @@ def draft_sampled_tree(
 
 def successors(graph: OracleGraph, config: DraftConfig, node: DrawnNode) -> tuple[int, Distribution]:
     """Return q at a node, and the order of the context that it is of; nothing if no context is known."""
-    if config.mixing == "attention":
-        mixture = attention_mixture(graph, config, node.sequence)
-        return 0, capped(mixture, config.max_candidates, config.temperature) if mixture else {}
     window = tuple(node.sequence[-node.order :]) if node.order else ()
     if window not in graph.context_index:
         window = graph.longest_context(node.sequence) or ()
     return len(window), graph.distribution(window, config.max_candidates, config.temperature) if window else {}
-
-
-def attention_mixture(graph: OracleGraph, config: DraftConfig, sequence: Sequence[int]) -> Distribution:
-    """Mix the successors of all known ends of a sequence by the softmax of their scores; empty if none is known."""
-    ends = [tuple(sequence[-order:]) for order in range(min(graph.max_order, len(sequence)), 0, -1)]
-    known = [end for end in ends if end in graph.context_index]
-    scores = [
-        len(end)
-        + 0.25 * math.log(1 + graph.ngram_counts[end])
-        - 0.5 * entropy([count for _, count in sorted(graph.context_index[end].items())])
-        for end in known
-    ]
-    weights = [math.exp(score - max(scores)) for score in scores]
-    normaliser = added(weights)
-    mixture: Distribution = {}
-    for end, weight in zip(known, weights, strict=True):
-        successors = graph.context_index[end]
-        for token, count in successors.items():
-            share = weight / normaliser * (count / successors.total())
-            mixture[token] = mixture.get(token, 0.0) + share
-    return dict(sorted(mixture.items()))
-
-
-def entropy(counts: Sequence[int]) -> float:
-    """Return the entropy in nats of a distribution: the mean of -ln(count / total)."""
-    total = sum(counts)
-    return math.log(total) - added(count * math.log(count) for count in counts) / total
-
-
-def capped(mixture: Distribution, max_candidates: int, temperature: float = 1.0) -> Distribution:
-    """Return q as float32 values: the most probable tokens, of equals the lowest ids, renormalised."""
-    if temperature != 1.0 or 0 < max_candidates < len(mixture):
-        return normalised(tempered(mixture, temperature), max_candidates)
-    rounded = {token: float(np.float32(probability)) for token, probability in mixture.items()}
-    return {token: probability for token, probability in rounded.items() if probability > 0.0}
 
 
 def added(numbers: Iterable[float]) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.options import DraftOptions
@@ -27,11 +25,6 @@ def draft_of(
 ) -> Draft:
     (draft,) = drafter.draft([DraftRequest(number, budget, seed, DraftOptions(strategy))])
     return draft
-
-
-def agrees(drafter: SessionDrafter, number: int, position: int, token_ids: Sequence[int]) -> bool:
-    """Return whether a sequence's tokens from a position on are these, as far as both are known."""
-    return drafter.core.agrees(drafter._find(number), position, np.array(token_ids, np.int64))
 
 
 def started(drafter: SessionDrafter, number: int, prompt: Sequence[int], **settings: Any) -> Draft:

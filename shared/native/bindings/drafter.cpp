@@ -64,28 +64,25 @@ void bind_settings(nb::module_& module) {
                             "How to draft: strategy and siblings by their numbers on the wire.")
       .def(
           "__init__",
-          [](DraftSettings* self, int strategy, const std::array<bool, kNumSources>& sources, bool is_calibrated,
-             int max_depth, int max_branches, double min_path_probability, std::int64_t max_candidates,
-             double temperature, const std::optional<std::array<double, 4>>& attention, bool is_coupled, int siblings,
-             bool omits_proposals) {
+          [](DraftSettings* self, int strategy, const std::array<bool, kNumSources>& sources, int max_depth,
+             int max_branches, double min_path_probability, std::int64_t max_candidates, double temperature,
+             bool is_coupled, int siblings, bool omits_proposals) {
             if (strategy < 1 || strategy > 6 || strategy == 5 || siblings < 0 || siblings > 2) {
               throw RequestError("no such strategy, or no such siblings");
             }
-            std::optional<Attention> weights;
-            if (attention) weights = {(*attention)[0], (*attention)[1], (*attention)[2], (*attention)[3]};
             new (self) DraftSettings{static_cast<Strategy>(strategy),
-                                     {sources, is_calibrated},
+                                     {sources, static_cast<Strategy>(strategy) > Strategy::kSampling},
                                      max_depth,
                                      max_branches,
                                      min_path_probability,
-                                     {max_candidates, temperature, weights},
+                                     {max_candidates, temperature},
                                      is_coupled,
                                      static_cast<Siblings>(siblings),
                                      omits_proposals};
           },
-          nb::kw_only(), "strategy"_a, "sources"_a, "is_calibrated"_a, "max_depth"_a, "max_branches"_a,
-          "min_path_probability"_a, "max_candidates"_a, "temperature"_a, "attention"_a.none(), "is_coupled"_a,
-          "siblings"_a, "omits_proposals"_a, "``sources``: session, corpus, skip-gram, learned, target rows.");
+          nb::kw_only(), "strategy"_a, "sources"_a, "max_depth"_a, "max_branches"_a, "min_path_probability"_a,
+          "max_candidates"_a, "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
+          "``sources``: session, corpus, skip-gram, learned, target rows.");
 }
 
 }  // namespace
@@ -129,14 +126,6 @@ void bind_drafter(nb::module_& module) {
           },
           "sequence"_a, "nodes"_a, "rows"_a,
           "Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.")
-      .def(
-          "agrees",
-          [](const Drafter& self, const Sequence& sequence, std::int64_t position, const Ids& ids) {
-            return exclusively(
-                [&] { return sequence.agrees(position, tokens_of(as_span(ids), self.vocabulary_size)); });
-          },
-          "sequence"_a, "position"_a, "token_ids"_a,
-          "Return whether these are a sequence's tokens from ``position`` on, as far as both are known.")
       .def(
           "draft",
           [](Drafter& self, const std::vector<Sequence*>& sequences, const std::vector<int>& budgets,

@@ -1,21 +1,12 @@
-// The numbers that draws are made by, and the draws themselves: tests hold them against their definitions.
+// Draws from a distribution, as the drafts of a draft model are made by.
 #include "arrays.hpp"
 #include "distribution.hpp"
-#include "random_stream.hpp"
 
 namespace speculant {
 
 using namespace nb::literals;
 
 void bind_draws(nb::module_& module) {
-  module.def("uniform", &uniform, "seed"_a, "position"_a, "stream"_a,
-             "Return the number of ``random_stream.uniform``; all arguments modulo 2**64.");
-  module.def(
-      "gumbel_noise",
-      [](std::uint64_t seed, std::uint64_t position, std::uint64_t token_id) {
-        return gumbel_noise(noise_word(noise_key(seed, position), token_id));
-      },
-      "seed"_a, "position"_a, "token_id"_a, "Return the number of ``random_stream.gumbel_noise`` for one token.");
   module.def(
       "draw",
       [](const Vector<const float>& probabilities, double quantile) {

@@ -132,7 +132,7 @@ void bind_graph(nb::module_& module) {
           "draft_greedy",
           [](const GraphView& self, const Ids& ids, std::size_t k) {
             std::vector<Token> tokens(k);
-            tokens.resize(draft_greedy(self.trie, self.trie.match(tokens_of(self, ids)), {}, tokens));
+            tokens.resize(draft_greedy(self.trie, self.trie.match(tokens_of(self, ids)), tokens));
             return tokens;
           },
           "token_ids"_a, "k"_a, "Return up to k most frequent successors in a row, of the longest known context.")

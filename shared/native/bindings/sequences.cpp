@@ -1,4 +1,4 @@
-// Histories, target rows, memories, calibrations and sequences: what drafts are made from beside the graph.
+// Target rows, memories, calibrations and sequences: what drafts are made from beside the graph.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -12,77 +12,10 @@ namespace {
 
 using namespace nb::literals;
 
-/// All contexts of a history's end, as a sequence would find them.
-MatchedContexts matches_of(const SessionHistory& history) {
-  const Trie no_graph;
-  const SessionHistory nothing_learned(1, {4, 2});
-  const TargetRows no_rows;
-  const Sources sources{no_graph, history, nothing_learned, no_rows, {true, false, true, false, false}};
-  Calibration lenient;  // passes nearly all on, so that shorter contexts are looked for, too
-  for (auto& weight : lenient.weights) weight = {1e12, 1e12};
-  Window window;
-  history.fill(window);
-  return ContextCollector().collect(sources, lenient, window.data() + kMaxMatch, {});
-}
-
-void bind_histories(nb::module_& module) {
-  nb::class_<SessionHistory>(module, "SessionHistory", "Tokens in order, the newest ones kept, with hash chains.")
-      .def(nb::init<std::int64_t, const std::array<int, kNumChains>&>(), "max_tokens"_a, "chain_lengths"_a,
-           "Keep at most so many tokens; lengths of the chains, longest first.")
-      .def("__len__", [](const SessionHistory& self) { return exclusively([&] { return self.size(); }); })
-      .def(
-          "append",
-          [](SessionHistory& self, const Ids& ids) {
-            exclusively([&] { self.append(tokens_of(as_span(ids), kMaxVocabulary)); });
-          },
-          "token_ids"_a, "Add tokens; what is none matches nothing.")
-      .def(
-          "latest",
-          [](const SessionHistory& self, std::int64_t num_tokens) {
-            return as_array(exclusively([&] { return self.latest(num_tokens); }));
-          },
-          "num_tokens"_a, nb::sig("def latest(self, num_tokens: int) -> numpy.typing.NDArray[numpy.int32]"),
-          "Return the newest tokens that are kept, oldest first, -1 between texts.")
-      .def(
-          "matches",
-          [](const SessionHistory& self) {
-            const MatchedContexts found = exclusively([&] { return matches_of(self); });
-            nb::list contexts;
-            for (const MatchedContext& each : found.contexts) {
-              nb::list successors;
-              for (const Successor& every : found.of(each)) successors.append(nb::make_tuple(every.token, every.count));
-              contexts.append(nb::make_tuple(static_cast<int>(each.source), each.length, each.total, successors));
-            }
-            return contexts;
-          },
-          nb::sig("def matches(self) -> list[tuple[int, int, int, list[tuple[int, int]]]]"),
-          "Return what followed earlier positions that end as the history does, and those that do but for the last\n"
-          "token: (source, tokens that match, positions, (successor, how often)), longest first.")
-      .def_prop_ro("num_bytes",
-                   [](const SessionHistory& self) { return exclusively([&] { return self.num_bytes(); }); });
-}
-
 void bind_rows(nb::module_& module) {
   using Slot = TargetRows::Slot;
   nb::class_<TargetRows>(module, "TargetRows", "The target's own top tokens, by what they follow.")
       .def(nb::init<>())
-      .def(
-          "put",
-          [](TargetRows& self, const Table<const std::int64_t>& contexts, const Table<const std::int64_t>& rows) {
-            if (contexts.shape(0) != rows.shape(0) || contexts.shape(1) != 2) {
-              throw RequestError("give two tokens and one row for each");
-            }
-            exclusively([&] {
-              for (std::size_t index = 0; index < rows.shape(0); ++index) {
-                std::vector<Token> row;
-                for (std::size_t rank = 0; rank < rows.shape(1); ++rank) {
-                  row.push_back(static_cast<Token>(rows(index, rank)));
-                }
-                self.put(static_cast<Token>(contexts(index, 0)), static_cast<Token>(contexts(index, 1)), row);
-              }
-            });
-          },
-          "contexts"_a, "rows"_a, "Take the latest rows after pairs of tokens, -1 for none.")
       .def(
           "slots",
           [](TargetRows& self) {
@@ -123,8 +56,7 @@ void bind_rows(nb::module_& module) {
           "slots"_a, "keys"_a, "rows"_a, "Fill slots as :meth:`slots` returned them. IndexError where there is none.")
       .def_prop_ro(
           "is_changed", [](const TargetRows& self) { return self.is_changed; },
-          "Whether rows came since :meth:`slots`.")
-      .def_prop_ro("num_bytes", [](const TargetRows& self) { return exclusively([&] { return self.num_bytes(); }); });
+          "Whether rows came since :meth:`slots`.");
   module.attr("ROW_WIDTH") = kRowWidth;
   module.attr("ROW_DEPTH") = kRowDepth;
 }
@@ -149,7 +81,6 @@ void bind_calibration(nb::module_& module) {
 }  // namespace
 
 void bind_sequences(nb::module_& module) {
-  bind_histories(module);
   bind_rows(module);
   bind_calibration(module);
   nb::class_<LearnedMemory>(module, "LearnedMemory", "What one tenant's sequences accepted.")
@@ -176,14 +107,6 @@ void bind_sequences(nb::module_& module) {
           nb::sig("def finish(self) -> numpy.typing.NDArray[numpy.int32]"),
           "End: add what followed the prompt, after the prompt's last tokens, to the memory if later sequences may\n"
           "learn from it, and return it.")
-      .def_prop_ro(
-          "context",
-          [](const Sequence& self) {
-            const Context context = exclusively([&] { return self.context; });
-            return std::pair{context.order, context.node};
-          },
-          "(order, record) of the longest context at its end that the graph knows.")
-      .def_prop_ro("learns", [](const Sequence& self) { return self.learns; })
       .def_prop_ro(
           "reliability", [](const Sequence& self) { return exclusively([&] { return self.reliability; }); },
           "Of the probabilities that its drafts were given, at most 1.")

@@ -24,7 +24,7 @@ class DraftGenerator:
 
         Args:
             graph: what to draft from.
-            config: mixing, and defaults of :meth:`generate`.
+            config: how to draft, and defaults of :meth:`generate`.
             tokenizer: tokenises prompts that are text, as the verifier does; otherwise the graph's own is loaded by
                 name when needed.
 
@@ -47,7 +47,7 @@ class DraftGenerator:
 
         Args:
             path: the file.
-            config: mixing, and defaults of :meth:`generate`.
+            config: how to draft, and defaults of :meth:`generate`.
             hf_token: access token, if the graph's tokenizer is a gated one on the hub.
 
         Raises:
@@ -93,9 +93,8 @@ class DraftGenerator:
         """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
 
         For ``greedy`` and ``sampling`` the longest context that is known decides. Its order is kept while the window
-        slides, until the window is unknown; then the longest known context is searched again. If the configured mixing
-        is ``attention``, all known contexts decide together, and are matched anew after every token. The others draft
-        from ``context`` itself, too.
+        slides, until the window is unknown; then the longest known context is searched again. The others draft from
+        ``context`` itself, too.
 
         Args:
             context: at least the last N tokens of the sequence, or all of them if there are fewer.

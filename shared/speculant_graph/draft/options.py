@@ -23,9 +23,6 @@ NEED_GRAPH: tuple[StrategyName, ...] = ("greedy", "sampling")
 
 REQUEST_OPTIONS = tuple(each.name for each in fields(DraftOptions) if each.name in DraftConfig.model_fields)
 """Settings that a request may choose."""
-ATTENTION = (1.0, 0.25, 0.5, 1.0)
-"""Mixing by attention: a context's score is the first times its order, plus the second times ln(1 + its count), minus
-the third times the entropy of its successors in nats; the scores are divided by the fourth before the softmax."""
 _SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independent")
 
 
@@ -77,8 +74,6 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
             "learned" in config.sources and config.max_learned_tokens > 0,
             "recycled" in config.sources,
         ),
-        attention=None if config.mixing == "longest" else ATTENTION,
-        is_calibrated=config.strategy in CALIBRATED,
         max_depth=config.max_depth,
         max_branches=config.max_branches,
         min_path_probability=options.min_path_probability,

@@ -68,7 +68,7 @@ class GraphLookUp:
         whole = self._token_ids(question)
         token_ids = whole[-MAX_TOKENS:]
         strategy = question.strategy or self._draft.strategy
-        blend = question.blend or ("calibrated" if strategy in CALIBRATED else self._draft.mixing)
+        blend = question.blend or ("calibrated" if strategy in CALIBRATED else "longest")
         match = self._graph.match(token_ids[-self._graph.max_order :])
         return {
             "token_ids": token_ids,
@@ -134,7 +134,7 @@ class GraphLookUp:
             pairs = list(zip(draft.token_ids, draft.path_probabilities, strict=True))
             num_different = None
         else:
-            options = DraftOptions("sampling", mixing=blend, temperature=1.0)
+            options = DraftOptions("sampling", temperature=1.0)
             chain = self._from_contexts(token_ids, len(token_ids), 1, 0, options)
             pairs, num_different = [], 0
             if chain.proposals:

@@ -13,8 +13,8 @@ from speculant_graph.validation_messages import humanise
 MAX_CHARACTERS, MAX_TOKENS = 20_000, 4_096
 MAX_SUCCESSORS, MAX_BUDGET = 100, 64
 
-BlendName = Literal["longest", "attention", "calibrated"]
-"""How all orders become one distribution: as ``draft.mixing`` sets it for chains, or as calibrated strategies do."""
+BlendName = Literal["longest", "calibrated"]
+"""How all orders become one distribution: the longest known one alone, or as calibrated strategies do it."""
 
 _LONGEST_NAME = 40
 

@@ -143,7 +143,6 @@ OPTIONS = st.builds(
     max_branches=st.sampled_from([None, 1, 2]),
     min_path_probability=st.sampled_from([0.0, 0.0, 0.25]),
     temperature=st.sampled_from([None, 0.5]),
-    mixing=st.sampled_from([None, None, "attention"]),
     coupling=st.sampled_from([None, "none", "gumbel"]),
     siblings=st.sampled_from(["none", "without-replacement", "independent"]),
     sources=st.sampled_from([None, frozenset(["session"]), frozenset(["corpus", "recycled"])]),
@@ -210,7 +209,7 @@ def test_drafts_end_where_an_answer_would_be_too_large(tight_pair: Pair) -> None
     for seed, budget in itertools.product(range(5), range(1, 31)):
         tight_pair.begin()
         tight_pair.open(1)
-        options = DraftOptions("sampling", mixing="attention")
+        options = DraftOptions("sampling")
         request = StepRequest((SequenceRequest(tuple(CORPUS[:9]), 1, 0, budget, seed),), options)
         answer = tight_pair.send(convert.encode_step(None, request))
         assert answer is not None
@@ -376,7 +375,6 @@ def test_delays_are_told(graph_path: Path) -> None:
         ({"context_lengths": [0] * 6}, DraftLimitError, "at most 5"),
         ({"context_lengths": [0], "node_budgets": [65]}, DraftLimitError, "65 nodes asked for; ask for at most 64"),
         ({"options": {"strategy": 99}}, UnservedRequestError, "99"),
-        ({"options": {"mixing": 9}}, UnservedRequestError, "mixing 9"),
         ({"options": {"sources": 16}}, UnservedRequestError, "source"),
         ({"options": {"max_depth": 256}}, DraftRequestError, "max_depth"),
         ({"options": {"min_path_probability": float("nan")}}, DraftRequestError, "min_path_probability"),

@@ -16,7 +16,7 @@ from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft
 from support.graphs import graph_of
-from support.sessions import agrees, drafter_of, values_of
+from support.sessions import drafter_of, values_of
 
 VOCABULARY_SIZE = 12
 CORPUS = [(index * index + index // 3) % VOCABULARY_SIZE for index in range(700)]
@@ -40,7 +40,6 @@ def drafter(graph: NgramGraph) -> SessionDrafter:
         strategy=st.sampled_from(["greedy", "sampling", "sampling", "sampling", "tree", "adaptive"]),
         max_candidates=st.none() | st.integers(0, 3),
         omit_proposals=st.booleans(),
-        mixing=st.sampled_from([None, "longest", "attention"]),
         coupling=st.sampled_from([None, "none", "gumbel"]),
         siblings=st.sampled_from(["none", "without-replacement", "independent"]),
         max_depth=st.none() | st.integers(1, 4),
@@ -77,12 +76,11 @@ def test_batches_are_drafts_one_by_one(
 @given(
     sequences=SEQUENCES,
     strategy=st.sampled_from(["greedy", "sampling", "tree", "specexec"]),
-    mixing=st.sampled_from(["longest", "attention"]),
 )
 def test_contexts_are_drafted_as_sequences_that_just_began(
-    drafter: SessionDrafter, sequences: list[list[int]], strategy: Any, mixing: Any
+    drafter: SessionDrafter, sequences: list[list[int]], strategy: Any
 ) -> None:
-    options = DraftOptions(strategy, mixing=mixing)
+    options = DraftOptions(strategy)
     session_ids = list(range(1, len(sequences) + 1))
     contexts = [np.array(tokens, np.int64) for tokens in sequences]
     for session_id, context in zip(session_ids, contexts, strict=True):
@@ -127,11 +125,10 @@ def test_distributions_are_limited(drafter: SessionDrafter) -> None:
         DraftOptions("tree"),
         DraftOptions("adaptive"),
         DraftOptions("greedy"),
-        DraftOptions("greedy", mixing="attention"),
         DraftOptions("sampling"),
         DraftOptions("sampling", omit_proposals=True),
         DraftOptions("sampling", siblings="without-replacement"),
-        DraftOptions("sampling", siblings="independent", mixing="attention"),
+        DraftOptions("sampling", siblings="independent"),
     ],
     ids=repr,
 )
@@ -167,50 +164,6 @@ def test_a_process_that_was_forked_drafts_on_threads_of_its_own(graph: NgramGrap
     if child == 0:
         os._exit(0 if tokens_of(drafter.draft_batch(*arguments)) == expected else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_rows_of_a_draft_out_of_a_batch_are_learned(graph: NgramGraph) -> None:
-    first, second = drafter_of(graph), drafter_of(graph)
-    for drafter, batched in ((first, True), (second, False)):
-        drafter.open(1)
-        drafter.accept(1, CORPUS[:20])
-        if batched:
-            drafter.draft_batch([1], [4], [0], DraftOptions("greedy"))
-        else:
-            drafter.draft([DraftRequest(1, 4, options=DraftOptions("greedy"))])
-        drafter.recycle(1, [0, 2], np.array([[3, 4], [5, 6]]))
-        drafter.accept(1, CORPUS[20:22])
-    assert values_of(first.draft([DraftRequest(1, 6)])[0]) == values_of(second.draft([DraftRequest(1, 6)])[0])
-
-
-@given(
-    tokens=st.lists(st.integers(-1, VOCABULARY_SIZE + 1), max_size=20),
-    position=st.integers(0, 20),
-    size=st.integers(0, 25),
-    changed=st.none() | st.integers(0, 24),
-)
-def test_overlaps_are_compared(
-    drafter: SessionDrafter, tokens: list[int], position: int, size: int, changed: int | None
-) -> None:
-    position = min(position, len(tokens))
-    drafter.open(7)
-    drafter.accept(7, tokens)
-    sent = np.array([*tokens[position:], *[3] * size][:size], np.int64)
-    differs = changed is not None and changed < min(len(sent), len(tokens) - position)
-    if changed is not None and differs:
-        sent[changed] = 0 if sent[changed] != 0 else 1
-    is_same = agrees(drafter, 7, position, sent)
-    drafter.close(7)
-    assert is_same != differs
-
-
-def test_forgotten_tokens_agree_with_all(graph: NgramGraph) -> None:
-    drafter = drafter_of(graph, max_session_tokens=256)
-    drafter.open(1)
-    drafter.accept(1, [1] * 600)
-    assert agrees(drafter, 1, 0, [9] * 300)
-    assert not agrees(drafter, 1, 590, [9] * 5)
-    assert not agrees(drafter, 1, 0, [9] * 600)
 
 
 def test_nothing_is_a_batch_too(drafter: SessionDrafter) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,28 +92,6 @@ def test_every_strategy_of_ngrams() -> None:
         generator.generate([1], strategy="best")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="strategy model needs a draft model"):
         generator.generate([1], strategy="model")
-
-
-def test_attention_mixes_all_known_contexts() -> None:
-    # A half of the words after 1 are 3, but the longest context (5, 1) has only been before 2.
-    stream = [5, 1, 2, *[6, 1, 3] * 9]
-    config = DraftConfig(mixing="attention", strategy="sampling")
-    (proposal,) = generator_of(stream, max_order=2, config=config).generate([5, 1], k=1).proposals
-    short = math.exp(1 + 0.25 * math.log(11) + 0.5 * (0.1 * math.log(0.1) + 0.9 * math.log(0.9)))
-    long = math.exp(2 + 0.25 * math.log(2))
-    assert proposal.token_ids.tolist() == [2, 3]
-    assert proposal.probabilities.tolist() == pytest.approx(
-        [(long + 0.1 * short) / (long + short), 0.9 * short / (long + short)]
-    )
-
-
-def test_attention_drops_to_what_is_known_and_ends_where_nothing_is() -> None:
-    config = DraftConfig(mixing="attention", k=6)
-    generator = generator_of([1, 2, 3], config=config)
-    assert generator.generate([1]) == Draft(token_ids=(2, 3), parents=(0, 1), terminated_early=True)
-    assert generator.generate([9, 9, 1], k=1).token_ids == (2,)
-    for prompt in ([], [50], [1, 50], [1, -1], [1, 2**40]):
-        assert generator.generate(prompt, k=4) == Draft(terminated_early=True)
 
 
 def test_text_prompts_use_the_graph_s_tokenizer(

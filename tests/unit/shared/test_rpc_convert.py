@@ -72,7 +72,6 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
         min_path_probability=st.floats(0, 1, width=32),
         temperature=st.none() | st.floats(0.01, 100),
         sources=st.none() | st.frozensets(st.sampled_from(["corpus", "session", "learned", "recycled"]), min_size=1),
-        mixing=st.sampled_from([None, "longest", "attention"]),
         coupling=st.sampled_from([None, "none", "gumbel"]),
         siblings=st.sampled_from(["none", "without-replacement", "independent"]),
     )

@@ -21,7 +21,7 @@ def draft_on(graph: NgramGraph) -> None:
     drafter.open(1, learn=True)
     drafter.accept(1, TEXT[:100])
     for position in range(100, 500, 2):
-        draft = draft_of(drafter, 1, 8, STRATEGIES[position // 2 % len(STRATEGIES)])
+        draft = draft_of(drafter, 1, 8, [*STRATEGIES][position // 2 % len(STRATEGIES)])
         assert all(0 <= token_id < 2**21 for token_id in draft.token_ids)
         assert all(0.0 <= probability <= 1.0 for probability in draft.path_probabilities)
         drafter.accept(1, TEXT[position : position + 2])

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from speculant_graph.errors import DraftRequestError, UnservedRequestError
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import CouplingName, DraftOptions, MixingName, SiblingsName, SourceName, StrategyName
+from speculant_graph.types import CouplingName, DraftOptions, SiblingsName, SourceName, StrategyName
 
 
 def _numbers(names: Any, enum: Any, prefix: str) -> dict[Any, int]:
@@ -22,7 +22,6 @@ def _numbers(names: Any, enum: Any, prefix: str) -> dict[Any, int]:
 
 _NUMBERS: dict[str, dict[Any, int]] = {
     "strategy": _numbers(StrategyName, pb.Strategy, "STRATEGY_"),
-    "mixing": _numbers(MixingName, pb.Mixing, "MIXING_"),
     "coupling": _numbers(CouplingName, pb.Coupling, "COUPLING_"),
     "siblings": {"none": pb.SIBLINGS_UNSPECIFIED} | _numbers(SiblingsName, pb.Siblings, "SIBLINGS_"),
 }

@@ -19,12 +19,6 @@ class Strategy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STRATEGY_TREE: _ClassVar[Strategy]
     STRATEGY_SPECEXEC: _ClassVar[Strategy]
 
-class Mixing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    MIXING_UNSPECIFIED: _ClassVar[Mixing]
-    MIXING_LONGEST: _ClassVar[Mixing]
-    MIXING_ATTENTION: _ClassVar[Mixing]
-
 class Coupling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     COUPLING_UNSPECIFIED: _ClassVar[Coupling]
@@ -58,9 +52,6 @@ STRATEGY_SAMPLING: Strategy
 STRATEGY_ADAPTIVE: Strategy
 STRATEGY_TREE: Strategy
 STRATEGY_SPECEXEC: Strategy
-MIXING_UNSPECIFIED: Mixing
-MIXING_LONGEST: Mixing
-MIXING_ATTENTION: Mixing
 COUPLING_UNSPECIFIED: Coupling
 COUPLING_NONE: Coupling
 COUPLING_GUMBEL: Coupling
@@ -79,13 +70,12 @@ SEQUENCE_STATUS_OUT_OF_SYNC: SequenceStatus
 SEQUENCE_STATUS_INVALID_TOKEN: SequenceStatus
 
 class StrategyOptions(_message.Message):
-    __slots__ = ("strategy", "max_depth", "max_branches", "min_path_probability", "max_candidates", "mixing", "sources", "omit_proposals", "coupling", "siblings", "temperature")
+    __slots__ = ("strategy", "max_depth", "max_branches", "min_path_probability", "max_candidates", "sources", "omit_proposals", "coupling", "siblings", "temperature")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
     MIN_PATH_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     MAX_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
-    MIXING_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     OMIT_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     COUPLING_FIELD_NUMBER: _ClassVar[int]
@@ -96,13 +86,12 @@ class StrategyOptions(_message.Message):
     max_branches: int
     min_path_probability: float
     max_candidates: int
-    mixing: Mixing
     sources: int
     omit_proposals: bool
     coupling: Coupling
     siblings: Siblings
     temperature: float
-    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., max_candidates: _Optional[int] = ..., mixing: _Optional[_Union[Mixing, str]] = ..., sources: _Optional[int] = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ...) -> None: ...
+    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., max_candidates: _Optional[int] = ..., sources: _Optional[int] = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("graph", "session_ids", "positions", "context_lengths", "context_tokens", "node_budgets", "options", "seeds", "feedback_draft_ids", "feedback_row_counts", "feedback_nodes", "feedback_width", "feedback_tokens")

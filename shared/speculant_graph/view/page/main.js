@@ -152,8 +152,7 @@ function drawSuccessors() {
 }
 
 const BLENDS = {
-  longest: "What followed the longest known context, shorter ones aside. Greedy and sampling draft from it, unless draft.mixing says otherwise.",
-  attention: "All known contexts, weighted by order, count and entropy. Greedy and sampling draft from it if draft.mixing is attention.",
+  longest: "What followed the longest known context, shorter ones aside. Greedy and sampling draft from it.",
   calibrated: "All known contexts and the text itself, weighted by how far each kind was right. Trees and adaptive chains draft from it.",
 };
 

@@ -5,7 +5,6 @@ import { byId, chip, colour, counted, html, whole } from "./words.js";
 const list = byId("matches");
 const BLENDED = {
   longest: ["↑", "Longest match alone"],
-  attention: ["∑", "All orders together"],
   calibrated: ["∑", "All orders and text"],
 };
 
