@@ -160,18 +160,6 @@ def test_coupled_drafts_are_accepted_far_more_often() -> None:
     assert abs(first_agreements("gumbel", seeds, noise_seed_shift=10**6) - independent) < 0.03
 
 
-def test_the_same_seed_and_position_give_the_same_draft() -> None:
-    text = np.random.default_rng(3).integers(0, 6, 600).tolist()
-    generator = DraftGenerator(graph_of([text], 2, 6), DraftConfig(max_candidates=4))
-    context = [1, 2, 3, 4]
-
-    def tokens(seed: int, position: int | None = None) -> tuple[int, ...]:
-        return generator.draft(context, 8, "sampling", seed, position).token_ids
-
-    assert tokens(5) == tokens(5) == tokens(5, 4) == tokens(5 + 2**64) == tokens(5 - 2**64, 4)
-    assert len({tokens(5), tokens(6), tokens(5, 5), tokens(5, 2**40)}) == 4
-
-
 def draft_everywhere(graph: NgramGraph) -> None:
     """Draft in all ways from a graph that is damaged."""
     ways: list[tuple[StrategyName, CouplingName]] = [("greedy", "none"), ("sampling", "none"), ("sampling", "gumbel")]

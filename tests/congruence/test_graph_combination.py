@@ -111,18 +111,6 @@ def test_a_corpus_of_one_ngram_again_and_again(document: list[int], boundaries: 
     assert graph.count(document * 2) == (0 if boundaries else 69_999)
 
 
-def test_a_graph_may_be_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "graph.pkl"
-    graph_of([[1, 2, 3, 1, 2, 4]], 2, 10).save(path)
-    graph = NgramGraph.load(path)
-    result = merge_graphs(graph, graph, path)
-    assert result.count([1, 2]) == 4
-    assert result.count([4, 1]) == 1, "the seam"
-    assert graph.count([1, 2]) == 2, "what is open stays what it was"
-    assert NgramGraph.load(path, verify=True).count([1, 2]) == 4
-    assert [file.name for file in tmp_path.iterdir()] == ["graph.pkl"]
-
-
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     graph = graph_of([[1, 2, 3, 1, 2]], 2, 10)
 

@@ -201,20 +201,6 @@ def test_quantiles_beyond_a_rounded_sum_take_the_last_token_that_is_left() -> No
         assert _core.draw_left(q, ~np.isin(np.arange(3), taken), number) == drawn
 
 
-def test_a_tree_is_a_function_of_seed_and_position() -> None:
-    text = np.random.default_rng(3).integers(0, 6, 600).tolist()
-    generator = DraftGenerator(graph_of([text], 2, 6), DraftConfig())
-    options = DraftOptions(siblings="without-replacement", max_branches=3, max_depth=5)
-
-    def tokens(seed: int, position: int | None = None) -> tuple[int, ...]:
-        return generator.draft([1, 2, 3, 4], 8, "sampling", seed, position, options).token_ids
-
-    assert tokens(5) == tokens(5) == tokens(5, 4) == tokens(5 + 2**64) == tokens(5 - 2**64, 4)
-    assert len({tokens(5), tokens(6), tokens(5, 5), tokens(5, 2**40)}) == 4
-    longer = generator.draft([1, 2, 3, 4], 20, "sampling", 5, options=options).token_ids
-    assert longer[:8] == tokens(5), "a larger budget adds nodes"
-
-
 @pytest.mark.parametrize("siblings", ["none", *DRAWN])
 @pytest.mark.parametrize("most", [1, 7, 12, 13, 20, 40])
 def test_whether_a_node_is_there_is_decided_before_its_token_is_drawn(siblings: SiblingsName, most: int) -> None:
@@ -240,18 +226,6 @@ def test_whether_a_node_is_there_is_decided_before_its_token_is_drawn(siblings: 
     assert most == 1 or 150 < firsts[1] < 250
     if most in (12, 13, 20):
         assert len(shapes) > 1, "or the limit was not reached by what was drawn"
-
-
-def test_distributions_that_are_too_large_are_left_out() -> None:
-    drafter = SessionDrafter(skewed_graph(), DraftConfig(strategy="sampling"))
-    drafter.open(1)
-    drafter.accept(1, [0])
-    options = DraftOptions(siblings="without-replacement")
-    size = sum(len(q.token_ids) for q in drafter.draft_batch([1], [9], [0], options)[0].proposals)
-    assert len(drafter.draft_batch([1], [9], [0], options, max_support=size)[0]) == 9
-    cut = drafter.draft_batch([1], [9], [0], options, max_support=size - 1)[0]
-    assert sum(len(q.token_ids) for q in cut.proposals) < size
-    assert len(cut) >= 8
 
 
 def test_without_q_nothing_but_chains_is_drawn() -> None:

@@ -211,7 +211,7 @@ def test_options_are_those_of_the_drafter(server: LiveServer, small_graph: Ngram
         answer = exchanged(server, StepRequest((SequenceRequest(tuple(tokens), number, 0, 12, 3),), options))
         assert wire_values(answer.sequences[0].draft) == wire_values(expected)
         seen.add(str(wire_values(expected)))
-    assert len(seen) > 1 or strategy == "adaptive", "options change something"
+    assert len(seen) > 1 or strategy in ("greedy", "adaptive"), "options change something"
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,7 @@ def test_drafts_end_where_an_answer_would_be_too_large(tight_pair: Pair) -> None
     for seed, budget in itertools.product(range(5), range(1, 31)):
         tight_pair.begin()
         tight_pair.open(1)
-        options = DraftOptions("sampling")
-        request = StepRequest((SequenceRequest(tuple(CORPUS[:9]), 1, 0, budget, seed),), options)
+        request = StepRequest((SequenceRequest((CORPUS[0],), 1, 0, budget, seed),), DraftOptions("sampling"))
         answer = tight_pair.send(convert.encode_step(None, request))
         assert answer is not None
         missing.add(budget - answer.draft_lengths[0])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft
 from support.graphs import graph_of
@@ -31,46 +31,6 @@ def graph() -> NgramGraph:
 @pytest.fixture(scope="module")
 def drafter(graph: NgramGraph) -> SessionDrafter:
     return drafter_of(graph, strategy="greedy", max_branches=4)
-
-
-@given(
-    sequences=SEQUENCES,
-    options=st.builds(
-        DraftOptions,
-        strategy=st.sampled_from(["greedy", "sampling", "sampling", "sampling", "tree", "adaptive"]),
-        max_candidates=st.none() | st.integers(0, 3),
-        omit_proposals=st.booleans(),
-        coupling=st.sampled_from([None, "none", "gumbel"]),
-        siblings=st.sampled_from(["none", "without-replacement", "independent"]),
-        max_depth=st.none() | st.integers(1, 4),
-        max_branches=st.none() | st.integers(1, 9),
-        min_path_probability=st.sampled_from([0.0, 0.05, 0.3]),
-        temperature=st.sampled_from([None, 1.0, 0.7, 3.0]),
-    ),
-    data=st.data(),
-)
-def test_batches_are_drafts_one_by_one(
-    drafter: SessionDrafter, sequences: list[list[int]], options: DraftOptions, data: Any
-) -> None:
-    size = len(sequences)
-    session_ids = list(range(1, size + 1))
-    budgets = data.draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
-    seeds = data.draw(st.lists(st.integers(0, 2**64 - 1), min_size=size, max_size=size))
-    for session_id, tokens in zip(session_ids, sequences, strict=True):
-        drafter.open(session_id)
-        drafter.accept(session_id, tokens)
-    batch = drafter.draft_batch(session_ids, budgets, seeds, options)
-    orders = [DraftRequest(*order) for order in zip(session_ids, budgets, seeds, strict=True)]
-    expected = [values_of(draft) for draft in drafter.draft(orders, options)]
-    for session_id in session_ids:
-        drafter.close(session_id)
-    assert [values_of(draft) for draft in batch] == expected
-    for draft in batch:
-        if options.strategy in ("tree", "adaptive"):
-            assert len(draft.proposals) == 0
-            assert min(draft.path_probabilities, default=1.0) >= options.min_path_probability
-        elif options.strategy == "sampling":
-            assert len(draft.proposals) == (0 if options.omit_proposals else len(draft))
 
 
 @given(

@@ -47,20 +47,6 @@ def test_greedy_chains(stream: list[int], max_order: int, prompt: list[int], k: 
     assert draft.is_chain or not drafted
 
 
-def test_sampling_returns_what_it_drew_from() -> None:
-    stream = np.random.default_rng(1).integers(0, 5, 500).tolist()
-    draft = generator_of(stream, max_order=2).generate([1, 2], k=6, strategy="sampling", seed=7)
-    assert len(draft.proposals) == len(draft) == 6
-    assert draft.strategy == "sampling"
-    assert draft.path_probabilities == ()
-    for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=True):
-        assert proposal.token_ids.dtype == np.uint32
-        assert proposal.probabilities.dtype == np.float32
-        assert (np.diff(proposal.token_ids.astype(int)) > 0).all()
-        assert proposal.probabilities[proposal.token_ids == token_id] > 0
-        assert float(proposal.probabilities.sum(dtype=np.float64)) == pytest.approx(1, abs=1e-6)
-
-
 def test_draws_depend_on_seed_and_position_alone() -> None:
     stream = np.random.default_rng(1).integers(0, 5, 500).tolist()
     generator = generator_of(stream, max_order=1)

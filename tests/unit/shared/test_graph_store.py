@@ -17,7 +17,6 @@ import pytest
 
 from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.errors import GraphFileError
-from speculant_graph.graph import store
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.container import (
     MIN_BLOCK_BYTES,
@@ -29,7 +28,6 @@ from speculant_graph.graph.layout import array_offsets, trie_of
 from speculant_graph.graph.metadata import FORMAT_VERSION
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import (
-    check_description,
     graph_from_pickle,
     load_graph,
     new_graph_file,
@@ -226,16 +224,6 @@ sys.exit("saved")
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_descriptions_that_could_not_be_read_again_are_not_written(
-    graph: NgramGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "MAX_TEXT_BYTES", 1000)
-    for refused in (lambda: check_description(graph.metadata), lambda: graph.save(tmp_path / "graph.pkl")):
-        with pytest.raises(GraphFileError, match="too large for its file; join the corpus into fewer files"):
-            refused()
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_link_stays_one_and_its_target_is_replaced(tmp_path: Path, graph: NgramGraph) -> None:

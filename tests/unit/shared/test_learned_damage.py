@@ -11,14 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies as st
 
 from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.types import Fingerprint
 from support.learned import TOKENIZER, ids, learning, loaded, newest, opened, path_of
 
-STRANGE_TENANTS = ["", "acme", "../../etc/passwd", "a/b\x00c\n", "名前", "\ud800", "🌍" * 1000, ".", "shared"]
-TENANTS = st.sampled_from(STRANGE_TENANTS[:2])
 TEXTS = [[1, 2, 3], [70_000], [999_999, 0, 5, 6], [7, 7], [8] * 9]
 
 

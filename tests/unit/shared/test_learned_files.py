@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from speculant_graph.draft.learning.files import MAX_OPEN_DATABASES
-from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.errors import ConfigError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Fingerprint
 from support.learned import TOKENIZER, ids, learning, loaded, newest, opened, path_of
@@ -160,17 +159,6 @@ def test_a_folder_has_one_process(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
-def test_another_process_may_read_a_database(tmp_path: Path) -> None:
-    with opened(tmp_path) as files, closing(sqlite3.connect(tmp_path / "backup.sqlite")) as backup:
-        files.append("", ids([1, 2]))
-        assert loaded(files) == [[1, 2]]
-        with closing(sqlite3.connect(path_of(tmp_path))) as database:
-            database.backup(backup)
-            files.append("", ids([3]))
-            assert loaded(files) == [[1, 2], [3]]
-        assert backup.execute("SELECT token_ids FROM texts").fetchall() == [(np.array([1, 2], "<u4").tobytes(),)]
-
-
 def test_other_tokenizers_are_refused_and_the_folder_is_free_again(tmp_path: Path) -> None:
     opened(tmp_path).close()
     other = Fingerprint("other/tokenizer", "cd" * 32, 50_000)
@@ -186,12 +174,6 @@ def test_other_formats_are_refused_and_left_alone(tmp_path: Path) -> None:
     before = (tmp_path / "shared.sqlite").read_bytes()
     assert "format 2 of learned text and this release reads 1; update" in refusal(tmp_path)
     assert (tmp_path / "shared.sqlite").read_bytes() == before
-
-
-def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"text")
-    assert str(tmp_path / "file") in refusal(tmp_path / "file")
-    assert str(tmp_path / "file") in refusal(tmp_path / "file" / "folder")
 
 
 def test_a_database_does_not_grow(tmp_path: Path) -> None:
@@ -238,9 +220,3 @@ def test_after_closing_everything_is_an_error(tmp_path: Path) -> None:
     for call in (files.save, lambda: files.load(""), lambda: files.forget(""), lambda: files.append("", ids([1]))):
         with pytest.raises(ConfigError, match="closed; open its folder again"):
             call()
-
-
-def test_a_store_that_can_not_be_is_refused(tmp_path: Path) -> None:
-    for arguments, message in (((-1,), "give 0 or more"), ((9, tmp_path), "give its fingerprint")):
-        with pytest.raises(ConfigError, match=message):
-            LearnedStore(*arguments)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chi2_contingency, chisquare, gumbel_r, kstest
+from scipy.stats import chi2_contingency, chisquare, gumbel_r
 
 from speculant_graph.random_stream import PROPOSAL_STREAM, TARGET_STREAM, _gumbel, gumbel_noise, uniform
 
@@ -45,19 +45,6 @@ def test_noise_is_finite_at_both_ends():
     assert highest == pytest.approx(53 * math.log(2))
     # With one bit more the highest number rounds to 1.
     assert ((2**53 - 1) + 0.5) * 2.0**-53 == 1.0
-
-
-def test_noise_has_the_gumbel_distribution_along_tokens_positions_and_seeds():
-    size = 20_000
-    one = np.array([77])
-    samples = {
-        "tokens": gumbel_noise(0, 0, np.arange(size)),
-        "tokens of another position": gumbel_noise(2**62, 10**6, np.arange(size)),
-        "positions": np.concatenate([gumbel_noise(1, position, one) for position in range(size)]),
-        "seeds": np.concatenate([gumbel_noise(seed, 3, one) for seed in range(size)]),
-    }
-    for name, sample in samples.items():
-        assert kstest(sample, gumbel_r.cdf).pvalue > 1e-3, name
 
 
 def test_noise_of_neighbours_is_independent():

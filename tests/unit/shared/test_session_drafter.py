@@ -124,34 +124,6 @@ def test_without_a_graph(strategy: StrategyName) -> None:
     assert started(drafter, 1, [5, 6, 7, 8, 9, 5, 6, 7]).token_ids[:2] == (8, 9)
 
 
-@pytest.mark.parametrize("strategy", ["greedy", "sampling"])
-def test_chains_are_those_of_the_generator(graph: NgramGraph, strategy: StrategyName) -> None:
-    drafter = drafter_of(graph, max_candidates=3)
-    generator = DraftGenerator(graph, drafter.config)
-    drafter.open(1)
-    for end in range(5, 60, 5):
-        drafter.accept(1, CORPUS[end - 5 : end])
-        for seed in (0, 1, 2):
-            expected = generator.draft(CORPUS[:end], 6, strategy, seed)
-            assert values_of(draft_of(drafter, 1, 6, strategy, seed)) == values_of(expected)
-
-
-def test_draws_differ_by_seed_and_position() -> None:
-    drafter = drafter_of(graph_of([CORPUS], 1, VOCABULARY_SIZE), strategy="sampling")
-    drafter.open(1)
-    drafter.open(2)
-    drafter.accept(1, CORPUS[:50])
-    drafter.accept(2, CORPUS[1:50])
-    by_seed = {draft_of(drafter, 1, 8, seed=seed).token_ids for seed in range(20)}
-    assert len(by_seed) > 10
-    same_end = [(draft_of(drafter, 1, 8, seed=seed), draft_of(drafter, 2, 8, seed=seed)) for seed in range(20)]
-    assert sum(first.token_ids != second.token_ids for first, second in same_end) > 10
-    assert all(
-        first.proposals[0].probabilities.tolist() == second.proposals[0].probabilities.tolist()
-        for first, second in same_end
-    )
-
-
 @pytest.mark.parametrize("foreign", [-1, -(2**40), VOCABULARY_SIZE, 2**21, 2**31, 2**63, 2**70, -(2**70)])
 def test_foreign_tokens_end_what_is_known(graph: NgramGraph, foreign: int) -> None:
     drafter = drafter_of(graph)
@@ -229,36 +201,6 @@ def test_misses_cost_trust_and_hits_bring_it_back() -> None:
         draft = draft_of(drafter, 1)
         drafter.accept(1, text[20 : 21 + len(draft)])
     assert sequence.core.reliability > missed
-
-
-def test_sequences_that_were_hard_are_tried_again() -> None:
-    drafter = drafter_of()
-    text = random.Random(0).sample(range(1_000), 60)
-    assert started(drafter, 1, text * 2 + text[:9], cost=CostCurve((1, 20), (1.0, 5.0)))
-    sequence = drafter._sequences[1]
-    for miss in range(10):
-        drafter.accept(1, [2_000 + miss])
-        drafter.accept(1, text[:9])
-        draft_of(drafter, 1)
-    lowest = sequence.core.reliability
-    assert lowest < 0.9
-    for miss in range(150):
-        drafter.accept(1, [3_000 + miss])
-        lowest = sequence.core.reliability if miss == 0 else lowest
-        assert sequence.core.reliability == lowest, "a step for which nothing was asked says nothing"
-    for miss in range(150):
-        assert not draft_of(drafter, 1)
-        drafter.accept(1, [4_000 + miss])
-    assert sequence.core.reliability > 0.99
-
-
-def test_nothing_accepted_says_nothing_of_a_draft() -> None:
-    drafter = drafter_of()
-    before = started(drafter, 1, [1, 2, 3] * 9, cost=COST_CURVES["dense"])
-    for _ in range(20):
-        drafter.accept(1, [])
-    assert drafter._sequences[1].core.reliability == 1.0
-    assert values_of(draft_of(drafter, 1)) == values_of(before)
 
 
 def test_drafts_of_threads_are_those_of_one_after_another(graph: NgramGraph) -> None:
