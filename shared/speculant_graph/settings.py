@@ -8,9 +8,9 @@ the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` wh
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
+import reprlib
 import tomllib
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -31,7 +31,7 @@ from pydantic_settings import (
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter
-from speculant_graph.settings_errors import setting_error, syntax_error
+from speculant_graph.validation_messages import humanise
 
 SECTIONS = (
     "graph", "draft", "draft_model", "verifier", "record", "train", "generation", "client", "server", "service",
@@ -45,6 +45,11 @@ DEFAULT_FILE = Path("speculant.toml")
 TypedPath = Annotated[Path, "as typed"]
 """A path in a list of arguments, exactly as it was typed."""
 
+
+_SECRET_WORDS = frozenset({"token", "key", "password"})
+_VALUES = reprlib.Repr()
+"""Shows values that were typed, and the ends of long ones."""
+_VALUES.maxstring = _VALUES.maxlong = 120
 
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
 """Settings -> their common names."""
@@ -120,10 +125,26 @@ def load_with_sources(
     try:
         loaded: Settings = Loaded(**(given or {}))
     except ValidationError as error:
-        raise setting_error(kind, error, sources) from error
+        raise _setting_error(error) from error
     except SettingsError as error:
-        raise syntax_error(error, command) from error
+        reason = str(error).strip().splitlines()[-1]
+        fix = f"lists and tables in variables are JSON; see speculant {command} --help"
+        raise ConfigError(reason, fix=fix) from error
     return loaded, sources
+
+
+def _setting_error(error: ValidationError) -> ConfigError:
+    """Return pydantic's first error as one of the setting; its name is the same in flags, variables and files."""
+    first: Any = error.errors()[0]
+    # Keys of tables are named [key], items of lists by their numbers: neither is in the name of a setting.
+    location = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
+    field = ".".join(location)
+    if first["type"] == "extra_forbidden":
+        return ConfigError(f"there is no setting {field}", fix="--help lists those there are", field=field)
+    value = first.get("input")
+    is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
+    shown = f" (got {_VALUES.repr(value)})" if is_shown else ""
+    return ConfigError(f"{field}: {humanise(first)}{shown}", field=field)
 
 
 def _flags(
@@ -211,9 +232,7 @@ def _require_known_variables() -> None:
 
 
 def _unknown_section(where: str, section: str) -> ConfigError:
-    close = difflib.get_close_matches(section, SECTIONS, n=1)
-    fix = f"did you mean [{close[0]}]?" if close else f"it may be: {', '.join(SECTIONS)}"
-    return ConfigError(f"{where} is for an unknown section [{section}]", fix=fix)
+    return ConfigError(f"{where} is for an unknown section [{section}]", fix=f"it may be: {', '.join(SECTIONS)}")
 
 
 def config_file(arguments: Sequence[str]) -> Path | None:

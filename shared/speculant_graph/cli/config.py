@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import SecretStr
-from pydantic_settings import CliPositionalArg
+from pydantic_settings import CliPositionalArg, PydanticBaseSettingsSource, TomlConfigSettingsSource
 
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import (
@@ -24,7 +24,6 @@ from speculant_graph.config import (
 )
 from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings, load_with_sources
-from speculant_graph.settings_errors import origin_of
 
 _MASK = "********"
 
@@ -67,7 +66,7 @@ class _Shown:
     value: Any
     """Its value, plain; None if it is not set."""
     origin: str
-    """Where it comes from: "default", a file or an environment variable."""
+    """Where it comes from: "default", "environment" or a file."""
     is_secret: bool = False
     """The value is a mask."""
 
@@ -100,9 +99,16 @@ def _collect(arguments: Sequence[str], sections: Sequence[str]) -> dict[str, dic
         shown[section] = {}
         for name, value in getattr(settings, section):
             is_secret = isinstance(value, SecretStr)
-            origin = str(origin_of((section, name), sources) or "default")
+            origin = _origin_of(section, name, sources)
             shown[section][name] = _Shown(_MASK if is_secret else _plain(value), origin, is_secret)
     return shown
+
+
+def _origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSource]) -> str:
+    for source in sources:
+        if name in source().get(section, {}):
+            return str(source.toml_file_path) if isinstance(source, TomlConfigSettingsSource) else "environment"
+    return "default"
 
 
 def _plain(value: Any) -> Any:

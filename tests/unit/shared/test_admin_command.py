@@ -189,7 +189,7 @@ def test_adapters_of_verifiers(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["adapter", "unload", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
         (["adapter", "load", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
         (["adapter", "list", "x", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
-        (["forget", "--address", "localhost:1"], "ACTION"),
+        (["forget", "--address", "localhost:1"], "action"),
         ([], "ACTION"),
         (["list", "--address", "example.com:1", "--token", "hush"], "client.token would travel to example.com:1"),
     ],
