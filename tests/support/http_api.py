@@ -115,7 +115,7 @@ def serving(
     app = create_app(
         decoder,
         config,
-        policy or AccessPolicy(),
+        policy if callable(policy) else lambda: policy or AccessPolicy(),
         defaults or GenerationConfig(max_tokens=16),
         load=Load(config, decoder.verifier_config.max_batch_size),
         read_problem=lambda: holder[0].problem,

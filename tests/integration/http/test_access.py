@@ -42,12 +42,6 @@ def test_keys(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
             api.client("key-of-ann").models.list()
 
 
-def test_one_policy_for_good(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
-    with serving(decoder, policy(tmp_path / "access.toml", entry("ann", "key"))) as api:
-        assert api.client("key").models.list().data
-        assert api.get("/v1/models").status_code == 401
-
-
 class Files:
     """Certificates of a server and of its clients."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -52,34 +51,3 @@ def test_a_stream_with_token_counts(client: OpenAI) -> None:
     assert last.choices == []
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (4, 8)
     assert last.speculant["steps"] > 0
-
-
-def test_log_probabilities(client: OpenAI, decoder: SpeculativeDecoder) -> None:
-    bias = {str(token): 40 for token in decoder.target.encode(ascii_letters)}  # so that every token is a character
-    own = GenerationConfig(max_tokens=8, logprobs=2, logit_bias={int(token): 40.0 for token in bias})
-    [result] = decoder.generate(["The parties"], own)
-    answer = client.completions.create(model=MODEL, prompt="The parties", max_tokens=8, logprobs=2, logit_bias=bias)
-    found = answer.choices[0].logprobs
-    assert found is not None
-    assert found.token_logprobs == pytest.approx([at.logprob for at in result.logprobs], abs=1e-4)
-    assert found.tokens is not None
-    assert "".join(found.tokens) == result.text
-    assert found.text_offset == [len("".join(found.tokens[:number])) for number in range(len(found.tokens))]
-    assert found.top_logprobs is not None
-    for at, top in zip(result.logprobs, found.top_logprobs, strict=True):
-        assert len(top) == 2 + (at.token_id not in at.top_token_ids)
-        assert max(top.values()) == pytest.approx(at.top_logprobs[0], abs=1e-4)
-    chunks = list(
-        client.completions.create(
-            model=MODEL, prompt="The parties", max_tokens=8, logprobs=2, logit_bias=bias, stream=True
-        )
-    )
-    streamed = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
-    assert [token for each in streamed for token in each.tokens or ()] == found.tokens
-    assert [offset for each in streamed for offset in each.text_offset or ()] == found.text_offset
-
-
-def test_settings_without_effect_are_taken(client: OpenAI) -> None:
-    fields: dict[str, Any] = {"echo": False, "best_of": 2, "presence_penalty": 0, "frequency_penalty": 0.0, "user": "x"}
-    answer = client.completions.create(model=MODEL, prompt="ab", max_tokens=2, n=2, **fields)
-    assert len(answer.choices) == 2

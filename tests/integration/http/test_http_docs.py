@@ -15,7 +15,7 @@ import pytest
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.http.responses.schemas import ResponsesRequest
+from speculant_verifier.http.responses_schemas import ResponsesRequest
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from support.http_api import TEMPLATE, Api, serving
 from support.pages import blocks, rows, section
@@ -67,7 +67,6 @@ def test_programs(api: Api, folder: Path, monkeypatch: pytest.MonkeyPatch, capsy
     output = capsys.readouterr().out
     assert "20 tokens in" in output
     assert "max_tokens - " in output
-    assert "listening on 127.0.0.1:" in output
     assert names["statistics"]["seed"] == 7
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -15,9 +14,8 @@ import httpx2
 import openai
 import pytest
 
-from speculant_graph.errors import ConfigError
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http import HttpServer, app
+from speculant_verifier.http import app
 from support.http_api import MODEL, PATIENCE_S, Api, serving, tiny_decoder, wait_until
 from support.server import run_in_loop
 
@@ -32,20 +30,13 @@ def narrow() -> Iterator[SpeculativeDecoder]:
         yield decoder
 
 
-def with_small_buffers(api: Api) -> None:
-    """Let the sockets of connections that come hold little, so that readers that sleep are felt."""
-    listening = api.server._server.servers[0].sockets[0]
-    with socket.fromfd(listening.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
-
-
 @contextmanager
-def sent(api: Api, body: dict[str, Any], receive_buffer: int = 0) -> Iterator[socket.socket]:
+def sent(
+    api: Api, body: dict[str, Any], path: str = "completions", *, receive_buffer: int = 0
+) -> Iterator[socket.socket]:
     """Send a request and read nothing."""
     content = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    )
+    head = f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
     host, _, port = api.address.rpartition(":")
     with socket.socket() as connection:
         connection.settimeout(PATIENCE_S)
@@ -78,14 +69,6 @@ def test_a_client_that_leaves_frees_its_place(narrow: SpeculativeDecoder, is_str
         assert api.post("completions", SHORT).status_code == 200
 
 
-def test_a_client_that_leaves_while_it_waits(narrow: SpeculativeDecoder) -> None:
-    with serving(narrow) as api, sent(api, LONG | {"stream": True, "n": 2}):
-        wait_until(lambda: narrow.engine.num_running == 2)
-        with sent(api, LONG):
-            wait_until(lambda: narrow.num_sequences == 3)
-        wait_until(lambda: narrow.num_sequences <= 2)
-
-
 def test_a_full_queue(narrow: SpeculativeDecoder) -> None:
     with serving(narrow, max_waiting=1) as api:
         with ThreadPoolExecutor(1) as pool, sent(api, LONG | {"n": 2}):
@@ -100,29 +83,6 @@ def test_a_full_queue(narrow: SpeculativeDecoder) -> None:
         assert waiting.result().status_code == 200
         assert api.post("completions", SHORT | {"n": 3}).status_code == 200
         assert api.post("completions", SHORT | {"n": 4}).json()["error"]["param"] == "n"
-
-
-def test_too_many_requests_at_once(narrow: SpeculativeDecoder) -> None:
-    with serving(narrow, max_concurrent_rpcs=1) as api, sent(api, LONG):
-        wait_until(lambda: narrow.num_sequences)
-        assert api.post("completions", SHORT).status_code == 429
-
-
-def test_slow_readers_hold_up_nobody(decoder: SpeculativeDecoder) -> None:
-    body = LONG | {"stream": True, "n": 2, "temperature": 1.0, "seed": 1, "logprobs": 20, "max_tokens": 300}
-    with serving(decoder) as api:
-        with_small_buffers(api)
-        with sent(api, body, receive_buffer=4_096) as connection, sent(api, body, receive_buffer=4_096):
-            wait_until(lambda: decoder.num_sequences == 4)
-            assert len(api.client().completions.create(**SHORT).choices) == 1
-            api.wait_until_idle()  # decoded to the end, though nobody has read anything
-            assert not run_in_loop(api.server.drain(0.1))  # more is to be sent than sockets hold
-            read = read_all(connection, b"data: [DONE]\n\n")
-            assert read.count(b'"finish_reason":"length"') == 2
-            assert not run_in_loop(api.server.drain(0.0))
-            state = api.server._server.server_state
-            run_in_loop(api.server.close())
-            wait_until(lambda: not state.connections)  # though the other one has not read
 
 
 def test_starting_and_draining(decoder: SpeculativeDecoder) -> None:
@@ -144,15 +104,6 @@ def test_starting_and_draining(decoder: SpeculativeDecoder) -> None:
         run_in_loop(api.server.close())
         with pytest.raises(httpx2.ConnectError):
             api.get("/healthz")
-
-
-def test_closing_ends_what_runs(decoder: SpeculativeDecoder) -> None:
-    with serving(decoder) as api, sent(api, LONG | {"stream": True}) as connection:
-        read_all(connection, b"data: ")
-        run_in_loop(api.server.close())
-        api.wait_until_idle()
-        content = b"".join(iter(lambda: connection.recv(1 << 16), b""))
-        assert b"[DONE]" not in content
 
 
 def test_a_decoder_that_was_closed() -> None:
@@ -218,64 +169,24 @@ def test_a_body_that_never_comes(decoder: SpeculativeDecoder, monkeypatch: pytes
         assert api.get("/healthz").status_code == 200
 
 
-def test_addresses(decoder: SpeculativeDecoder) -> None:
-    with serving(decoder) as one, serving(decoder) as other:
-        assert one.address != other.address
-        assert not one.address.endswith(":0")
-        for address, reason in (
-            (one.address, "another program listens there; .* --service.http"),
-            ("192.0.2.1:0", "no address of this machine; .* --service.http"),
-            ("nowhere.invalid:0", "no host of this name; .* --service.http"),
-            ("unix:///tmp/x.sock", "a Unix socket"),
-            ("localhost", "is not an address"),
-            ("localhost:x", "is not an address"),
-            ("127.0.0.1:99999", "is not an address"),
-        ):
-            with (
-                pytest.raises(ConfigError, match=reason),
-                serving(decoder, address=address),
-            ):
-                pass
-        assert other.get("/healthz").status_code == 200
-    with serving(decoder, address=one.address) as again:
-        assert again.address == one.address
-    run_in_loop(HttpServer(lambda *_: None, "127.0.0.1:0").close())  # type: ignore[arg-type, return-value]
-
-
-def test_requests_on_one_connection_follow_each_other(decoder: SpeculativeDecoder) -> None:
-    with serving(decoder) as api, httpx2.Client(base_url=api.url) as client:
-        texts = [client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"] for _ in range(3)]
-        assert len(set(texts)) == 1
-        with client.stream("POST", "/v1/completions", json=SHORT | {"stream": True}) as stream:
-            assert stream.read().endswith(b"data: [DONE]\n\n")
-        assert client.get("/healthz").status_code == 200
-
-
-def test_a_head_without_an_end_is_refused(api: Api) -> None:
-    host, _, port = api.address.rpartition(":")
-    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: ")
-        answer = b""
-        with contextlib.suppress(OSError):  # it is closed while more is sent
-            for _ in range(64):
-                connection.sendall(b"a" * 4_096)
-            while piece := connection.recv(4_096):
-                answer += piece
-        assert not answer or answer.startswith(b"HTTP/1.1 400")
-    large = {"x-large": "a" * 30_000}
-    assert api.get("/healthz", headers=large).status_code == 200
-
-
-def test_who_does_not_read_holds_no_place(narrow: SpeculativeDecoder) -> None:
+def test_slow_readers_hold_up_nobody(narrow: SpeculativeDecoder) -> None:
+    """What is decoded frees its place, though hardly any of it is read."""
     with serving(narrow, max_waiting=0) as api:
-        with_small_buffers(api)
-        body = LONG | {"n": 2, "temperature": 1.0, "logprobs": 5, "stream": True}
-        with sent(api, body, receive_buffer=2_048) as connection:
+        listening = api.server._server.servers[0].sockets[0]
+        with socket.fromfd(listening.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # so that readers that sleep are felt
+        messages = [{"role": "user", "content": "Once"}]
+        body = {"model": MODEL, "messages": messages, "n": 2, "temperature": 1.0, "stream": True, "logprobs": True}
+        body |= {"top_logprobs": 20, "max_tokens": 300, "ignore_eos": True}
+        with sent(api, body, "chat/completions", receive_buffer=4_096) as connection:
             read_all(connection, b"data: ")
-            wait_until(lambda: narrow.num_sequences == 0)  # all is decoded, and nearly nothing is read
+            api.wait_until_idle()
             wait_until(lambda: api.post("completions", SHORT | {"n": 2, "temperature": 1.0}).status_code == 200)
-
-
-def test_the_model_may_be_called_as_the_command_line_calls_it(api: Api) -> None:
-    for name in (MODEL, api.decoder.target.name):
-        assert api.post("completions", SHORT | {"model": name}).status_code == 200
+            assert not run_in_loop(api.server.drain(0.1))  # more is to be sent than sockets hold
+            read = read_all(connection, b"data: [DONE]\n\n")
+            assert read.count(b'"finish_reason":"length"') == 2
+        with sent(api, body, "chat/completions", receive_buffer=4_096) as connection:
+            api.wait_until_idle()
+            state = api.server._server.server_state
+            run_in_loop(api.server.close())
+            wait_until(lambda: not state.connections)  # though it has not read

@@ -126,24 +126,17 @@ def test_a_first_call_is_drafted_from_what_the_tools_say(
     assert name != "hermes" or steps["examples"] < steps["none"], "others write little that is not in the prompt"
 
 
-def test_predictions_are_drafted_and_counted(
-    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]
-) -> None:
+def test_predictions_are_drafted(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
     name, api = served
     text = "Nobody has said so in this conversation before."
     written = f"<|channel|>final<|message|>{text}<|return|>" if name == "harmony" else text
     fields = made_to_write(written) | {"tools": [], "extra_body": {"speculant": {"speculation": "on"}}}
     plain = api.client().chat.completions.create(**fields)
-    assert not hasattr(plain.usage, "completion_tokens_details") or plain.usage.completion_tokens_details is None
     for content in (text, [{"type": "text", "text": text}]):
         prediction = {"type": "content", "content": content}
         answer = api.client().chat.completions.create(**fields, prediction=prediction)
         assert answer.choices[0].message.content == plain.choices[0].message.content == text
         assert answer.speculant["steps"] < plain.speculant["steps"]
-        details = answer.usage.completion_tokens_details
-        num_predicted = len(api.decoder.target.encode(text))
-        assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == num_predicted
-        assert details.accepted_prediction_tokens > 0.5 * num_predicted
 
 
 def test_a_demanded_call_takes_no_other_form(served: tuple[str, Api]) -> None:
@@ -169,15 +162,12 @@ def test_templates_without_tools(api: Api) -> None:
 
 
 def test_counts_of_several_choices(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
-    """What was known of a prompt counts once, as the prompt does; what a prediction does not hold is not its own."""
+    """What was known of a prompt counts once, as the prompt does."""
     name, api = served
     text = "Nobody has said so."
     written = f"<|channel|>final<|message|>{text}<|return|>" if name == "harmony" else text
     fields = made_to_write(written) | {"messages": [{"role": "user", "content": "Rain in Rome? " * 12}]}
     fields |= {"tools": [], "n": 2, "extra_body": {"speculant": {"speculation": "on"}}}
     for _ in range(2):
-        answer = api.client().chat.completions.create(**fields, prediction={"type": "content", "content": "1234567890"})
-    usage = answer.usage
+        usage = api.client().chat.completions.create(**fields).usage
     assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
-    assert usage.completion_tokens_details.accepted_prediction_tokens == 0
-    assert answer.speculant["accepted"] > 0, "or nothing could have been counted wrongly"

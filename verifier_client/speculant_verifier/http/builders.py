@@ -8,14 +8,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
 from speculant_verifier.http.errors import ApiError
-from speculant_verifier.http.logprobs import Offsets, TokenTexts
+from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprobs
 from speculant_verifier.tool_calls import CallStyle, JsonCalls
@@ -51,8 +51,6 @@ class RequestContext:
     """Options of its session with the drafter."""
     with_usage: bool = False
     """Whether a stream ends with token counts."""
-    predicted: tuple[TokenId, ...] = ()
-    """The prediction."""
     calls: CallStyle | None = None
     """How calls of tools are written; None if there are no tools."""
 
@@ -75,7 +73,6 @@ class _Call:
 class _Choice:
     """What is known of one choice so far."""
 
-    offsets: Offsets
     splitter: Splitter | None
     has_begun: bool = False
     texts: dict[str, str] = field(default_factory=lambda: {"content": "", "reasoning": ""})
@@ -113,7 +110,7 @@ class AnswerBuilder(ABC):
         self._context, self._model = context, model
         self._created = int(time.time())
         self._id = f"{self.prefix}-{secrets.token_hex(16)}"
-        self._choices = [_Choice(Offsets(model.target), _splitter(context, model)) for _ in range(context.num_choices)]
+        self._choices = [_Choice(_splitter(context, model)) for _ in range(context.num_choices)]
 
     @abstractmethod
     def add(self, event: StepEvent) -> None:
@@ -248,16 +245,12 @@ class CompletionBuilder(_ChoicesBuilder):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def _choice(self, choice: _Choice) -> Fields:
-        return self._text(choice, choice.texts["content"], choice.logprobs)
+        return {"text": choice.texts["content"], "logprobs": None}
 
     def _pieces(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
         text = "".join(text for _, text in pieces)
-        if text or (event.logprobs and self._with_logprobs) or event.result is not None:
-            yield self._text(choice, text, event.logprobs), None if event.result is None else choice.reason
-
-    def _text(self, choice: _Choice, text: str, logprobs: Sequence[TokenLogprobs]) -> Fields:
-        rows = self._model.texts.completion(logprobs, choice.offsets) if self._with_logprobs else None
-        return {"text": text, "logprobs": rows}
+        if text or event.result is not None:
+            yield {"text": text, "logprobs": None}, None if event.result is None else choice.reason
 
 
 def to_json(fields: Fields) -> str:
@@ -299,22 +292,12 @@ def usage_of(context: RequestContext, results: Sequence[GenerationResult]) -> Fi
         min(each.num_from_prefix_cache for each in results[start : start + count])
         for start in range(0, len(results), count)
     )
-    usage: Fields = {
+    return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    if predicted := context.predicted:
-        # A drafted token counts if it stands behind the same token as in the prediction, at most all of that.
-        pairs = set(pairwise(predicted))
-        shared = (min(len(predicted), sum(pair in pairs for pair in pairwise(each.token_ids))) for each in results)
-        accepted = sum(min(each.num_accepted, count) for each, count in zip(results, shared, strict=True))
-        usage["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": len(predicted) * len(results) - accepted,
-        }
-    return usage
 
 
 def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Fields:

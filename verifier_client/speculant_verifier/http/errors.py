@@ -33,7 +33,6 @@ _EXPECTED = {
     "content": _TEXTUAL,
     "output": _TEXTUAL,
     "summary": _TEXTUAL,
-    "echo": "not served other than false; leave it out",
     "background": "not served other than false; leave it out",
 }
 """For fields that take several shapes: pydantic's message for each of them would confuse."""

@@ -10,7 +10,6 @@ from tokenizers import decoders
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from speculant_graph.types import TokenId
-from speculant_verifier.detokenizer import Detokenizer
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import TokenLogprobs
 
@@ -52,7 +51,7 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
     def chat(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Return the object of chats."""
+        """Return what a chat has of some tokens."""
         return {
             "content": [
                 self._entry(at.token_id, at.logprob)
@@ -61,43 +60,8 @@ class TokenTexts:
             ]
         }
 
-    def completion(self, tokens: Sequence[TokenLogprobs], offsets: Offsets) -> dict[str, Any]:
-        """Return the object of completions.
-
-        Args:
-            tokens: emitted ones.
-            offsets: of the choice, already given all tokens before these.
-        """
-        return {
-            "tokens": [self.text_of(at.token_id) for at in tokens],
-            "token_logprobs": [max(_LEAST, at.logprob) for at in tokens],
-            "top_logprobs": [self._top(at) for at in tokens],
-            "text_offset": [offsets.next(at.token_id) for at in tokens],
-        }
-
-    def _top(self, at: TokenLogprobs) -> dict[str, float]:
-        """Return the most probable tokens and the emitted one; of two with the same text the more probable."""
-        own = [] if at.token_id in at.top_token_ids else [(at.token_id, at.logprob)]
-        top = [*zip(at.top_token_ids, at.top_logprobs, strict=True), *own]
-        return {self.text_of(token): max(_LEAST, logprob) for token, logprob in reversed(top)}
-
     def _entry(self, token: TokenId, logprob: float) -> dict[str, Any]:
         known = self._known.get(token)
         if known is None:
             known = self._known[token] = self.text_of(token), list(self.bytes_of(token))
         return {"token": known[0], "logprob": max(_LEAST, logprob), "bytes": known[1]}
-
-
-class Offsets:
-    """Where tokens begin in the text that they make up."""
-
-    def __init__(self, target: TargetModel) -> None:
-        """Start before the first token."""
-        self._stream = Detokenizer(target.decode)
-        self._length = 0
-
-    def next(self, token: TokenId) -> int:
-        """Return where the next token begins: within a character, where that begins."""
-        offset = self._length
-        self._length += len(self._stream.push([token]))
-        return offset

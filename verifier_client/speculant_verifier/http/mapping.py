@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jinja2.exceptions import TemplateError, UndefinedError
@@ -15,12 +18,32 @@ from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.builders import RequestContext
 from speculant_verifier.http.errors import ApiError, no_such_model
-from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
-from speculant_verifier.http.settings import generation_config
-from speculant_verifier.http.tools import check_messages, demanded_form, examples, usable_tools
+from speculant_verifier.http.schemas import ChatMessage, ChatRequest, CompletionRequest, NamedTool, SpeculantOptions
 from speculant_verifier.load import Load
-from speculant_verifier.requests import session_options
-from speculant_verifier.tool_calls import style_of
+from speculant_verifier.model import TargetModel
+from speculant_verifier.requests import changed, session_options
+from speculant_verifier.structured.examples import example_of
+from speculant_verifier.tool_calls import CallStyle, style_of
+from speculant_verifier.tool_calls.styles import STRICT
+
+_MAX_DRAWN_SEED = 1 << 53
+"""Seeds are given to clients whose only numbers are doubles."""
+
+_SAME_NAMES = (
+    "max_tokens", "n", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "min_tokens", "seed",
+)  # fmt: skip
+_CONVERTED: dict[str, Callable[[Any], object]] = {
+    "top_k": lambda k: max(0, k),
+    "stop": tuple,
+    "bad_words": tuple,
+    "logit_bias": lambda biases: {int(token): bias for token, bias in biases.items()},
+    "prediction": lambda prediction: prediction.text,
+}
+"""Fields of the same name, whose values are not the same."""
+_OF_DRAFTER = {"tenant", "graph", "learn"}
+_ANYTHING = {"type": "object"}
+"""Arguments of a function that names none."""
 
 
 class RequestMapping:
@@ -75,8 +98,7 @@ class RequestMapping:
         before = await self._hint(self._style.answer) if predicted and self._style is not None else ()
         config = config.model_copy(update={"prediction": (*before, *predicted, *exemplary)})
         calls = self._style if tools else None
-        param = "tools" if form else "response_format"
-        return await self._context([prompt], config, session, request, param, predicted=tuple(predicted), calls=calls)
+        return await self._context([prompt], config, session, request, "tools" if form else "response_format", calls)
 
     async def completion(self, request: CompletionRequest, principal: Principal) -> RequestContext:
         """Prepare texts to continue.
@@ -89,21 +111,13 @@ class RequestMapping:
         prompts = await asyncio.to_thread(self._encode, given)
         return await self._context(prompts, config, session, request, "response_format")
 
-    def session(self, options: SpeculantOptions | None, principal: Principal) -> SessionOptions | None:
-        """Return the options of a request's session with the drafter.
-
-        Raises:
-            AccessError: the tenant or the graph is not the client's.
-        """
-        options = options or SpeculantOptions()
-        return session_options(principal, options.tenant or "", options.graph or "", options.learn)
-
     def _begin(
         self, request: ChatRequest | CompletionRequest, principal: Principal, num_prompts: int
     ) -> tuple[GenerationConfig, SessionOptions | None]:
         if request.model not in (self._model_id, self._decoder.target.name):  # as --model has it will do, too
             raise no_such_model(self._model_id)
-        session = self.session(request.speculant, principal)
+        wanted = request.speculant or SpeculantOptions()
+        session = session_options(principal, wanted.tenant or "", wanted.graph or "", wanted.learn)
         config = generation_config(request, self._defaults, self._decoder.target)
         self._load.require_length(config.max_tokens)
         self._load.require_capacity(num_prompts * config.n)
@@ -116,7 +130,7 @@ class RequestMapping:
         session: SessionOptions | None,
         request: ChatRequest | CompletionRequest,
         form_param: str,
-        **fields: Any,
+        calls: CallStyle | None = None,
     ) -> RequestContext:
         longest = self._decoder.target.max_length
         for prompt in prompts:
@@ -130,7 +144,7 @@ class RequestMapping:
                 param = "structured_outputs" if request.structured_outputs is not None else form_param
                 raise ApiError(400, f"{param}: {error}", param=param) from error
         with_usage = request.stream_options is not None and request.stream_options.include_usage
-        return RequestContext(prompts, config, session, with_usage, **fields)
+        return RequestContext(prompts, config, session, with_usage, calls)
 
     async def _hint(self, text: str | list[TokenId]) -> list[TokenId]:
         """Return the tokens of what the answer may resemble."""
@@ -152,3 +166,163 @@ def _template_refusal(error: GenerationError) -> str:
     if cause is None or (isinstance(cause, TemplateError) and not isinstance(cause, UndefinedError)):
         return str(error)
     return "the model's chat template can't make anything of the messages; change their roles or contents"
+
+
+def generation_config(
+    request: ChatRequest | CompletionRequest, defaults: GenerationConfig, target: TargetModel
+) -> GenerationConfig:
+    """Return the settings that a request means.
+
+    Args:
+        request: what it names.
+        defaults: for what it does not name, but for ``n``, ``seed`` and ``logprobs``.
+        target: the model, whose end tokens count.
+
+    Raises:
+        ApiError: two fields contradict each other.
+        GenerationRequestError: a value is not allowed.
+    """
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "stream_options needs stream = true; leave it out", param="stream_options")
+    wanted: dict[str, Any] = {"n": 1, "seed": secrets.randbelow(_MAX_DRAWN_SEED), "logprobs": None}
+    wanted |= {name: value for name in _SAME_NAMES if (value := getattr(request, name)) is not None}
+    for name, convert in _CONVERTED.items():
+        if (value := getattr(request, name, None)) is not None:
+            wanted[name] = convert(value)
+    if isinstance(request, ChatRequest):
+        wanted |= _of_chat(request)
+    wanted |= _form(request)
+    if request.stop_token_ids is not None or request.ignore_eos:
+        own = target.end_token_ids if defaults.end_token_ids is None else defaults.end_token_ids
+        ends = {*(request.stop_token_ids or ()), *(() if request.ignore_eos else own)}
+        wanted |= {"end_token_ids": tuple(sorted(ends)), "ignore_end_tokens": not ends}
+    if request.speculant is not None:
+        wanted |= request.speculant.model_dump(exclude=_OF_DRAFTER, exclude_none=True)
+    return changed(defaults, wanted)
+
+
+def _of_chat(request: ChatRequest) -> dict[str, Any]:
+    newer = request.max_completion_tokens
+    if newer is not None and request.max_tokens not in (None, newer):
+        raise ApiError(400, "max_tokens and max_completion_tokens differ; give one", param="max_tokens")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs = true; set it", param="top_logprobs")
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    return {"logprobs": logprobs} | ({} if newer is None else {"max_tokens": newer})
+
+
+def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
+    """Return the settings of the answer's form."""
+    given = request.response_format if isinstance(request, ChatRequest) else None
+    form: dict[str, Any] = {}
+    if given is not None and given.type == "json_object":
+        form["json_schema"] = '{"type": "object"}'
+    elif given is not None and given.type == "json_schema":
+        if given.json_schema is None:
+            raise ApiError(400, "response_format lacks json_schema; give it", param="response_format.json_schema")
+        schema = given.json_schema.schema_
+        if given.json_schema.strict and isinstance(schema, dict):
+            schema = {**schema, "x-guidance": STRICT}
+        form["json_schema"] = json.dumps(schema)
+    if (other := request.structured_outputs) is None:
+        return form
+    own = json.dumps(other.json_) if isinstance(other.json_, dict) else other.json_
+    choices = None if other.choice is None else tuple(other.choice)
+    fields = {"json_schema": own, "regex": other.regex, "choices": choices, "grammar": other.grammar}
+    form |= {name: value for name, value in fields.items() if value is not None}
+    if len(form) != 1:
+        message = "structured_outputs takes one of json, regex, choice and grammar, and no response_format beside it"
+        raise ApiError(400, message, param="structured_outputs")
+    return form
+
+
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Refuse messages that do not fit their roles.
+
+    Raises:
+        ApiError: which one, and which of its fields.
+    """
+    for index, message in enumerate(messages):
+        problem = None
+        if message.content is None and not message.tool_calls:
+            problem = "content", "is missing"
+        elif message.tool_calls and message.role != "assistant":
+            problem = "tool_calls", "belongs to messages of the assistant; leave it out"
+        elif message.role == "tool" and message.tool_call_id is None:
+            problem = "tool_call_id", "is missing: name the call that the message answers"
+        elif message.role != "tool" and message.tool_call_id is not None:
+            problem = "tool_call_id", "belongs to messages of tools; leave it out"
+        if problem is not None:
+            param = f"messages.{index}.{problem[0]}"
+            raise ApiError(400, f"{param} {problem[1]}", param=param)
+
+
+def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[dict[str, Any]]:
+    """Return the tools that the chat template gets.
+
+    Args:
+        request: names them.
+        style: how the model writes calls; None if it does not.
+
+    Raises:
+        ApiError: it does not, or the request contradicts itself.
+    """
+    tools, choice = request.tools or [], request.tool_choice
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "two tools have one name; give each its own", param="tools")
+    if not tools and choice not in (None, "none", "auto"):
+        raise ApiError(400, "tool_choice requires a call, but there are no tools; give some", param="tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise ApiError(
+            400, f"tool_choice names '{choice.function.name}', which is not among the tools", param="tool_choice"
+        )
+    for index, tool in enumerate(tools):
+        if (tool.function.parameters or {}).get("type", "object") != "object":
+            param = f"tools.{index}.function.parameters"
+            raise ApiError(400, f"{param} is the schema of an object, which has the arguments; fix it", param=param)
+    if tools and style is None and choice != "none":
+        raise ApiError(
+            400,
+            "not supported here: 'tools', the model's chat template takes none, or calls of an unknown kind; "
+            "leave them out",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    if choice == "none":
+        return []
+    functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
+    return [{"type": "function", "function": {"description": "", **each}} for each in functions]  # templates want one
+
+
+def demanded_form(request: ChatRequest, style: CallStyle | None) -> str:
+    """Return the form of the answer if it must call a tool, else nothing.
+
+    Raises:
+        ApiError: it must be of another form, too.
+    """
+    choice = request.tool_choice
+    if style is None or choice in (None, "none", "auto"):
+        return ""
+    has_other = request.response_format is not None and request.response_format.type != "text"
+    if has_other or request.structured_outputs is not None:
+        raise ApiError(400, "an answer that must call a tool takes no other form; leave one out", param="tool_choice")
+    wanted = [choice.function.name] if isinstance(choice, NamedTool) else None
+    pairs = [(name, schema) for name, schema in _functions(request) if wanted is None or name in wanted]
+    return style.form(pairs, parallel=request.parallel_tool_calls)
+
+
+def examples(request: ChatRequest, config: GenerationConfig, style: CallStyle | None) -> str:
+    """Return text that the answer may resemble: calls of the tools, and JSON of the answer's schema."""
+    parts = []
+    if style is not None and request.tools and request.tool_choice != "none":
+        parts.append(style.examples(_functions(request)))
+    if config.json_schema:
+        with suppress(ValueError):  # it is refused elsewhere
+            parts.append(example_of(json.loads(config.json_schema)))
+    return "\n".join(parts)
+
+
+def _functions(request: ChatRequest) -> list[tuple[str, dict[str, Any]]]:
+    functions = [tool.function for tool in request.tools or []]
+    return [(each.name, _ANYTHING if each.parameters is None else each.parameters) for each in functions]

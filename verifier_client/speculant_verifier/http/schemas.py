@@ -331,12 +331,6 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[_Tokens], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)]
     )
     """Text, a list of texts, token ids, or a list of lists of token ids."""
-    logprobs: _NumTop | None = None
-    """Return the log-probability of every token and of so many most probable ones."""
-    echo: Literal[False] = False
-    """false only."""
-    best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """The same as n only."""
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts one by one."""

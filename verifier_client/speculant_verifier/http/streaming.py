@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import cast
 
 from fastapi.responses import Response
@@ -24,8 +24,6 @@ from speculant_verifier.http.errors import error_of
 from speculant_verifier.load import Load, failure_of, read_ahead
 from speculant_verifier.results import StepEvent
 
-_READER_TIMEOUT_S = 120.0
-"""Longest time without a byte being read."""
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -34,19 +32,84 @@ _STREAM_HEADERS = [
 ]
 
 
-class Decoding:
-    """Lets requests in and decodes them."""
+class GenerationResponse(Response):
+    """Sends an answer, unless the client goes away before."""
 
-    def __init__(self, decoder: SpeculativeDecoder, load: Load) -> None:
-        """Take the decoder and what counts how much it has to do."""
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        load: Load,
+        context: RequestContext,
+        builder: AnswerBuilder,
+        *,
+        is_stream: bool,
+    ) -> None:
+        """Make a response; nothing is decoded before it is sent.
+
+        Args:
+            decoder: decodes.
+            load: counts how much it has to do.
+            context: what is decoded.
+            builder: makes the answer.
+            is_stream: whether events are sent as they come.
+        """
+        super().__init__()
         self._decoder, self._load = decoder, load
+        self._context, self._builder, self._is_stream = context, builder, is_stream
 
-    async def events(self, context: RequestContext) -> AsyncGenerator[StepEvent, None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer.
+
+        Raises:
+            SpeculantError: there is no answer; nothing has been sent.
+        """
+        del scope
+        answering = asyncio.create_task(self._stream(send) if self._is_stream else self._send_whole(send))
+        leaving = asyncio.create_task(_departure(receive))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                await answering
+        finally:
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+
+    async def _send_whole(self, send: Send) -> None:
+        async with aclosing(self._events()) as events:
+            async for event in events:
+                self._builder.add(event)
+        body = await asyncio.to_thread(lambda: to_json(self._builder.whole()).encode())
+        length = (b"content-length", str(len(body)).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, send: Send) -> None:
+        has_begun = False
+        try:
+            async with aclosing(self._events()) as events:
+                async for event in events:
+                    if not has_begun:
+                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                        has_begun = True
+                    for chunk in self._builder.chunks(event):
+                        await send(_event(self._builder.frame(chunk)))
+        except Exception as error:
+            if not has_begun:
+                raise
+            found = error_of(error)
+            if found.status == 500:
+                logger.opt(exception=error).error("a stream failed")
+            await send(_event(self._builder.failure(found)))
+        await send(_event(self._builder.ending, more_body=False))
+
+    async def _events(self) -> AsyncGenerator[StepEvent, None]:
         """Yield what happens; leaving it ends the generation.
 
         Raises:
             SpeculantError: there is no capacity, or a choice failed.
         """
+        context = self._context
         with self._load.admitted(context.num_choices) as give_back:
             stream = self._decoder.astream(context.prompts, context.config, session=context.session)
             failure: SpeculantError | None = None
@@ -63,89 +126,6 @@ class Decoding:
                 raise DrafterUnavailableError("the server stopped decoding") from error
             if failure is not None:
                 raise failure
-
-
-class GenerationResponse(Response):
-    """Sends an answer, unless the client goes away before."""
-
-    def __init__(self, decoding: Decoding, context: RequestContext, builder: AnswerBuilder, *, is_stream: bool) -> None:
-        """Make a response; nothing is decoded before it is sent.
-
-        Args:
-            decoding: decodes.
-            context: what.
-            builder: makes the answer.
-            is_stream: whether events are sent as they come.
-        """
-        super().__init__()
-        self._decoding, self._context, self._builder = decoding, context, builder
-        self._is_stream = is_stream
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer.
-
-        Raises:
-            SpeculantError: there is no answer; nothing has been sent.
-        """
-        del scope
-        answering = asyncio.create_task(self._stream(send) if self._is_stream else self._send_whole(send))
-        leaving = asyncio.create_task(_departure(receive))
-        try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                with suppress(_ReaderTimeoutError):  # the server closes what has no end
-                    await answering
-        finally:
-            for task in (answering, leaving):
-                task.cancel()
-            await asyncio.gather(answering, leaving, return_exceptions=True)
-
-    async def _send_whole(self, send: Send) -> None:
-        async with aclosing(self._decoding.events(self._context)) as events:
-            async for event in events:
-                self._builder.add(event)
-        body = await asyncio.to_thread(lambda: to_json(self._builder.whole()).encode())
-        length = (b"content-length", str(len(body)).encode())
-        await _sent(send, {"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
-        await _sent(send, {"type": "http.response.body", "body": body})
-
-    async def _stream(self, send: Send) -> None:
-        has_begun = False
-        try:
-            async with aclosing(self._decoding.events(self._context)) as events:
-                async for event in events:
-                    if not has_begun:
-                        await _sent(send, {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                        has_begun = True
-                    for chunk in self._builder.chunks(event):
-                        await _sent(send, _event(self._builder.frame(chunk)))
-        except _ReaderTimeoutError:
-            raise
-        except Exception as error:
-            if not has_begun:
-                raise
-            found = error_of(error)
-            if found.status == 500:
-                logger.opt(exception=error).error("a stream failed")
-            await _sent(send, _event(self._builder.failure(found)))
-        await _sent(send, _event(self._builder.ending, more_body=False))
-
-
-class _ReaderTimeoutError(Exception):
-    """The client has not read for a long time."""
-
-
-async def _sent(send: Send, message: Message) -> None:
-    """Send, unless nothing is read for too long.
-
-    Raises:
-        _ReaderTimeoutError: the connection is to be closed.
-    """
-    try:
-        async with asyncio.timeout(_READER_TIMEOUT_S):
-            await send(message)
-    except TimeoutError:
-        raise _ReaderTimeoutError from None
 
 
 def _event(text: str, *, more_body: bool = True) -> Message:

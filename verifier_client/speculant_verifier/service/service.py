@@ -12,10 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.errors import (
-    DrafterUnavailableError,
-    DraftRequestError,
-)
+from speculant_graph.errors import DraftRequestError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.serving.calls import Call, CallInterceptor
 from speculant_verifier.decoder import SpeculativeDecoder
@@ -25,7 +22,6 @@ from speculant_verifier.results import FinishReason, GenerationResult, StepEvent
 from speculant_verifier.service.requests import generation_config, prompt_of
 
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
-_READER_TIMEOUT_S = 120.0
 _FINISH_REASON: dict[FinishReason | None, Any] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
     "stop": pb.FINISH_REASON_STOP,
@@ -80,7 +76,7 @@ class VerifierService:
                 async for event in events:
                     if event.result is not None and event.result.finish_reason == "error":
                         raise failure_of(event.result.error, is_client_error=event.result.is_refused)
-                    await _written(call, _response(event, config.seed))
+                    await call.context.write(_response(event, config.seed).SerializeToString())
 
 
 def parsed(kind: Any, payload: bytes) -> Any:
@@ -99,15 +95,6 @@ def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list
     """Return what is to be continued; in a thread, as a long text takes its time."""
     prompt = prompt_of(request, decoder.chat_prompt)
     return decoder.target.encode(prompt) if isinstance(prompt, str) else list(prompt)
-
-
-async def _written(call: Call, response: Any) -> None:
-    """Send a message, unless the client does not read for a long time."""
-    try:
-        async with asyncio.timeout(_READER_TIMEOUT_S):
-            await call.context.write(response.SerializeToString())
-    except TimeoutError:
-        raise DrafterUnavailableError(f"nothing was read for {_READER_TIMEOUT_S:g} s; read as messages come") from None
 
 
 def _response(event: StepEvent, seed: int) -> pb.GenerateResponse:

@@ -1,10 +1,13 @@
-"""Events of the decoder as items and events of a response."""
+"""OpenAI's Responses API: its requests become chats, and chats' answers become its items and events."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from speculant_graph.serving.access import Principal
 from speculant_verifier.http.builders import (
     AnswerBuilder,
     Fields,
@@ -13,8 +16,10 @@ from speculant_verifier.http.builders import (
     speculation_of,
     to_json,
 )
-from speculant_verifier.http.errors import ApiError
-from speculant_verifier.http.responses.schemas import Item
+from speculant_verifier.http.errors import ApiError, error_of
+from speculant_verifier.http.mapping import RequestMapping
+from speculant_verifier.http.responses_schemas import ChosenFunction, Content, Item, ResponsesRequest
+from speculant_verifier.http.schemas import ChatRequest
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.tool_calls.pieces import Piece
 
@@ -26,14 +31,143 @@ _PARTS: dict[str, Fields] = {
     "message": {"type": "output_text", "annotations": [], "logprobs": []},
     "reasoning": {"type": "reasoning_text"},
 }
+_SAME_NAMES = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "seed",
+    "speculant",
+    "parallel_tool_calls",
+)
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""What fields of a chat are called in a response."""
+_TOLD_FIRST = ("system", "developer")
 
 
-class Output:
+async def map_responses(mapping: RequestMapping, request: ResponsesRequest, principal: Principal) -> RequestContext:
+    """Prepare a conversation, as the chat that it is.
+
+    Raises:
+        ApiError: which field is wrong, or what it may not.
+    """
+    try:
+        return await mapping.chat(as_chat(request), principal)
+    except Exception as error:
+        raise as_error(error_of(error)) from error
+
+
+def as_chat(request: ResponsesRequest) -> ChatRequest:
+    """Return the chat that a request means."""
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAMES}
+    fields |= {"messages": _messages(request.instructions, request.input), "max_tokens": request.max_output_tokens}
+    if request.tools:
+        fields["tools"] = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+            for tool in request.tools
+        ]
+    choice = request.tool_choice
+    if isinstance(choice, ChosenFunction):
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    else:
+        fields["tool_choice"] = choice
+    if request.reasoning is not None:
+        fields["reasoning_effort"] = request.reasoning.effort
+    if request.text is not None and (form := request.text.format) is not None:
+        fields["response_format"] = {"type": form.type}
+        if form.type == "json_schema":
+            if form.schema_ is None:
+                raise ApiError(400, "text.format lacks schema; give it", param="text.format.schema")
+            fields["response_format"]["json_schema"] = {"schema": form.schema_, "strict": bool(form.strict)}
+    return ChatRequest(**fields)
+
+
+def as_error(error: ApiError) -> ApiError:
+    """Return the error of a chat with the names that a response's fields have."""
+    detail = error.content["error"]
+    message, param = str(detail["message"]).replace(".function.parameters", ".parameters"), detail["param"]
+    for name, new in _NAMES.items():
+        if name != "messages":
+            message = message.replace(name, new)
+        if param is not None and param.partition(".")[0] == name:
+            message, param = message.replace(param, new), new
+    if param is not None:
+        param = param.replace(".function.parameters", ".parameters")
+    return ApiError(error.status, message, kind=str(detail["type"]), param=param, code=detail["code"])
+
+
+def _text_of(parts: Content | None) -> str:
+    return parts if isinstance(parts, str) else "\n".join(part.text for part in parts or ())
+
+
+@dataclass(slots=True)
+class _Reply:
+    """What the assistant did in one message."""
+
+    reasoning: list[str] = field(default_factory=list)
+    content: str | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def message(self) -> list[dict[str, Any]]:
+        if not self.reasoning and self.content is None and not self.calls:
+            return []
+        message: dict[str, Any] = {"role": "assistant", "content": self.content or ""}
+        if self.reasoning:
+            message["reasoning_content"] = "\n".join(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return [message]
+
+
+def _messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Return the messages of a conversation; what stands before everything else becomes one message."""
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    reply = _Reply()
+    for item in items:
+        if item.type == "reasoning":
+            if reply.calls or reply.content is not None:
+                messages += reply.message()
+                reply = _Reply()
+            reply.reasoning.append(_text_of(item.content or item.summary))
+        elif item.role == "assistant":
+            if reply.calls or reply.content is not None:
+                messages += reply.message()
+                reply = _Reply()
+            reply.content = _text_of(item.content)
+        elif item.type == "function_call":
+            function = {"name": item.name, "arguments": item.arguments}
+            reply.calls.append({"id": item.call_id, "type": "function", "function": function})
+        else:
+            messages += reply.message()
+            reply = _Reply()
+            _add(messages, item)
+    return messages + reply.message()
+
+
+def _add(messages: list[dict[str, Any]], item: Item) -> None:
+    if item.type == "function_call_output":
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text_of(item.output)})
+        return
+    text = _text_of(item.content)
+    # Templates take one message before those of the user, if that.
+    if item.role in _TOLD_FIRST and len(messages) == 1 and messages[0]["role"] in _TOLD_FIRST:
+        messages[0]["content"] += f"\n\n{text}"
+    else:
+        messages.append({"role": item.role, "content": text})
+
+
+class _Output:
     """The items of an answer in the making; every step of theirs is an event."""
 
     def __init__(self) -> None:
-        self.items: list[Fields] = []
-        """Those that have ended."""
+        self.items: list[Fields] = []  # those that have ended
         self._item: Fields | None = None
         self._text = ""
 
@@ -107,27 +241,18 @@ class ResponsesBuilder(AnswerBuilder):
     ending = ""
     prefix = "resp"
 
-    def __init__(
-        self,
-        context: RequestContext,
-        model: ServedModel,
-        response_id: str,
-        repeated: Fields,
-        on_end: Callable[[list[Item]], None],
-    ) -> None:
+    def __init__(self, context: RequestContext, model: ServedModel, request: ResponsesRequest) -> None:
         """Begin.
 
         Args:
             context: what is answered.
             model: the model.
-            response_id: of the answer.
-            repeated: what the answer repeats of the request.
-            on_end: gets the output when all of it is there.
+            request: the request, some of which the answer repeats.
         """
         super().__init__(context, model)
-        self._repeated = repeated | {"temperature": context.config.temperature, "top_p": context.config.top_p}
-        self._id, self._on_end = response_id, on_end
-        self._output = Output()
+        self._repeated = _repeated(request)
+        self._repeated |= {"temperature": context.config.temperature, "top_p": context.config.top_p}
+        self._output = _Output()
         self._num_events = 0
 
     def add(self, event: StepEvent) -> None:
@@ -164,7 +289,6 @@ class ResponsesBuilder(AnswerBuilder):
             yield from self._output.add([("content", "")])
         status = _status_of(event.result)
         yield from self._output.end(status)
-        self._on_end([_as_item(item) for item in self._output.items])
         yield status, {"response": self._response(event.result)}
 
     def _event(self, name: str, fields: Fields) -> Fields:
@@ -207,8 +331,20 @@ def _status_of(result: GenerationResult) -> str:
     return "incomplete" if result.finish_reason == "length" else "completed"
 
 
-def _as_item(item: Fields) -> Item:
-    """Return what a later request would send for an item."""
-    content = "".join(part["text"] for part in item["content"]) if "content" in item else None
-    names = ("type", "role", "call_id", "name", "arguments")
-    return Item.model_validate({"content": content} | {name: item.get(name) for name in names})
+def _repeated(request: ResponsesRequest) -> Fields:
+    """Return what the answer repeats of a request, with what stands for fields that it lacks."""
+    text = {} if request.text is None else request.text.model_dump(exclude_none=True, by_alias=True)
+    choice = request.tool_choice
+    return {
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {} if request.reasoning is None else request.reasoning.model_dump(exclude_none=True),
+        "store": False,
+        "text": {"format": {"type": "text"}} | text,
+        "tool_choice": choice.model_dump() if isinstance(choice, ChosenFunction) else choice or "auto",
+        "tools": [tool.model_dump(exclude_none=True) for tool in request.tools or ()],
+        "truncation": "disabled",
+    }

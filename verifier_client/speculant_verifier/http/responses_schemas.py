@@ -158,11 +158,9 @@ class ResponsesRequest(Schema):
     input: Annotated[_Items, BeforeValidator(_as_items, json_schema_input_type=str | _Items)]
     """A text of the user, or items from the first to the latest."""
     instructions: str | None = None
-    """The system message, before everything else; those of earlier responses are not taken over."""
-    previous_response_id: Name | None = None
-    """The response that this one goes on from: its input and output come before this input."""
-    store: bool = True
-    """Keep this response in memory for a while, so that a later one can go on from it."""
+    """The system message, before everything else."""
+    store: bool | None = None
+    """Ignored: nothing is kept."""
     stream: bool = False
     """Send server-sent events as the answer comes."""
     stream_options: StreamOptions | None = None

@@ -1,1 +1,0 @@
-"""OpenAI's Responses API: its requests become chats, and chats' answers become its items and events."""
