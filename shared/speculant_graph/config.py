@@ -115,10 +115,9 @@ class VerifierConfig(Config):
     measure_costs: bool = True
     """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
     the result is kept in the cache folder. Without it typical costs are assumed."""
-    ram_budget: ByteSize = ByteSize(0)
-    """Most memory of the process, such as 6GB; weights beyond are streamed from the disk. 0 is what is free."""
-    device_budget: ByteSize = ByteSize(0)
-    """Most memory of the GPU; weights beyond are streamed from this machine's memory. 0 is what is free."""
+    memory_budget: ByteSize = ByteSize(0)
+    """Most memory, such as 6GB, of the process, or of the GPU if the model runs on one. Weights beyond are streamed
+    from the disk, or from this machine's memory. 0 is what is free."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
     """Decoder layers that stay in memory, or whose experts have space there, instead of as many as fit."""
     hf_token: SecretStr | None = None

@@ -78,12 +78,12 @@ def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
 def _check_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
     is_named = "model_name" in settings.verifier.model_fields_set
     try:
-        devices = importlib.import_module(f"{_VERIFIER}.checks.devices")
+        checks = importlib.import_module(f"{_VERIFIER}.checks")
     except ImportError as error:
         status: Status = "fail" if is_named else "skip"
         yield CheckResult("model", status, f"{error.name} is not installed", 'pip install "speculant-graph[verifier]"')
         return
-    yield from guarded("gpu", devices.check_devices)
+    yield from guarded("gpu", checks.check_devices)
     if is_named:
         yield from guarded("model", lambda: _look_at_model(settings, tokenizers))
     else:
@@ -92,8 +92,8 @@ def _check_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
 
 def _look_at_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
     importlib.import_module(f"{_VERIFIER}.sources").require_sources(settings.verifier)  # at once, what is mistyped
-    model = importlib.import_module(f"{_VERIFIER}.checks.model")
-    yield from model.check_model(settings.verifier, load=settings.verify, tokenizers=tokenizers)
+    checks = importlib.import_module(f"{_VERIFIER}.checks")
+    yield from checks.check_model(settings.verifier, load=settings.verify, tokenizers=tokenizers)
 
 
 def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:

@@ -152,7 +152,7 @@ def test_a_plan_keeps_within_the_budget():
     with torch.device("meta"):
         total = sum(each.nbytes for each in LlamaForCausalLM(config).parameters())
     for share in (0.3, 0.5, 0.9):
-        verifier = VerifierConfig(ram_budget=budget_with(int(share * total)), max_kv_tokens=16)
+        verifier = VerifierConfig(memory_budget=budget_with(int(share * total)), max_kv_tokens=16)
         plan = plan_for(config, torch.float32, verifier)
         assert plan is not None
         kept = plan.resident_bytes + plan.num_slots * plan.unit_bytes
@@ -161,7 +161,7 @@ def test_a_plan_keeps_within_the_budget():
         assert plan.pass_bytes == pytest.approx(total - stays, rel=0.01)
         assert plan.most_bytes == int(1.05 * plan.budget)
     wordy = LlamaConfig(num_hidden_layers=80, hidden_size=1024, vocab_size=200_000)
-    plan = plan_for(wordy, torch.float32, VerifierConfig(ram_budget=10**10, max_batch_size=8))
+    plan = plan_for(wordy, torch.float32, VerifierConfig(memory_budget=10**10, max_batch_size=8))
     assert 16 < plan.most_nodes < 256
     assert 8 * (1 + plan.most_nodes) * 8 * 200_000 < 0.2 * 10**10, "there is memory for the logits"
     assert 4 * 8 * plan.most_nodes <= plan.kv_tokens
@@ -172,17 +172,17 @@ def test_a_plan_keeps_within_the_budget():
     mixture = Qwen3MoeConfig(num_hidden_layers=48, num_experts=128, hidden_size=64, moe_intermediate_size=64)
     plan = plan_for(mixture, torch.float32, VerifierConfig(resident_layers=40, max_kv_tokens=16))
     assert plan.num_slots <= 4096, "transformers counts tokens of experts in float32"
-    generous = VerifierConfig(ram_budget=budget_with(4 * total) * 2)
+    generous = VerifierConfig(memory_budget=budget_with(4 * total) * 2)
     assert plan_for(config, torch.float32, generous) is None
     small = LlamaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=100)
     assert plan_for(small, torch.float32, VerifierConfig()) is None, "without a budget all that fits stays"
 
 
 def test_a_budget_that_is_too_small_is_refused(checkpoint):
-    with pytest.raises(ConfigError, match=r"must stay in memory, .* raise --verifier.ram-budget"):
-        TargetModel.load(VerifierConfig(model_name=str(checkpoint), ram_budget=1_000_000))
-    with pytest.raises(ConfigError, match=r"resident_layers = 3 takes .*; leave it out .* or raise --verifier.ram-b"):
-        load(checkpoint, 3, ram_budget=anonymous_bytes() + 1_000)
+    with pytest.raises(ConfigError, match=r"must stay in memory, .* raise --verifier.memory-budget"):
+        TargetModel.load(VerifierConfig(model_name=str(checkpoint), memory_budget=1_000_000))
+    with pytest.raises(ConfigError, match=r"resident_layers = 3 takes .*; leave it out .* or raise --verifier.mem"):
+        load(checkpoint, 3, memory_budget=anonymous_bytes() + 1_000)
 
 
 def test_a_file_that_can_not_be_read_fails_passes_until_it_can(tmp_path, checkpoint):

@@ -100,7 +100,7 @@ def write_weights(plan: OffloadPlan) -> dict[str, Any]:
 def streamed(plan: OffloadPlan) -> dict[str, Any]:
     """Decode with a part of the weights in memory."""
     with _peak() as peak:
-        target = _loaded(plan, ram_budget=plan.ram_budget)
+        target = _loaded(plan, memory_budget=plan.ram_budget)
         offload = target.offload
         if offload is None:
             raise ConfigError(f"the model fits into {plan.ram_budget} bytes; lower --ram-budget")

@@ -64,7 +64,7 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
     own: dict[str, Any] = {
         "model_name": config.name,
         "tokenizer_name": None,
-        "ram_budget": 0,  # it comes on top of the target's budget
+        "memory_budget": 0,  # it comes on top of the target's budget
         "resident_layers": None,
     }
     loading = (verifier or VerifierConfig()).model_copy(update=own)

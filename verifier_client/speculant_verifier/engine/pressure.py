@@ -90,8 +90,8 @@ class MemoryPressure:
             if (num_bytes := part.reduce()) is not None:
                 if all(other is not part for other, _ in self._reduced):
                     logger.warning(
-                        "memory is short, of the machine, its container or verifier.ram_budget: fewer {} until there "
-                        "is more; see docs/offloading.md",
+                        "memory is short, of the machine, its container or verifier.memory_budget: fewer {} until "
+                        "there is more; see docs/offloading.md",
                         part.reducible,
                     )
                 self._reduced.append((part, num_bytes))

@@ -27,8 +27,8 @@ from speculant_graph.errors import ConfigError, GenerationError
 
 _CHUNK = 4 << 20
 _ALIGNED = 4096
-_CHUNK = 1 << 26
-"""Of a measurement."""
+_MEASURED = 1 << 26
+"""Bytes that are read at once of a checkpoint whose speed is measured."""
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -95,18 +95,18 @@ def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
         most: bytes to read.
     """
     pieces = [
-        StoredTensor(str(path), first, torch.uint8, (_CHUNK,))
+        StoredTensor(str(path), first, torch.uint8, (_MEASURED,))
         for path in sorted(folder.glob("*.safetensors"))
-        for first in range(0, path.stat().st_size - _CHUNK + 1, _CHUNK)
-    ][: most // _CHUNK]
+        for first in range(0, path.stat().st_size - _MEASURED + 1, _MEASURED)
+    ][: most // _MEASURED]
     if not pieces:
         return 0.0
-    reader, scratch = WeightReader(), torch.empty(_CHUNK, dtype=torch.uint8)
+    reader, scratch = WeightReader(), torch.empty(_MEASURED, dtype=torch.uint8)
     started_s = time.perf_counter()
     reader.wait(reader.read([(piece, scratch) for piece in pieces]))
     elapsed_s = time.perf_counter() - started_s
     reader.close()
-    return len(pieces) * _CHUNK / elapsed_s
+    return len(pieces) * _MEASURED / elapsed_s
 
 
 class WeightReader:
@@ -204,3 +204,19 @@ class WeightReader:
                     finally:
                         os.close(file)
             return self._files[path]
+
+
+def new_space(shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, mmap.mmap | None]:
+    """Return a tensor of zeros of another one's number type and device, and on a CPU the memory that it lies in.
+
+    The system gets it back as soon as it is not needed, while allocators keep it for later. Pages of that memory come
+    when they are written to. They go when the tensor does, or when they are said to be needless (``madvise``): then
+    they are zeros again.
+    """
+    if like.device.type != "cpu":
+        return like.new_zeros(shape), None
+    size = torch.Size(shape).numel() * like.element_size()
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=like.dtype).view(shape), memory

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from speculant_verifier.offload.files import StoredTensor, WeightReader
+from speculant_verifier.offload.files import StoredTensor, WeightReader, new_space
 from speculant_verifier.offload.pinned import PinnedTensor, PinnedWeights
-from speculant_verifier.offload.space import new_space
 
 _Weights = Sequence[tuple[nn.Module, str, StoredTensor | PinnedTensor]]
 

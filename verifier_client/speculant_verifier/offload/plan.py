@@ -135,7 +135,7 @@ def plan_for(
     total, on_cpu = _size(model), device.type == "cpu"
     process = anonymous_bytes() if on_cpu else torch.cuda.memory_allocated(device)
     free = available_bytes() if on_cpu else torch.cuda.mem_get_info(device)[0]
-    bound = int(verifier.ram_budget if on_cpu else verifier.device_budget)
+    bound = int(verifier.memory_budget)
     budget = bound or process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
     wanted = verifier.resident_layers
     # Without a budget there is no setting for keys and values: they take what is left.
@@ -164,16 +164,14 @@ def plan_for(
     if bound and wanted is not None and taken + fixed + num_slots * unit > budget:
         raise ConfigError(
             f"resident_layers = {wanted} takes {_gb(taken + fixed + num_slots * unit)}, more than the budget of "
-            f"{_gb(budget)}; leave it out (--verifier.resident-layers), or raise --verifier."
-            f"{'ram' if on_cpu else 'device'}-budget"
+            f"{_gb(budget)}; leave it out (--verifier.resident-layers), or raise --verifier.memory-budget"
         )
     if num_slots < least:
         raise ConfigError(
             f"of model '{verifier.model_name}' {_gb(fixed)} must stay in memory, and with all else that takes "
             f"{_gb((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_gb(budget)}; raise "
-            f"--verifier.{'ram' if on_cpu else 'device'}-budget"
-            + (", lower --verifier.max-kv-tokens" if verifier.max_kv_tokens else "")
-            + (", or choose fewer bytes per weight (--verifier.dtype bfloat16)" if dtype.itemsize > 2 else "")
+            "--verifier.memory-budget, lower --verifier.max-kv-tokens if it is set, or choose fewer bytes per weight "
+            "(--verifier.dtype bfloat16)"
         )
     if not experts:
         num_slots = min(num_slots, least + len(modules) - 1)
@@ -247,7 +245,7 @@ def _require_memory(num_bytes: int, verifier: VerifierConfig) -> None:
     Raises:
         ConfigError: it does not.
     """
-    available = int(verifier.ram_budget) or available_bytes()
+    available = available_bytes()
     if available is not None and num_bytes + anonymous_bytes() > available:
         raise ConfigError(
             f"of model '{verifier.model_name}' {_gb(num_bytes)} must lie in this machine's memory, more than the "

@@ -1,13 +1,13 @@
-"""What ``speculant doctor`` checks of a model."""
+"""What ``speculant doctor`` looks at in the verifier. What takes seconds to import comes with a model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from speculant_graph.cli.checks import CheckResult
 from speculant_graph.config import VerifierConfig
@@ -15,13 +15,20 @@ from speculant_graph.corpus.hub import first_line
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import available_bytes
 from speculant_graph.types import Fingerprint
-from speculant_verifier.console import quiet_transformers
-from speculant_verifier.model import TargetModel
-from speculant_verifier.model.architecture import check_architecture, sliding_layers
-from speculant_verifier.model.loading import device_named, load_tokenizer
-from speculant_verifier.offload import plan_for
-from speculant_verifier.offload.files import bytes_per_second
-from speculant_verifier.sources import access_token, is_model_local
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def check_devices() -> Iterator[CheckResult]:
+    """Say which GPUs torch sees."""
+    if not torch.cuda.is_available():
+        yield CheckResult("gpu", "ok", f"none: the model runs on the processor (torch {torch.__version__})")
+        return
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        yield CheckResult("gpu", "ok", f"cuda:{index} {name}, {free / 1e9:.1f} GB free of {total / 1e9:.1f} GB")
 
 
 def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
@@ -35,6 +42,13 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
     Raises:
         ConfigError: it can't be used, and why.
     """
+    from transformers import AutoConfig
+
+    from speculant_verifier.console import quiet_transformers
+    from speculant_verifier.model import TargetModel
+    from speculant_verifier.model.loading import device_named, load_tokenizer
+    from speculant_verifier.sources import access_token, is_model_local
+
     quiet_transformers()
     device = device_named(config.device)
     is_local = is_model_local(config)
@@ -58,6 +72,10 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
 
 def _parameters(described: PreTrainedConfig, name: str) -> int:
     """Return how many numbers a model has; refuse architectures that can't be verified with."""
+    from transformers import AutoModelForCausalLM
+
+    from speculant_verifier.model.architecture import check_architecture, sliding_layers
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(described)
     check_architecture(model, name)
@@ -85,6 +103,9 @@ def _require_weights(folder: Path) -> None:
 
 
 def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, device: torch.device) -> CheckResult:
+    from speculant_verifier.offload import plan_for
+    from speculant_verifier.offload.files import bytes_per_second
+
     declared = getattr(described, "dtype", None) or torch.float32
     kind = (
         (torch.float32 if device.type == "cpu" else declared)
