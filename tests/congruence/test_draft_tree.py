@@ -40,8 +40,8 @@ SHARING_A_SLOT = (
 )  # fmt: skip
 
 curves = st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 4.0)), max_size=4).map(
-    lambda steps: CostCurve.from_points(
-        np.cumsum([1, *(gap for gap, _ in steps)]).tolist(), [1.0, *(cost for _, cost in steps)]
+    lambda steps: CostCurve(
+        tuple(np.cumsum([1, *(gap for gap, _ in steps)]).tolist()), (1.0, *(cost for _, cost in steps))
     )
 )
 configs = st.builds(

@@ -16,9 +16,9 @@ from speculant_graph.errors import GraphError, GraphFileError, TokenizerMismatch
 from speculant_graph.graph.build import assemble, count, emit, keys
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.build.combine import merge_graphs, prune_graph, update_graph
-from speculant_graph.graph.check import check_graph
 from speculant_graph.graph.layout import Trie
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.graph.store import check_graph
 from speculant_graph.graph.workspace import only_writer
 from support.graphs import assert_same_arrays, counts_of, fingerprint, graph_in_parts, graph_of
 from support.oracle import OracleGraph

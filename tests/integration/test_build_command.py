@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from speculant_graph.graph.build.keys import KeyLayout
-from speculant_graph.graph.store import load_graph, verify_graph
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_verifier.demo.run import MODEL_FOLDER
 
 TEXT = "The parties agree to the terms of the agreement.\nA clause ends the agreement.\n" * 200
@@ -106,7 +106,7 @@ def test_everything_that_can_be_a_corpus(tmp_path: Path) -> None:
     report = build(tmp_path, *inputs, "-o", "g.pkl", input="from standard input")
     assert report["files"] == 4
     assert report["documents"] == 6
-    graph = load_graph(tmp_path / "g.pkl")
+    graph = NgramGraph.load(tmp_path / "g.pkl")
     assert report["tokens"] == graph.metadata.num_tokens
     assert report["file_bytes"] == (tmp_path / "g.pkl").stat().st_size
     assert report["text_bytes"] == sum(file.size_bytes for file in graph.metadata.corpus_files)
@@ -157,11 +157,11 @@ def test_a_build_that_is_killed(phase: str, with_graph: Path) -> None:
         assert len(listing(with_graph)) > len(before), "it was in the middle of it"
         process.kill()
     assert (with_graph / "g.pkl").read_bytes() == old
-    verify_graph(with_graph / "g.pkl")
+    NgramGraph.load(with_graph / "g.pkl", complete=True)
     build(with_graph, "new.txt", "-o", "g.pkl")
     assert listing(with_graph) == before, "the next build sweeps what was left behind"
     assert (with_graph / "g.pkl").read_bytes() != old
-    verify_graph(with_graph / "g.pkl")
+    NgramGraph.load(with_graph / "g.pkl", complete=True)
 
 
 def on_a_terminal(command: list[str], cwd: Path) -> tuple[list[str], str]:

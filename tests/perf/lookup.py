@@ -34,9 +34,8 @@ from speculant_graph.machine import describe_machine
 K, CONTEXT_TOKENS, PROCESSES, WARM_UP = 10, 16, 3, 50
 OPEN = """
 import sys, time
-from speculant_graph.graph.store import load_graph
 start = time.perf_counter()
-graph = load_graph(sys.argv[1])
+graph = NgramGraph.load(sys.argv[1])
 print(1e3 * (time.perf_counter() - start), flush=True)
 graph.trie.words[::1024].sum()
 print(flush=True)

@@ -16,7 +16,6 @@ from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.container import aligned_text_bytes, before_and_after, read_container
 from speculant_graph.graph.layout import Trie, array_offsets, trie_of
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.store import load_graph, verify_graph
 
 
 def damaged(graph: NgramGraph, random: np.random.Generator) -> NgramGraph:
@@ -32,7 +31,7 @@ def damaged(graph: NgramGraph, random: np.random.Generator) -> NgramGraph:
 def assert_refused(path: Path, *, verify: bool = False) -> None:
     """Hold that a file is refused in one line when it is opened, or when all of it is looked at."""
     with pytest.raises(GraphFileError) as caught:
-        verify_graph(path) if verify else load_graph(path)
+        NgramGraph.load(path, complete=True) if verify else NgramGraph.load(path)
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -17,7 +17,6 @@ from speculant_graph.graph.build.count import count_partitions, plan_partitions
 from speculant_graph.graph.build.keys import KeyLayout
 from speculant_graph.graph.build.report import Stopwatch
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
-from speculant_graph.graph.store import load_graph
 from speculant_graph.types import Fingerprint
 
 
@@ -54,7 +53,7 @@ def graph_in_parts(
         parts = list(plan_partitions(stream, vocabulary_size, layout, max_keys))
         records = list(count_partitions(stream, parts, layout, folder, 1))
         assemble_graph(folder / "graph", folder, records, metadata, 1, Stopwatch(), lambda done, total: None)
-        return load_graph(folder / "graph", verify=True), len(parts)
+        return NgramGraph.load(folder / "graph", verify=True), len(parts)
 
 
 def counts_of(graph: NgramGraph) -> Counter[Ngram]:

@@ -32,9 +32,9 @@ def require_sources(config: VerifierConfig, graph_path: Path | None = None, clie
 
         Endpoint.of(sidecar.address, sidecar)
     if graph_path is not None:
-        from speculant_graph.graph.store import load_graph
+        from speculant_graph.graph.ngrams import NgramGraph
 
-        load_graph(graph_path)
+        NgramGraph.load(graph_path)
     is_model_local(config)
     if config.tokenizer_name is not None:
         is_tokenizer_local(config)

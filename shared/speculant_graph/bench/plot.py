@@ -82,7 +82,7 @@ def plot_lines(
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from speculant_graph.graph.export import replacing
+    from speculant_graph.graph.container import replacing
 
     columns = min(len(diagrams), _MOST_COLUMNS)
     rows = math.ceil(len(diagrams) / columns)

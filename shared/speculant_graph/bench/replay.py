@@ -148,10 +148,10 @@ def _read(settings: BenchReplaySettings, progress: BenchProgress) -> tuple[Ngram
     from speculant_graph.corpus.tokenize import CorpusTokenizer
     from speculant_graph.draft.pretraining import pretrain
     from speculant_graph.graph.build.builder import GraphBuilder
-    from speculant_graph.graph.store import load_graph
+    from speculant_graph.graph.ngrams import NgramGraph
 
     config = settings.graph
-    graph = None if settings.graph_path is None else load_graph(settings.graph_path)
+    graph = None if settings.graph_path is None else NgramGraph.load(settings.graph_path)
     progress.begin("reading the tokenizer")
     is_named = graph is None or "tokenizer_name" in config.model_fields_set
     tokenizer = CorpusTokenizer.load(

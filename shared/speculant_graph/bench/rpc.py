@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.bench.rpc_trials import PROMPT_TOKENS, TOKENS_PER_STEP, RpcWorkload, measure_steps
     from speculant_graph.draft.cost import COST_CURVES
     from speculant_graph.graph.build.builder import build_from_token_ids
-    from speculant_graph.graph.store import load_graph
+    from speculant_graph.graph.ngrams import NgramGraph
 
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="speculant-bench-") as temporary, show_progress() as progress:
@@ -73,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
             graph, path = build_from_token_ids(*words_of_standard_library()), folder / "graph.pkl"
             graph.save(path)
         else:
-            graph, path = load_graph(settings.graph), settings.graph
+            graph, path = NgramGraph.load(settings.graph), settings.graph
         progress.begin("drawing texts")
         num_tokens = PROMPT_TOKENS + TOKENS_PER_STEP * (2 * settings.steps + 200)
         texts = drawn_texts(graph, max(settings.batch), num_tokens, settings.seed)

@@ -41,9 +41,9 @@ def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchStartSettings, "bench start", arguments)
     from speculant_graph.bench.report import print_report
-    from speculant_graph.graph.store import load_graph
+    from speculant_graph.graph.ngrams import NgramGraph
 
-    load_graph(settings.graph_path)  # a damaged file is refused at once
+    NgramGraph.load(settings.graph_path)  # a damaged file is refused at once
     with tempfile.TemporaryDirectory(prefix="speculant-start-") as folder:
         figures = _measured(settings.graph_path.absolute(), settings.starts, Path(folder))
     print_report("start", _rows(figures), figures, arguments, as_json=settings.json_output)

@@ -102,9 +102,9 @@ def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
         yield CheckResult("graph", "skip", "not named; --graph-path FILE")
         return
     from speculant_graph.cli.graphs import sentence_of
-    from speculant_graph.graph.store import load_graph, verify_graph
+    from speculant_graph.graph.ngrams import NgramGraph
 
-    graph = verify_graph(path) if settings.verify else load_graph(path)
+    graph = NgramGraph.load(path, complete=settings.verify)
     tokenizers["the graph"] = graph.metadata.tokenizer
     checked = "all of it checked" if settings.verify else "description checked; --verify reads all"
     yield CheckResult("graph", "ok", f"{sentence_of(path, graph)} ({checked})")

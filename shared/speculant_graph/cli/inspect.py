@@ -50,12 +50,12 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(InspectSettings, "inspect", arguments)
     prompt = None if settings.prompt is None else checked_prompt(settings.prompt)
     from speculant_graph.corpus.files import list_corpus_files
-    from speculant_graph.graph.store import load_graph, verify_graph
+    from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
 
     log_to_stderr("INFO")
     is_read = prompt is not None or settings.coverage is not None
-    graph = verify_graph(settings.path) if settings.verify else load_graph(settings.path, verify=is_read)
+    graph = NgramGraph.load(settings.path, verify=is_read, complete=settings.verify)
     files = None if settings.coverage is None else list_corpus_files(settings.coverage)
     tokenizer, problem = _tokenizer(graph, settings.graph, is_needed=is_read)
     report = _describe(graph, settings.path, settings.top, tokenizer) | {"verified": settings.verify}

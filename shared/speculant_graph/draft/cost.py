@@ -7,15 +7,14 @@ first; on a mixture of experts every token wakes further experts, and a draft mu
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
 
 from speculant_graph.errors import ConfigError
 
@@ -23,8 +22,8 @@ MAX_POINT = 4_096
 """Most tokens that a curve may cover."""
 
 _EXAMPLE = '{"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}'
-_MOST_SHOWN = 60
-"""Characters of a wrong value in a message."""
+_TOKENS = TypeAdapter(tuple[Annotated[int, Field(strict=True, ge=1, le=MAX_POINT)], ...])
+_COSTS = TypeAdapter(tuple[Annotated[float, Field(gt=0.0, allow_inf_nan=False)], ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +41,16 @@ class CostCurve:
         Raises:
             ConfigError: they make no curve.
         """
-        whole = f"numbers of tokens must be whole numbers up to {MAX_POINT}, such as 1, 2, 4"
-        object.__setattr__(self, "tokens", tuple(map(int, _checked(self.tokens, Integral, MAX_POINT, whole))))
-        positive = "relative costs must be positive and finite, such as 1.0, 1.2, 1.5"
-        costs = _checked(self.relative, Real, sys.float_info.max, positive)
-        object.__setattr__(self, "relative", tuple(map(float, costs)))
-        if len(self.tokens) != len(self.relative) or not self.tokens:
-            raise ConfigError(
-                f"a cost curve has as many relative costs ({len(self.relative)}) as numbers of tokens "
-                f"({len(self.tokens)}), and at least one; add what is missing"
-            )
-        if self.tokens[0] != 1 or any(b <= a for a, b in zip(self.tokens, self.tokens[1:], strict=False)):
-            raise ConfigError(f"numbers of tokens must ascend from 1, such as 1, 2, 4, 8; change {_shown(self.tokens)}")
+        try:
+            tokens, costs = _TOKENS.validate_python(self.tokens), _COSTS.validate_python(self.relative)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            raise _no_curve(f"point {problem['loc'][0] if problem['loc'] else 0}: {problem['msg']}") from None
+        if not tokens or tokens[0] != 1 or any(b <= a for a, b in pairwise(tokens)):
+            raise _no_curve("numbers of tokens ascend from 1")
+        if len(tokens) != len(costs):
+            raise _no_curve(f"there are {len(tokens)} numbers of tokens and {len(costs)} costs")
+        object.__setattr__(self, "relative", costs)
 
     def at(self, num_tokens: int) -> float:
         """Return the relative cost of a pass over so many tokens (at least 1)."""
@@ -73,15 +70,6 @@ class CostCurve:
         return np.asarray(np.maximum.accumulate(costs) / self.relative[0])
 
     @classmethod
-    def from_points(cls, tokens: Sequence[int], relative: Sequence[float]) -> CostCurve:
-        """Make a curve of points in lists or arrays; see the class.
-
-        Raises:
-            ConfigError: they make no curve.
-        """
-        return cls(cast(Any, tokens), cast(Any, relative))  # they become tuples
-
-    @classmethod
     def from_file(cls, path: str | Path) -> CostCurve:
         """Read a curve from a JSON file: ``{"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}``.
 
@@ -90,33 +78,17 @@ class CostCurve:
         """
         try:
             content = json.loads(Path(path).read_bytes())
-            points = content["tokens"], content["relative"]
+            return cls(tuple(content["tokens"]), tuple(content["relative"]))
         except OSError as error:
             raise ConfigError(
                 f"can't read the cost curve {path} ({error.strerror or error}); check the path and its permissions"
             ) from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ConfigError(f"{path} holds no cost curve; make it look like {_EXAMPLE}") from error
-        try:
-            return cls.from_points(*points)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+        except (ConfigError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{path} holds no cost curve ({error}); make it look like {_EXAMPLE}") from error
 
 
-def _checked(given: object, kind: type, most: float, rule: str) -> Sequence[Any]:
-    values = given.tolist() if isinstance(given, np.ndarray) else given
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise ConfigError(f"{rule}, in a list; change {_shown(given)}")
-    for value in values:
-        if not isinstance(value, kind) or isinstance(value, bool) or not 0 < cast(Any, value) <= most:
-            raise ConfigError(f"{rule}, in a list; change {_shown(value)}")
-    return values
-
-
-def _shown(value: object) -> str:
-    """Return a value as it is written, in one line of a bearable length."""
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} …"
+def _no_curve(problem: str) -> ConfigError:
+    return ConfigError(f"these points make no cost curve ({problem}); make it look like {_EXAMPLE}")
 
 
 def _experts(num_tokens: int) -> float:

@@ -25,7 +25,7 @@ from speculant_graph.graph.build.count import count_tokens, map_tokens
 from speculant_graph.graph.container import writing
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
-from speculant_graph.graph.store import load_graph
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, TokenId
 
 SMALLEST_CORPUS = 5_000
@@ -116,7 +116,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> b
         )
         del counted
         count_tokens(folder / "tokens", folder / "graph", description, folder, memory=memory, jobs=jobs)
-        _replay(SessionDrafter(load_graph(folder / "graph"), _CONFIG, calibration=calibration), pieces)
+        _replay(SessionDrafter(NgramGraph.load(folder / "graph"), _CONFIG, calibration=calibration), pieces)
     for table in (calibration.weights, calibration.bins):
         table *= KEPT_VISITS / np.maximum(table[:, :1], KEPT_VISITS)
     return save_calibration(calibration)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import secrets
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,6 +111,22 @@ def write_all(file: BinaryIO, data: Any) -> None:
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[file.write(rest) :]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write a new file to, which replaces ``path`` at the end, or is gone after an error.
+
+    Raises:
+        GraphFileError: the file can't be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with writing(path):
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

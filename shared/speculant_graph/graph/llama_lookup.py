@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.container import damaged
-from speculant_graph.graph.export import replacing
+from speculant_graph.graph.container import damaged, replacing
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, TOKEN, TOKEN_MASK, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 

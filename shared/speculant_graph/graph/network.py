@@ -6,14 +6,12 @@ so algorithms of NetworkX run on a graph of any size, and what they touch costs 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import networkx as nx
 import numpy as np
-from networkx.classes.reportviews import OutEdgeView
 
 from speculant_graph.corpus.tokenize import lazy_decode
 from speculant_graph.graph.layout import TOKEN, TOKEN_MASK, Int64Array
@@ -22,14 +20,12 @@ from speculant_graph.types import TokenId
 
 Node = TokenId | Ngram
 Decode = Callable[[Sequence[TokenId]], str]
-Key = TypeVar("Key")
-Value = TypeVar("Value")
+Attributes = dict[str, Any]
 
 if TYPE_CHECKING:
     _DiGraph = nx.DiGraph[Node]
-    _OutEdgeView = OutEdgeView[Node, dict[str, Any], dict[str, Any]]
 else:
-    _DiGraph, _OutEdgeView = nx.DiGraph, OutEdgeView
+    _DiGraph = nx.DiGraph
 
 _RECORDS_AT_A_TIME = 1 << 20
 
@@ -42,12 +38,9 @@ class NgramDiGraph(_DiGraph):
     P(token | context), ``count``, ``order`` = length of the context. ``G.graph`` has where the graph comes from.
 
     Looking at a node, an edge or the successors of a context takes microseconds. The predecessors of a token are
-    searched for in the whole graph each time. Nothing can be changed; ``nx.DiGraph(G)`` and ``G.copy()`` are ordinary
-    graphs in memory, about a kilobyte per edge.
+    searched for in the whole graph each time. Nodes and edges are frozen, and attributes are copies; ``nx.DiGraph(G)``
+    and ``G.copy()`` are ordinary graphs in memory, about a kilobyte per edge.
     """
-
-    frozen = True
-    """What :func:`networkx.is_frozen` reads."""
 
     def __new__(cls, graph: Any = None, decode: Decode | None = None, **attributes: Any) -> NgramDiGraph:  # noqa: D102
         if isinstance(graph, NgramGraph):
@@ -77,19 +70,12 @@ class NgramDiGraph(_DiGraph):
         }
         self.ngrams = graph
         self._decode = decode
-        self._node = _Nodes(graph, decode or lazy_decode(graph.metadata.tokenizer))
-        self._adj = _Successors(self._node)
-        self._pred = _Predecessors(self._node)
-
-    @cached_property
-    def adj(self) -> Any:
-        """Successors and the attributes of the edges to them, for every node; read-only as it is."""
-        return self._adj
-
-    @cached_property
-    def edges(self) -> _OutEdgeView:
-        """All edges; see :attr:`networkx.DiGraph.edges`."""
-        return _Edges(self)
+        nodes = _Nodes(graph, decode or lazy_decode(graph.metadata.tokenizer))
+        self._node = nodes
+        # Edges lead from contexts to tokens.
+        self._adj = _Neighbours(nodes, lambda node: {} if _token_of(node) is not None else _Row(nodes, node))
+        self._pred = _Neighbours(nodes, lambda node: {} if _token_of(node) is None else _Column(nodes, int(node)))
+        nx.freeze(self)
 
     def number_of_edges(self, u: Node | None = None, v: Node | None = None) -> int:
         """Return how many edges there are, or how many (0 or 1) from ``u`` to ``v``."""
@@ -97,42 +83,12 @@ class NgramDiGraph(_DiGraph):
             return super().number_of_edges(u, v)
         return sum(self.ngrams.metadata.transitions_per_order)
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise _frozen()
-
-    add_node = add_nodes_from = remove_node = remove_nodes_from = _refuse
-    add_edge = add_edges_from = add_weighted_edges_from = remove_edge = remove_edges_from = _refuse
-    clear = clear_edges = update = _refuse
-
     def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
         """Pickle the graph that this is a view of."""
         return NgramDiGraph, (self.ngrams, self._decode)
 
 
-class _Edges(_OutEdgeView):
-    __slots__ = ()
-    _graph: NgramDiGraph
-
-    def __len__(self) -> int:
-        return self._graph.number_of_edges()
-
-
-class _Attributes(dict[str, Any]):
-    """Attributes of a node or an edge: changing them would change nothing, so it is refused."""
-
-    __slots__ = ()
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise _frozen()
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
-
-    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        return dict, (dict(self),)
-
-
-class _Nodes(Mapping[Node, _Attributes]):
+class _Nodes(Mapping[Node, Attributes]):
     """Node -> attributes: tokens by ascending id, then contexts, shorter ones first."""
 
     def __init__(self, graph: NgramGraph, decode: Decode) -> None:
@@ -146,13 +102,13 @@ class _Nodes(Mapping[Node, _Attributes]):
         token_id = _token_of(node)
         return self._match(node) is not None if token_id is None else self.ngrams.count((token_id,)) > 0
 
-    def __getitem__(self, node: object) -> _Attributes:
+    def __getitem__(self, node: object) -> Attributes:
         if node not in self:
             raise KeyError(node)
         token_id = _token_of(node)
         if token_id is None:
-            return _Attributes()
-        return _Attributes(token_id=token_id, text=self._decode([token_id]), count=self.ngrams.count((token_id,)))
+            return {}
+        return {"token_id": token_id, "text": self._decode([token_id]), "count": self.ngrams.count((token_id,))}
 
     def __iter__(self) -> Iterator[Node]:
         yield from self.ngrams.ngrams(1)[:, 0].tolist()
@@ -173,19 +129,36 @@ class _Nodes(Mapping[Node, _Attributes]):
         match = self.ngrams.match_order(context, len(context)) if len(context) == len(token_ids) else None
         return None if match is None else (context, match)
 
-    def edge(self, context: Ngram, token_id: TokenId) -> _Attributes:
+    def edge(self, context: Ngram, node: object) -> Attributes:
         """Return the attributes of the edge from a context to a token; KeyError if there is none."""
-        weight = self.ngrams.probability(context, token_id)
-        if not weight:
-            raise KeyError(token_id)
-        return _Attributes(weight=weight, count=self.ngrams.count((*context, token_id)), order=len(context))
+        token_id = _token_of(node)
+        weight = 0.0 if token_id is None else self.ngrams.probability(context, token_id)
+        if token_id is None or not weight:
+            raise KeyError(node)
+        return {"weight": weight, "count": self.ngrams.count((*context, token_id)), "order": len(context)}
+
+    def records(self) -> Iterator[tuple[int, int, Int64Array]]:
+        """Yield the last tokens of all n-grams of 2 tokens and more, as (length, index of the first one, tokens)."""
+        for length in range(2, self.ngrams.max_order + 2):
+            tokens = self.ngrams.trie.level(length)[:-1, TOKEN]
+            for start in range(0, tokens.size, _RECORDS_AT_A_TIME):
+                part = tokens[start : start + _RECORDS_AT_A_TIME] & np.uint32(TOKEN_MASK)
+                yield length, start, part.astype(np.int64)
+
+    @cached_property
+    def num_contexts(self) -> Int64Array:
+        """How many contexts each token followed, shape ``[ids]``; kept, since a degree would take a pass over all."""
+        sums: Int64Array = np.zeros(TOKEN_MASK + 1, np.int64)
+        for _, _, token_ids in self.records():
+            sums += np.bincount(token_ids, minlength=sums.size)
+        return sums
 
 
-class _Neighbours(Mapping[Node, Mapping[Any, _Attributes]]):
-    """Node -> its neighbours on one side; nodes without any on this side have none."""
+class _Neighbours(Mapping[Node, Mapping[Any, Attributes]]):
+    """Node -> its neighbours on one side."""
 
-    def __init__(self, nodes: _Nodes) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: _Nodes, neighbours_of: Callable[[Any], Mapping[Any, Attributes]]) -> None:
+        self._nodes, self._of = nodes, neighbours_of
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -193,88 +166,47 @@ class _Neighbours(Mapping[Node, Mapping[Any, _Attributes]]):
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes)
 
-    def __getitem__(self, node: object) -> Mapping[Any, _Attributes]:
+    def __getitem__(self, node: object) -> Mapping[Any, Attributes]:
         if node not in self._nodes:
             raise KeyError(node)
         return self._of(node)
 
-    @abstractmethod
-    def _of(self, node: object) -> Mapping[Any, _Attributes]: ...
 
-
-class _Successors(_Neighbours):
-    """Tokens have no successors, since edges leave contexts."""
-
-    def _of(self, node: object) -> Mapping[TokenId, _Attributes]:
-        return _Row(self._nodes, *self._nodes.context(node)) if _token_of(node) is None else {}
-
-
-class _Row(Mapping[TokenId, _Attributes]):
+class _Row(Mapping[TokenId, Attributes]):
     """Token that followed a context -> attributes of the edge."""
 
-    def __init__(self, nodes: _Nodes, context: Ngram, match: Match) -> None:
-        self._nodes, self._context, self._match = nodes, context, match
+    def __init__(self, nodes: _Nodes, node: object) -> None:
+        self._nodes = nodes
+        self._context, self._match = nodes.context(node)
 
     def __len__(self) -> int:
         low, high = self._nodes.ngrams.core.children(self._match.order, self._match.node)
         return int(high - low)
 
-    def __getitem__(self, node: object) -> _Attributes:
-        token_id = _token_of(node)
-        if token_id is None:
-            raise KeyError(node)
-        return self._nodes.edge(self._context, token_id)
+    def __getitem__(self, node: object) -> Attributes:
+        return self._nodes.edge(self._context, node)
 
     def __iter__(self) -> Iterator[TokenId]:
         return iter(self._nodes.ngrams.successors(self._match).token_ids.tolist())
 
 
-class _Predecessors(_Neighbours):
-    """Contexts have no predecessors."""
-
-    def _of(self, node: object) -> Mapping[Ngram, _Attributes]:
-        token_id = _token_of(node)
-        return {} if token_id is None else _Column(self, self._nodes, token_id)
-
-    @cached_property
-    def num_contexts(self) -> Int64Array:
-        """How many contexts each token followed, shape ``[ids]``; kept, since a degree would take a pass over all."""
-        sums: Int64Array = np.zeros(TOKEN_MASK + 1, np.int64)
-        for _, _, token_ids in _records(self._nodes.ngrams):
-            sums += np.bincount(token_ids, minlength=sums.size)
-        return sums[: self._nodes.ngrams.vocabulary_size]
-
-
-class _Column(Mapping[Ngram, _Attributes]):
+class _Column(Mapping[Ngram, Attributes]):
     """Context that a token followed -> attributes of the edge, found by searching the whole graph."""
 
-    def __init__(self, predecessors: _Predecessors, nodes: _Nodes, token_id: TokenId) -> None:
-        self._predecessors, self._nodes, self._token_id = predecessors, nodes, token_id
+    def __init__(self, nodes: _Nodes, token_id: TokenId) -> None:
+        self._nodes, self._token_id = nodes, token_id
 
     def __len__(self) -> int:
-        return int(self._predecessors.num_contexts[self._token_id])
+        return int(self._nodes.num_contexts[self._token_id])
 
-    def __getitem__(self, node: object) -> _Attributes:
+    def __getitem__(self, node: object) -> Attributes:
         return self._nodes.edge(self._nodes.context(node)[0], self._token_id)
 
     def __iter__(self) -> Iterator[Ngram]:
-        graph = self._nodes.ngrams
-        for length, start, token_ids in _records(graph):
+        for length, start, token_ids in self._nodes.records():
             for record in (start + np.flatnonzero(token_ids == self._token_id)).tolist():
-                yield tuple(graph.ngrams(length, record, record + 1)[0, :-1].tolist())
-
-
-def _records(graph: NgramGraph) -> Iterator[tuple[int, int, Int64Array]]:
-    """Yield the last tokens of all n-grams of 2 tokens and more, as (length, index of the first one, tokens)."""
-    for length in range(2, graph.max_order + 2):
-        tokens = graph.trie.level(length)[:-1, TOKEN]
-        for start in range(0, tokens.size, _RECORDS_AT_A_TIME):
-            yield length, start, (tokens[start : start + _RECORDS_AT_A_TIME] & np.uint32(TOKEN_MASK)).astype(np.int64)
+                yield tuple(self._nodes.ngrams.ngrams(length, record, record + 1)[0, :-1].tolist())
 
 
 def _token_of(node: object) -> TokenId | None:
     return int(node) if isinstance(node, int | np.integer) else None
-
-
-def _frozen() -> nx.NetworkXError:
-    return nx.NetworkXError("the networkx view of a graph is frozen; change a copy of it: nx.DiGraph(graph.nx)")

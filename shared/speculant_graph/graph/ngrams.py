@@ -17,11 +17,10 @@ from speculant_graph import _core
 from speculant_graph.errors import GraphError
 from speculant_graph.graph.layout import CUMULATIVE, Int64Array, Trie, UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
+from speculant_graph.graph.store import graph_from_pickle, pickled, read_graph, write_pickled
 from speculant_graph.types import TokenId
 
 if TYPE_CHECKING:
-    from networkx import DiGraph
-
     from speculant_graph.graph.network import NgramDiGraph
 
 Ngram = tuple[TokenId, ...]
@@ -96,9 +95,7 @@ class NgramGraph:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Callable[..., NgramGraph], tuple[Any, ...]]:
         """Pickle the graph; with protocol 5 to what :meth:`save` writes, byte for byte."""
-        from speculant_graph.graph.store import reduce_graph
-
-        return reduce_graph(self, protocol.__index__())
+        return graph_from_pickle, pickled(self.trie, self.metadata, protocol.__index__())
 
     def __copy__(self) -> NgramGraph:
         """Return the graph itself, as nothing in it changes."""
@@ -109,17 +106,29 @@ class NgramGraph:
         return self
 
     @classmethod
-    def load(cls, path: str | Path, *, verify: bool = False) -> NgramGraph:
-        """Open a graph file; see :func:`~speculant_graph.graph.store.load_graph`."""
-        from speculant_graph.graph.store import load_graph
+    def load(cls, path: str | Path, *, verify: bool = False, complete: bool = False) -> NgramGraph:
+        """Open a graph file; its arrays stay on disk, mapped read-only, and all processes share them.
 
-        return load_graph(path, verify=verify)
+        A file from anywhere is safe to open: it is not unpickled, nothing in it is executed, and lookups check every
+        index that they take from it. Publish new graphs by renaming, never by writing into a file that is open.
+
+        Args:
+            path: the file; by :meth:`save`, a build, or ``pickle.dump(graph, file, protocol=5)``.
+            verify: read all arrays and compare their checksums, which also brings the file into memory.
+            complete: check besides that no build wrote anything else.
+
+        Raises:
+            GraphFileError: the file is no graph, damaged, or of a version that this release can't read.
+        """
+        return cls(*read_graph(path, verify=verify, complete=complete))
 
     def save(self, path: str | Path) -> None:
-        """Write a graph file; see :func:`~speculant_graph.graph.store.save_graph`."""
-        from speculant_graph.graph.store import save_graph
+        """Write a graph file, whole or not at all; a file that was there is replaced.
 
-        save_graph(self, path)
+        Raises:
+            GraphFileError: the file can't be written.
+        """
+        write_pickled(self, path)
 
     def match(self, context: Sequence[TokenId]) -> Match | None:
         """Return the longest end of ``context``, of at most N tokens, that was seen and has successors."""
@@ -272,17 +281,9 @@ class NgramGraph:
     @cached_property
     def nx(self) -> NgramDiGraph:
         """The graph as a read-only :class:`networkx.DiGraph` that is computed as it is asked; see its class."""
-        from speculant_graph.graph.network import NgramDiGraph
+        from speculant_graph.graph.network import NgramDiGraph  # networkx takes half a second
 
         return NgramDiGraph(self)
-
-    def to_networkx(
-        self, decode: Callable[[Sequence[TokenId]], str] | None = None, max_edges: int = 1_000_000
-    ) -> DiGraph[int | Ngram]:
-        """Return a copy as NetworkX objects; see :func:`~speculant_graph.graph.export.to_networkx`."""
-        from speculant_graph.graph.export import to_networkx
-
-        return to_networkx(self, decode, max_edges)
 
     def _length(self, length: int) -> int:
         if not 0 < length <= self.max_order + 1:

@@ -8,17 +8,17 @@ import json
 import mmap
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
+from speculant_graph import _core
 from speculant_graph.errors import GraphFileError
-from speculant_graph.graph.check import check_graph
 from speculant_graph.graph.container import (
     MAX_TEXT_BYTES,
     MIN_BLOCK_BYTES,
@@ -29,10 +29,12 @@ from speculant_graph.graph.container import (
     read_container,
     writing,
 )
-from speculant_graph.graph.layout import MAX_VOCABULARY, Trie, array_offsets, trie_of
+from speculant_graph.graph.layout import CHILD, CUMULATIVE, MAX_VOCABULARY, Trie, array_offsets, trie_of
 from speculant_graph.graph.metadata import FORMAT_VERSION, MAX_CALIBRATION_BYTES, GraphMetadata
-from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.workspace import checked_output, workspace
+
+if TYPE_CHECKING:
+    from speculant_graph.graph.ngrams import NgramGraph
 
 _DTYPE = "<u4"
 _WORD_BYTES = 4
@@ -122,7 +124,7 @@ def check_description(metadata: GraphMetadata) -> None:
     _description(metadata, MIN_BLOCK_BYTES)
 
 
-def save_graph(graph: NgramGraph, path: str | Path) -> None:
+def write_pickled(graph: object, path: str | Path) -> None:
     """Pickle a graph to a file, whole or not at all; a file that was there is replaced.
 
     Raises:
@@ -135,63 +137,63 @@ def save_graph(graph: NgramGraph, path: str | Path) -> None:
         new.publish()
 
 
-def load_graph(path: str | Path, *, verify: bool = False, on_bytes: Callable[[int], None] | None = None) -> NgramGraph:
-    """Open a graph file; its arrays stay on disk, mapped read-only, and all processes share them.
-
-    A file from anywhere is safe to open: it is not unpickled, nothing in it is executed, and lookups check every index
-    that they take from it. Publish new graphs by renaming, never by writing into a file that is open.
-
-    Args:
-        path: the file; by :func:`save_graph`, a build, or ``pickle.dump(graph, file, protocol=5)``.
-        verify: read all arrays and compare their checksums, which also brings the file into memory.
-        on_bytes: called with the bytes that were verified.
-
-    Raises:
-        GraphFileError: the file is no graph, damaged, or of a version that this release can't read.
-    """
+def read_graph(path: str | Path, *, verify: bool, complete: bool) -> tuple[Trie, GraphMetadata]:
+    """Open a graph file; see :meth:`NgramGraph.load <speculant_graph.graph.ngrams.NgramGraph.load>`."""
     container = read_container(Path(path))
-    graph, checksums = _opened(path, container.text, container.block)
-    if verify:
-        _verify(path, container.block, graph.trie, checksums, on_bytes)
-    return graph
+    trie, metadata, checksums = _opened(path, container.text, container.block)
+    if verify or complete:
+        _verify(path, container.block, trie, checksums)
+    if complete:
+        try:
+            check_graph(trie, metadata)
+        except GraphFileError as error:
+            raise GraphFileError(f"{path}: {error}") from error
+    return trie, metadata
 
 
-def verify_graph(path: str | Path, on_bytes: Callable[[int], None] | None = None) -> NgramGraph:
-    """Open a graph file and check it completely: checksums of all arrays, and that no build wrote anything else.
-
-    Args:
-        path: the file.
-        on_bytes: called with the bytes whose checksums are right.
+def check_graph(trie: Trie, metadata: GraphMetadata) -> None:
+    """Refuse arrays and metadata that no build writes, in time linear in their size.
 
     Raises:
-        GraphFileError: something is wrong with it.
+        GraphFileError: something does not fit together.
     """
-    graph = load_graph(path, verify=True, on_bytes=on_bytes)
-    try:
-        check_graph(graph.trie, graph.metadata)
-    except GraphFileError as error:
-        raise GraphFileError(f"{path}: {error}") from error
-    return graph
+    damage = _core.find_damage(_core.Trie(trie.words, trie.table), trie.first)
+    levels = [trie.level(length) for length in range(1, trie.max_order + 2)]
+    if damage is None:
+        contexts = tuple(int(np.count_nonzero(np.diff(level[:, CHILD]))) for level in levels[:-1])
+        if contexts != metadata.contexts_per_order:
+            damage = "it states another number of contexts"
+        elif not _adds_up([int(level[-1, CUMULATIVE]) for level in levels], metadata):
+            damage = "its counts do not add up to its tokens"
+    if damage is not None:
+        raise GraphFileError(f"the graph is damaged ({damage}); copy its file or build it again")
 
 
-def reduce_graph(graph: NgramGraph, protocol: int) -> tuple[Callable[..., NgramGraph], tuple[bytes, str, Any]]:
-    """Return how a graph is pickled: the call of :func:`graph_from_pickle` that makes it again.
+def _adds_up(totals: list[int], metadata: GraphMetadata) -> bool:
+    if metadata.min_count > 1:
+        return max(totals) <= metadata.num_tokens
+    if metadata.document_boundaries:
+        return totals[0] == metadata.num_tokens and totals == sorted(totals, reverse=True)
+    return totals == [max(0, metadata.num_tokens - shorter) for shorter in range(len(totals))]
+
+
+def pickled(trie: Trie, metadata: GraphMetadata, protocol: int) -> tuple[bytes, str, Any]:
+    """Return the arguments of :func:`graph_from_pickle` that make a graph again.
 
     With protocol 5 the arrays are not copied, unless they are tiny.
 
     Raises:
         GraphFileError: the description is larger than readers accept.
     """
-    trie = graph.trie
     words = trie.words
     if words.nbytes < MIN_BLOCK_BYTES:
         words = np.zeros(MIN_BLOCK_BYTES // _WORD_BYTES, _DTYPE)
         words[: trie.words.size] = trie.words
     block = words.data.cast("B").toreadonly()
     offsets = array_offsets(trie.nodes_per_level, trie.vocabulary_size)
-    text = _description(graph.metadata, block.nbytes, [_checksum(span) for span in _spans(block, offsets)])
+    text = _description(metadata, block.nbytes, [_checksum(span) for span in _spans(block, offsets)])
     data = pickle.PickleBuffer(block) if protocol >= 5 else bytes(block)
-    return graph_from_pickle, (hashlib.sha256(text).digest(), text.decode("ascii"), data)
+    return hashlib.sha256(text).digest(), text.decode("ascii"), data
 
 
 def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGraph:
@@ -205,13 +207,15 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
     Raises:
         GraphFileError: description or arrays are damaged.
     """
+    from speculant_graph.graph.ngrams import NgramGraph  # what pickles is above what it is stored as
+
     text = description.encode()
     if hashlib.sha256(text).digest() != checksum:
         raise damaged("the pickle", "its description has another checksum")
     view = memoryview(block).toreadonly()
-    graph, checksums = _opened("the pickle", text, view)
-    _verify("the pickle", view, graph.trie, checksums, None)
-    return graph
+    trie, metadata, checksums = _opened("the pickle", text, view)
+    _verify("the pickle", view, trie, checksums)
+    return NgramGraph(trie, metadata)
 
 
 def _description(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
@@ -239,7 +243,7 @@ def _json(value: object) -> bytes:
     return json.dumps(value).encode("ascii")
 
 
-def _opened(name: str | Path, text: bytes, block: memoryview) -> tuple[NgramGraph, tuple[str, ...]]:
+def _opened(name: str | Path, text: bytes, block: memoryview) -> tuple[Trie, GraphMetadata, tuple[str, ...]]:
     """Return the graph of a description and a block, and the checksums that its arrays should have."""
     try:
         packed = json.loads(text.decode("ascii"))
@@ -260,20 +264,14 @@ def _opened(name: str | Path, text: bytes, block: memoryview) -> tuple[NgramGrap
         trie = trie_of(np.frombuffer(block, _DTYPE), metadata.nodes_per_level, vocabulary_size)
     except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise damaged(name, "its description is incomplete or does not fit its arrays") from error
-    return NgramGraph(trie, metadata), checksums
+    return trie, metadata, checksums
 
 
-def _verify(
-    path: str | Path, block: memoryview, trie: Trie, checksums: Sequence[str], on_bytes: Callable[[int], None] | None
-) -> None:
-    num_bytes = 0
+def _verify(path: str | Path, block: memoryview, trie: Trie, checksums: Sequence[str]) -> None:
     spans = _spans(block, array_offsets(trie.nodes_per_level, trie.vocabulary_size))
     for index, (span, checksum) in enumerate(zip(spans, checksums, strict=True), start=1):
         if _checksum(span) != checksum:
             raise damaged(path, f"array {index} of {len(checksums)} has another checksum")
-        num_bytes += span.nbytes
-        if on_bytes is not None:
-            on_bytes(num_bytes)
 
 
 def _spans(block: memoryview, offsets: tuple[int, ...]) -> list[memoryview]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from speculant_graph import _core
 from speculant_graph.graph.build.keys import KeyLayout
-from speculant_graph.graph.check import check_graph
 from speculant_graph.graph.layout import array_offsets, trie_of
+from speculant_graph.graph.store import check_graph
 from support.damage import damaged
 from support.graphs import graph_of
 

@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import build_from_token_ids
-from speculant_graph.graph.export import to_networkx
 from speculant_graph.graph.network import NgramDiGraph
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.log import log_to_stderr
@@ -94,7 +92,6 @@ def test_copies_parts_and_reversals_are_ordinary(token_ids: list[int], max_order
         (view.copy(), expected),
         (nx.DiGraph(view), expected),
         (type(view)(view), expected),
-        (to_networkx(view.ngrams, spell), expected),
         (view.reverse(copy=True), expected.reverse(copy=True)),
         (view.reverse(copy=False), expected.reverse(copy=False)),
         (view.subgraph(some), expected.subgraph(some)),
@@ -159,14 +156,12 @@ def test_numbers_of_numpy_name_the_same_nodes(small: nx.DiGraph) -> None:
         lambda view: view.clear(),
         lambda view: view.update(edges=[(1, 2)]),
         lambda view: nx.add_path(view, [1, 2]),
-        lambda view: view.nodes[1].update(text="x"),
-        lambda view: view.edges[(1,), 2].pop("weight"),
         lambda view: nx.empty_graph(3, create_using=view),
     ],
 )
 def test_changes_are_refused(small: nx.DiGraph, change: Callable[[nx.DiGraph], object]) -> None:
     before = nx.DiGraph(small)
-    with pytest.raises(nx.NetworkXError, match=r"frozen; change a copy of it: nx\.DiGraph\(graph\.nx\)"):
+    with pytest.raises(nx.NetworkXError, match="Frozen graph"):
         change(small)
     assert nx.is_frozen(small)
     assert nx.utils.graphs_equal(small, before)
@@ -192,7 +187,6 @@ def test_tokens_have_the_text_of_the_graphs_own_tokenizer(spelt: NgramGraph, tok
         data = spelt.nx.nodes[token_id]
         assert data["text"] == data.get("text") == dict(data)["text"] == tokenizer.decode([token_id]) != ""
         assert data == data.copy() == {"token_id": token_id, "text": data["text"], "count": data["count"]}
-    assert dict(nx.DiGraph(spelt.nx).nodes(data=True)) == dict(to_networkx(spelt).nodes(data=True))
 
 
 @pytest.mark.parametrize("name", ["", "nowhere", "nul\x00", "file", "other"])
@@ -205,15 +199,6 @@ def test_without_the_tokenizer_there_is_no_text(
     lost = NgramGraph(spelt.trie, dataclasses.replace(spelt.metadata, tokenizer=fingerprint))
     log_to_stderr("INFO")
     assert {lost.nx.nodes[token_id]["text"] for token_id in lost.ngrams(1)[:, 0].tolist()} == {""}
-    assert set(nx.get_node_attributes(to_networkx(lost), "text").values()) == {""}
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2, "one line for the view, one for the copy"
-    assert all("without text" in line for line in said)
-
-
-def test_copies_are_of_small_graphs() -> None:
-    made = graph([1, 2, 1, 3], 2)
-    num_edges = made.nx.number_of_edges()
-    assert to_networkx(made, max_edges=num_edges).number_of_edges() == num_edges
-    with pytest.raises(ConfigError, match=f"{num_edges} edges, more than max_edges={num_edges - 1}; raise max_edges"):
-        to_networkx(made, max_edges=num_edges - 1)
+    assert len(said) == 1
+    assert "without text" in said[0]

@@ -27,13 +27,7 @@ from speculant_graph.graph.container import (
 from speculant_graph.graph.layout import array_offsets, trie_of
 from speculant_graph.graph.metadata import FORMAT_VERSION
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.store import (
-    graph_from_pickle,
-    load_graph,
-    new_graph_file,
-    save_graph,
-    verify_graph,
-)
+from speculant_graph.graph.store import graph_from_pickle, new_graph_file
 from speculant_graph.types import Fingerprint
 from support.damage import assert_refused, rewrite
 from support.graphs import assert_same_arrays
@@ -49,17 +43,17 @@ def graph() -> NgramGraph:
 
 @pytest.fixture
 def path(graph: NgramGraph, tmp_path: Path) -> Path:
-    save_graph(graph, tmp_path / "graph.pkl")
+    graph.save(tmp_path / "graph.pkl")
     return tmp_path / "graph.pkl"
 
 
 def test_round_trip(graph: NgramGraph, path: Path) -> None:
-    loaded = load_graph(path)
+    loaded = NgramGraph.load(path)
     assert loaded.metadata == graph.metadata
     assert_same_arrays(loaded, graph)
     assert not loaded.trie.words.flags.writeable
     assert all(loaded.trie.level(length).ctypes.data % 64 == 0 for length in range(1, 5))
-    verify_graph(path)
+    NgramGraph.load(path, complete=True)
     loaded.save(path)
     assert NgramGraph.load(path, verify=True).metadata == graph.metadata
 
@@ -84,7 +78,7 @@ def test_a_file_is_what_the_pickler_writes(tmp_path: Path, nodes: int, num_files
     with new_graph_file(tmp_path / "graph.pkl", tmp_path, graph.metadata) as file:
         file.finish(graph.metadata.contexts_per_order, graph.metadata.build_seconds, jobs=2)
     written = (tmp_path / "graph.pkl").read_bytes()
-    loaded = load_graph(tmp_path / "graph.pkl", verify=True)
+    loaded = NgramGraph.load(tmp_path / "graph.pkl", verify=True)
     assert loaded.metadata == graph.metadata
     for same in (graph, loaded):
         assert pickle.dumps(same, protocol=5) == written
@@ -149,7 +143,7 @@ def test_pickles_and_copies_of_a_graph_that_was_looked_at(graph: NgramGraph, tmp
     if protocol in (4, 5):  # the default protocol of all Pythons that can be
         with (tmp_path / "graph.pkl").open("wb") as file:
             pickle.dump(graph, file, protocol)
-        assert verify_graph(tmp_path / "graph.pkl").metadata == graph.metadata
+        assert NgramGraph.load(tmp_path / "graph.pkl", complete=True).metadata == graph.metadata
 
 
 def test_pickles_that_do_not_fit_together_are_refused(graph: NgramGraph) -> None:
@@ -167,12 +161,12 @@ def test_pickles_that_do_not_fit_together_are_refused(graph: NgramGraph) -> None
 def test_files_of_other_releases_are_refused_and_replaced(path: Path, graph: NgramGraph) -> None:
     rewrite(path, lambda description, _: description.update(format_version=FORMAT_VERSION + 1))
     with pytest.raises(GraphFileError, match=r"has file format 4 and this release reads 3; update"):
-        load_graph(path)
+        NgramGraph.load(path)
     path.write_bytes(b"SPECNGRM\x02" + bytes(100))
     with pytest.raises(GraphFileError, match=r"of an older release.*'speculant build'$"):
-        load_graph(path)
+        NgramGraph.load(path)
     graph.save(path)
-    assert load_graph(path).metadata == graph.metadata
+    assert NgramGraph.load(path).metadata == graph.metadata
 
 
 def test_files_of_another_size_are_refused(path: Path) -> None:
@@ -201,7 +195,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for content in (b"", b"text" * 100, pickle.dumps({"graph": list(range(100))})):
         path.write_bytes(content)
         with pytest.raises(GraphFileError, match="is not a graph file; build one"):
-            load_graph(path)
+            NgramGraph.load(path)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path) -> None:
@@ -234,7 +228,7 @@ def test_a_link_stays_one_and_its_target_is_replaced(tmp_path: Path, graph: Ngra
     graph.save(link)
     assert link.is_symlink()
     assert [file.name for file in (tmp_path / "versions").iterdir()] == ["1.pkl"]
-    assert load_graph(link).metadata == graph.metadata
+    assert NgramGraph.load(link).metadata == graph.metadata
 
 
 def test_only_ordinary_files_are_replaced(tmp_path: Path, graph: NgramGraph) -> None:

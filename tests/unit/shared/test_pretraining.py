@@ -34,7 +34,6 @@ from speculant_graph.graph.build.combine import merge_graphs, prune_graph
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import MAX_CALIBRATION_BYTES, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.store import load_graph, save_graph
 from support.damage import rewrite
 from support.graphs import fingerprint, graph_of
 
@@ -160,8 +159,8 @@ def test_small_corpora_teach_nothing(tmp_path: Path) -> None:
 
 def calibrated(graph: NgramGraph, path: Path, calibration: bytes) -> NgramGraph:
     """Save a graph with a calibration and open it again."""
-    save_graph(NgramGraph(graph.trie, dataclasses.replace(graph.metadata, calibration=calibration)), path)
-    return load_graph(path, verify=True)
+    NgramGraph(graph.trie, dataclasses.replace(graph.metadata, calibration=calibration)).save(path)
+    return NgramGraph.load(path, verify=True)
 
 
 @pytest.fixture
@@ -175,7 +174,7 @@ def test_a_calibration_stays_with_its_graph(graphs: tuple[NgramGraph, NgramGraph
     small, large = graphs
     assert (small.metadata.calibration, large.metadata.calibration) == (b"\x00small\xff", b"large")
     small.save(tmp_path / "again")
-    assert load_graph(tmp_path / "again").metadata == small.metadata
+    assert NgramGraph.load(tmp_path / "again").metadata == small.metadata
     assert prune_graph(small, 2, tmp_path / "pruned").metadata.calibration == b"\x00small\xff"
     assert calibrated(small, tmp_path / "full", b"x" * MAX_CALIBRATION_BYTES).metadata.calibration[-1:] == b"x"
 
@@ -196,7 +195,7 @@ def test_a_merge_keeps_the_calibration_of_the_larger_corpus(
 def test_foreign_and_oversized_calibrations_are_refused(tmp_path: Path, foreign: object) -> None:
     rewrite(tmp_path / "small", lambda description, _: description.update(calibration=foreign))
     with pytest.raises(GraphFileError, match="is damaged") as caught:
-        load_graph(tmp_path / "small")
+        NgramGraph.load(tmp_path / "small")
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -216,7 +215,7 @@ def test_a_build_calibrates(
         output = tmp_path / "graph.pkl"
         arguments = ("build", corpus, "-o", output, "--tokenizer", tokenizer_folder, "--json", *more)
         assert main([str(argument) for argument in arguments]) == 0
-        return load_graph(output), json.loads(capsys.readouterr().out.splitlines()[-1])["calibration_bytes"]
+        return NgramGraph.load(output), json.loads(capsys.readouterr().out.splitlines()[-1])["calibration_bytes"]
 
     graph, num_bytes = built()
     assert num_bytes == len(graph.metadata.calibration) > 0

@@ -17,7 +17,7 @@ from speculant_graph.bench.report import ReportTable, print_report
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import SpeculantError
 from speculant_graph.graph.llama_lookup import export_llama_lookup
-from speculant_graph.graph.store import load_graph
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.settings import CommandSettings, load_settings
 from speculant_verifier.bench.engine_candidates import (
     MOST_DRAFTED,
@@ -98,7 +98,7 @@ def _files(settings: BenchEnginesSettings) -> Iterator[tuple[EngineFiles, list[B
     with tempfile.TemporaryDirectory(prefix="speculant-engines-") as name:
         folder = Path(name)
         lookup = folder / "lookup.bin"
-        export_llama_lookup(load_graph(settings.graph_path), lookup)
+        export_llama_lookup(NgramGraph.load(settings.graph_path), lookup)
         with closing(OwnDrafter(settings.graph_path, f"unix://{folder}/drafter.sock")) as drafter:
             drafter.await_ready()
             yield (

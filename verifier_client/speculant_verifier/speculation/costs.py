@@ -102,7 +102,7 @@ class CostTable:
     def curve(self, batch: int) -> CostCurve:
         """Return the costs of a batch by tokens of a row, as drafters take them."""
         tokens = sorted({point.tokens for point in self.points})
-        return CostCurve.from_points(tokens, [self.relative(batch, width) for width in tokens])
+        return CostCurve(tuple(tokens), tuple(self.relative(batch, width) for width in tokens))
 
 
 def _on(curve: _Curve, tokens: float) -> float:

@@ -24,7 +24,7 @@ from speculant_graph.graph.container import writing
 from speculant_graph.graph.layout import UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.store import check_description, load_graph, save_graph
+from speculant_graph.graph.store import check_description
 from speculant_graph.graph.workspace import checked_output, workspace
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 from speculant_graph.version import VERSION
@@ -119,7 +119,7 @@ class GraphBuilder:
         with watch.watching_memory(), workspace(output) as folder:
             self._build(corpus, output, folder, watch, progress or _ignore, calibrate)
         self.report = watch.report()
-        return load_graph(output)
+        return NgramGraph.load(output)
 
     def _build(
         self,
@@ -211,7 +211,7 @@ class GraphBuilder:
         num_tokens = self._graph.metadata.num_tokens
         report = progress or _ignore
         report(BuildProgress("save", 0, 1, num_tokens))
-        save_graph(self._graph, path)
+        self._graph.save(path)
         report(BuildProgress("save", 1, 1, num_tokens))
 
 
@@ -254,7 +254,7 @@ def build_from_token_ids(
         )
         output = folder / "graph.pkl"
         count_tokens(folder / "tokens", output, metadata, folder, memory=memory, jobs=builder.jobs)
-        return load_graph(output)
+        return NgramGraph.load(output)
 
 
 def describe_tokens(

@@ -23,12 +23,11 @@ from speculant_graph.graph.build.builder import (
 from speculant_graph.graph.build.emit import emit_records
 from speculant_graph.graph.build.keys import KeyLayout, KeyStream, keys_of, keys_of_ngrams, merged
 from speculant_graph.graph.build.report import Stopwatch, built_at
-from speculant_graph.graph.check import check_graph
 from speculant_graph.graph.container import writing
 from speculant_graph.graph.layout import MAX_NODES, Int64Array, UInt64Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
-from speculant_graph.graph.store import check_description, load_graph
+from speculant_graph.graph.store import check_description, check_graph
 from speculant_graph.graph.workspace import checked_output, only_writer, workspace
 from speculant_graph.version import VERSION
 
@@ -111,7 +110,7 @@ def update_graph(
     path = Path(path)
     output = checked_output(path if output is None else output)
     with only_writer(path), workspace(output) as folder:
-        graph = load_graph(path, verify=True)
+        graph = NgramGraph.load(path, verify=True)
         builder = GraphBuilder(**_settings_for(graph.metadata, config or GraphConfig()))
         new = builder.build(corpus, folder / "new.pkl", progress=progress)
         return merge_graphs(graph, new, output, jobs=builder.jobs, progress=progress)
@@ -246,4 +245,4 @@ def _write(
         with writing(output):
             records = emit_records(checked(), layout, folder / "level")
         assemble_graph(output, folder, [records], metadata, jobs, watch, on_level)
-    return load_graph(output)
+    return NgramGraph.load(output)
