@@ -1,19 +1,15 @@
-"""What ``speculant doctor`` looks at without a model: the installation, the settings, drafter sidecars."""
+"""What ``speculant doctor`` looks at without a model: settings and drafter sidecars."""
 
 from __future__ import annotations
 
 import os
-import platform
 import random
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from packaging.requirements import Requirement
 
 from speculant_graph.cli.config import AllSettings
 from speculant_graph.config import ClientConfig, DraftConfig
@@ -29,7 +25,6 @@ NUM_DRAFTS = 200
 """Drafts of a measurement."""
 _PROMPT_TOKENS = 64
 _PATIENCE_S = 5.0
-_DISTRIBUTION = "speculant-graph"
 
 Status = Literal["ok", "warn", "fail", "skip"]
 """``warn``: it works, but not as well as it could. ``skip``: not looked at, and the detail is the reason."""
@@ -62,41 +57,6 @@ def guarded(check: str, look: Callable[[], Iterator[CheckResult]]) -> Iterator[C
         yield CheckResult(check, "fail", error.message, error.fix)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # a file of an unexpected form
         yield CheckResult(check, "fail", f"{type(error).__name__}: {error}".replace("\n", " "), f"check the {check}")
-
-
-def check_versions() -> Iterator[CheckResult]:
-    """Name the versions and the extras, and libraries of the base or of an extra that have another version than needed.
-
-    An extra of which a library is missing is one that was not asked for.
-    """
-    described = metadata(_DISTRIBUTION)
-    requirements = [Requirement(line) for line in described.get_all("Requires-Dist") or ()]
-    yield CheckResult("versions", "ok", f"{_DISTRIBUTION} {VERSION}, Python {platform.python_version()}")
-    complete = []
-    for extra in ("", *(name for name in described.get_all("Provides-Extra") or () if name != "all")):
-        installed = [(each, _installed(each.name)) for each in requirements if _is_of(each, extra)]
-        wrong = [f"{each.name} is {found}, needs {each.specifier}" for each, found in installed
-                 if found and not each.specifier.contains(found, prereleases=True)]  # fmt: skip
-        if wrong:
-            target = f"{_DISTRIBUTION}[{extra}]" if extra else _DISTRIBUTION
-            yield CheckResult("libraries", "warn" if extra else "fail", ", ".join(wrong), f'pip install -U "{target}"')
-        elif extra and all(found for _, found in installed):
-            complete.append(extra)
-    yield CheckResult("extras", "ok", ", ".join(complete) or "none")
-
-
-def _is_of(requirement: Requirement, extra: str) -> bool:
-    """Return whether it is the extra that needs a library; other extras that it names are looked at themselves."""
-    if requirement.marker is None:
-        return not extra
-    return requirement.name != _DISTRIBUTION and requirement.marker.evaluate({"extra": extra})
-
-
-def _installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def check_settings(named: Path | None) -> Iterator[CheckResult]:
