@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from speculant_graph.config import (
         ClientConfig,
         DraftConfig,
+        DraftModelConfig,
         GenerationConfig,
         GraphConfig,
+        RecordConfig,
         ServerConfig,
         ServiceConfig,
         VerifierConfig,
     )
-    from speculant_graph.config_learning import DraftModelConfig, RecordConfig
     from speculant_graph.draft.cost import CostCurve
     from speculant_graph.draft.generator import DraftGenerator
     from speculant_graph.draft.learning.store import LearnedStore
@@ -51,10 +52,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "speculant_graph.client": ("DrafterClient", "LocalDrafter", "NullDrafter"),
     "speculant_graph.config": (
-        "ClientConfig", "DraftConfig", "GenerationConfig", "GraphConfig", "ServerConfig", "ServiceConfig",
-        "VerifierConfig",
+        "ClientConfig", "DraftConfig", "DraftModelConfig", "GenerationConfig", "GraphConfig", "RecordConfig",
+        "ServerConfig", "ServiceConfig", "VerifierConfig",
     ),
-    "speculant_graph.config_learning": ("DraftModelConfig", "RecordConfig"),
     "speculant_graph.draft.cost": ("CostCurve",),
     "speculant_graph.draft.generator": ("DraftGenerator",),
     "speculant_graph.draft.learning.store": ("LearnedStore",),

@@ -9,11 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, ByteSize, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr
 
-from speculant_graph.config_base import Config
-from speculant_graph.config_generation import GenerationConfig as GenerationConfig
-from speculant_graph.types import CouplingName, SourceName, SpecialTokensName, StrategyName
+from speculant_graph.types import CouplingName, RuleName, SourceName, SpecialTokensName, StrategyName, TokenId
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
@@ -24,6 +22,12 @@ MINIMUM_BUILD_MEMORY = 512_000_000
 
 def _split(names: object) -> object:
     return names.split(",") if isinstance(names, str) else names
+
+
+class Config(BaseModel):
+    """Base of all configuration: frozen, strict about names, documented by its attribute docstrings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
 
 class GraphConfig(Config):
@@ -217,3 +221,118 @@ class ServiceConfig(EndpointConfig):
     """Most new tokens that a request may ask for; 0: as many as the model's context holds."""
     max_samples: Annotated[int, Field(ge=1, le=1_024)] = 16
     """Most samples of one request, all prompts together."""
+
+
+def _not_tiny(temperature: float) -> float:
+    if 0.0 < temperature < 1e-3:
+        raise ValueError("temperature must be 0 (greedy) or at least 0.001")
+    return temperature
+
+
+class GenerationConfig(Config):
+    """How tokens are chosen, and for how long; a setting of the request."""
+
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+    """Most new tokens."""
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_not_tiny)] = 0.0
+    """0 is greedy, where 'top_k', 'top_p' and 'min_p' do nothing; otherwise at least 0.001, below which logits
+    overflow."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Keep the most probable tokens that hold this mass."""
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Drop tokens less probable than this share of the most probable one."""
+    repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    """Above 1 tokens of the sequence so far become less probable."""
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
+    """Taken from the logits of all tokens that were emitted."""
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
+    """Taken from the logits of tokens as many times as they were emitted."""
+    no_repeat_ngram_size: Annotated[int, Field(ge=0)] = 0
+    """No n-gram of this length twice; 0 allows all."""
+    logit_bias: dict[TokenId, float] = Field(default={})
+    """Added to the logits of tokens, by token id."""
+    json_schema: str = ""
+    """The output is JSON of this schema, itself given as JSON; '{}' is any. 'regex', 'choices' and 'grammar' exclude it
+    and each other."""
+    regex: str = ""
+    """The whole output matches this regular expression (Rust's syntax)."""
+    choices: tuple[str, ...] = ()
+    """The output is one of these texts."""
+    grammar: str = ""
+    """The output is of this grammar, in llguidance's variant of Lark, or grammars in its JSON."""
+    bad_words: tuple[str, ...] = ()
+    """Never emit these texts."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    """Fewest new tokens before an end token may come."""
+    stop: tuple[str, ...] = ()
+    """End before any of these texts."""
+    end_token_ids: tuple[TokenId, ...] | None = None
+    """Tokens that end the text, if not the model's own."""
+    n: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """Samples of the same prompt; sample i uses the seed + i."""
+    logprobs: Annotated[int, Field(ge=0, le=1_024)] | None = None
+    """Return the log-probability of every emitted token, and those of so many most probable ones; all of the model
+    itself, before temperature and the like."""
+    rule: RuleName = "follow"
+    """How drafts are verified. 'follow': the output is a function of prompt, settings and seed alone; so it is with
+    'nasd', which looks at the most probable proposal only, and 'gumbel', the name of 'follow' where drafts are coupled.
+    The others keep the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block
+    verification), 'tree-wor' and 'tree-iid' (trees whose siblings were drawn without replacement, or independently)."""
+    speculation: Literal["auto", "on", "off"] = "auto"
+    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, a
+    pass for every token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
+    same."""
+    node_budget: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens drafted per step, if fewer than 'draft.k'; 0 uses no drafts."""
+    max_depth: Annotated[int, Field(ge=1, le=255)] | None = None
+    """Longest path drafted, instead of 'draft.max_depth'; chains end there, too."""
+    draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    """What drafts are drawn with, instead of 'draft.temperature'."""
+    prediction: str | tuple[TokenId, ...] = ""
+    """Text that the output may resemble in parts, such as the file that is to be edited: drafts come from it, too."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the request's random streams."""
+    ignore_end_tokens: bool = False
+    """Go on after the model's end token, up to 'max_tokens'."""
+
+
+class DraftModelConfig(Config):
+    """A small language model that drafts beside the graph, in the verifier's process and on its device."""
+
+    name: str = ""
+    """Any causal model with the target's tokenizer: a name on the hub or a folder; empty: none."""
+    adapter: str = ""
+    """LoRA adapter to begin with: a folder, or one of 'adapters' by its name; empty: none."""
+    adapters: dict[str, Path] = {}
+    """Folders of adapters by names of your own: legal=adapters/legal"""
+
+
+class RecordConfig(Config):
+    """Detailed mode: whole requests in a database, to find out where drafts fail and to train a draft model."""
+
+    folder: Path | None = None
+    """Write finished requests to a SQLite database in this folder: prompt and output as token ids, and per position
+    what was drafted, by what, whether it was accepted, and the target's most probable tokens. None: nothing is kept."""
+    threshold: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    """A request of whose emitted tokens a smaller share was drafted is a failure; others may become replay."""
+    max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
+    """Most bytes of failures, and of replay; the oldest are deleted."""
+
+
+class TrainConfig(Config):
+    """How a LoRA adapter of the draft model is trained on records."""
+
+    rank: Annotated[int, Field(ge=1, le=1_024)] = 8
+    """Rank of the adapter's matrices; for models of a billion parameters about half a percent of them is trained.
+    Models of a few million want a rank of about half their width, and as much alpha."""
+    alpha: Annotated[float, Field(gt=0.0)] = 16.0
+    """The adapter counts alpha / rank."""
+    learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 3e-3
+    """Highest learning rate; it warms up over the first steps and goes down as a cosine. Models of billions of
+    parameters may want a tenth of it."""
+    epochs: Annotated[float, Field(gt=0.0)] = 4.0
+    """How often every failure is seen; what is kept is the best state, by the loss of requests that are held out."""
+    min_failures: Annotated[int, Field(ge=0)] = 0
+    """The verifier trains an adapter when it has recorded so many new failures; 0: never by itself."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from speculant_graph.config import DraftConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model import ModelDrafter
 from support.draft_models import FixedPrice, flat

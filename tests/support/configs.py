@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from speculant_graph import config, config_learning
+from speculant_graph import config
 
 KINDS = {
     "client": config.ClientConfig, "draft": config.DraftConfig, "generation": config.GenerationConfig,
-    "draft_model": config_learning.DraftModelConfig, "record": config_learning.RecordConfig,
-    "train": config_learning.TrainConfig, "graph": config.GraphConfig, "server": config.ServerConfig,
+    "draft_model": config.DraftModelConfig, "record": config.RecordConfig,
+    "train": config.TrainConfig, "graph": config.GraphConfig, "server": config.ServerConfig,
     "service": config.ServiceConfig, "verifier": config.VerifierConfig,
 }  # fmt: skip

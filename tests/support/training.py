@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from speculant_graph.config_learning import TrainConfig
+from speculant_graph.config import TrainConfig
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.trainer import Evaluation, Trainer

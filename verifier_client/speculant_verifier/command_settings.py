@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig, RecordConfig
+from speculant_graph.config import (
+    ClientConfig,
+    DraftConfig,
+    DraftModelConfig,
+    GenerationConfig,
+    RecordConfig,
+    VerifierConfig,
+)
 from speculant_graph.settings import CommandSettings
 
 

@@ -13,8 +13,14 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
-from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig, RecordConfig
+from speculant_graph.config import (
+    ClientConfig,
+    DraftConfig,
+    DraftModelConfig,
+    GenerationConfig,
+    RecordConfig,
+    VerifierConfig,
+)
 from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.draft.options import NEED_GRAPH
 from speculant_graph.errors import GenerationRequestError

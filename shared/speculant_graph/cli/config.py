@@ -16,13 +16,15 @@ from speculant_graph.cli.terminal import printable
 from speculant_graph.config import (
     ClientConfig,
     DraftConfig,
+    DraftModelConfig,
     GenerationConfig,
     GraphConfig,
+    RecordConfig,
     ServerConfig,
     ServiceConfig,
+    TrainConfig,
     VerifierConfig,
 )
-from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings, load_with_sources
 
 _MASK = "********"

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig, RecordConfig
+from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig, RecordConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model import ModelDrafter

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from speculant_graph.config_learning import RecordConfig
+from speculant_graph.config import RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import load_settings
 from speculant_verifier.generate.command import GenerateSettings

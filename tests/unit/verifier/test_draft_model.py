@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.config import ClientConfig, DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.types import Draft
 from speculant_verifier.decoder import SpeculativeDecoder

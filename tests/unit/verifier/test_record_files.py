@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger
 
-from speculant_graph.config_learning import RecordConfig
+from speculant_graph.config import RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.records import database as module
 from speculant_verifier.records.database import DATABASE, RecordWriter, read_records, replay_of
@@ -210,7 +210,7 @@ def test_killed_processes_leave_whole_records(tmp_path):
         "import sys, time\n"
         "sys.path.insert(0, sys.argv[3])\n"
         "from pathlib import Path\n"
-        "from speculant_graph.config_learning import RecordConfig\n"
+        "from speculant_graph.config import RecordConfig\n"
         "from speculant_verifier.records.database import RecordWriter\n"
         "from support.records import record_of\n"
         "writer = RecordWriter(RecordConfig(folder=Path(sys.argv[1])), flush_s=0.001)\n"

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from speculant_graph.client import LocalDrafter, NullDrafter
-from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import RecordConfig
+from speculant_graph.config import DraftConfig, GenerationConfig, RecordConfig, VerifierConfig
 from speculant_graph.types import Draft, SessionOptions
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine import Engine, Request

@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 
 import speculant_verifier.training.trainer as trainer_module
-from speculant_graph.config_learning import TrainConfig
+from speculant_graph.config import TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.adapter_files import check_adapter, merge, read_adapter
 from speculant_verifier.training.examples import Example, make_example

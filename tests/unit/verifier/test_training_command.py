@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from speculant_graph.cli.main import main
-from speculant_graph.config_learning import RecordConfig
+from speculant_graph.config import RecordConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_verifier.draft_model.adapter_files import WEIGHTS_FILE, check_adapter, read_adapter
 from speculant_verifier.records.database import RecordWriter

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig, TrainConfig
+from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig, TrainConfig, VerifierConfig
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.sequence import Request

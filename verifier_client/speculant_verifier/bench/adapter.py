@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from speculant_graph.bench.progress import show_progress
-from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.config import DraftModelConfig
 from speculant_graph.settings import CommandSettings, load_settings
 
 

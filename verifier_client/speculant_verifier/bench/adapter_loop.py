@@ -19,8 +19,7 @@ import numpy as np
 
 from speculant_graph.bench.progress import BenchProgress
 from speculant_graph.bench.report import ReportTable
-from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig, TrainConfig
+from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig, TrainConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.bench.engine_decoding import EngineDecoding
 from speculant_verifier.bench.trials import interleaved

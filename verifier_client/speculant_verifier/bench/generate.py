@@ -11,8 +11,7 @@ from pydantic_settings import CliVariadicArg
 
 from speculant_graph.bench.progress import show_progress
 from speculant_graph.bench.report import ReportTable, print_report
-from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.config import ClientConfig, DraftConfig, DraftModelConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
 from speculant_graph.view.formatting import counted

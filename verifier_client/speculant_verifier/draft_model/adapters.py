@@ -13,7 +13,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.config import DraftModelConfig
 from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.drafter import ModelDrafter

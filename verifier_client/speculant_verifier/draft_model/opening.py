@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from speculant_graph.config import DraftConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.types import Drafter, Fingerprint, StrategyName
 from speculant_verifier.draft_model.drafter import ModelDrafter

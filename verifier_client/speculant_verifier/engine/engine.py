@@ -15,8 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from loguru import logger
 
-from speculant_graph.config import DraftConfig, VerifierConfig
-from speculant_graph.config_learning import RecordConfig
+from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter

@@ -20,8 +20,7 @@ from loguru import logger
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speculant_graph.config import DraftConfig
-from speculant_graph.config_learning import RecordConfig
+from speculant_graph.config import DraftConfig, RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.engine.sequence import ActiveSequence, is_out_of_memory
 from speculant_verifier.model import TargetModel

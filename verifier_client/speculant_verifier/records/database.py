@@ -18,7 +18,7 @@ from typing import Annotated, Self
 from loguru import logger
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
-from speculant_graph.config_learning import RecordConfig
+from speculant_graph.config import RecordConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.records.record import RequestRecord
 

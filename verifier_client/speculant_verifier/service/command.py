@@ -7,8 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import Literal
 
-from speculant_graph.config import ServiceConfig
-from speculant_graph.config_learning import TrainConfig
+from speculant_graph.config import ServiceConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port

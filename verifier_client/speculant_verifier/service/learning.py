@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 from loguru import logger
 
-from speculant_graph.config_learning import DraftModelConfig, RecordConfig, TrainConfig
+from speculant_graph.config import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.decoder import SpeculativeDecoder
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from speculant_graph.cli.terminal import printable
-from speculant_graph.config_learning import DraftModelConfig, TrainConfig
+from speculant_graph.config import DraftModelConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import CommandSettings, load_settings

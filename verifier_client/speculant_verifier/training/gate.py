@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.config_learning import DraftModelConfig
+from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig, VerifierConfig
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.types import TokenId
 from speculant_verifier.draft_model import ModelDrafter

@@ -27,7 +27,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
 
-from speculant_graph.config_learning import TrainConfig
+from speculant_graph.config import TrainConfig
 from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.adapter_files import NOTE_FILE, base_digest, quiet_peft, require_plain
