@@ -13,18 +13,18 @@ from speculant_graph.config import TrainConfig
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.trainer import Evaluation, Trainer
+from support.records import record_of
 
 TOP_K = 4
 
 
 def record(prompt: list[int], output: list[int], request_id: str = "a", tenant: str = "") -> RequestRecord:
     """A failure without any known probabilities."""
-    count = len(output)
-    return RequestRecord(
-        request_id=request_id, time_s=0.0, tenant=tenant, target="target", tokenizer="digest", draft_model="",
-        adapter="", strategy="tree", rule="follow", temperature=0.0, seed=0, prompt=tuple(prompt), output=tuple(output),
-        drafted=((),) * count, sources=((),) * count, accepted=(False,) * count, top_token_ids=((),) * count,
-        top_logprobs=((),) * count, num_passes=count, pass_s=0.05, is_failure=True, reservoir_key=0.5,
+    nothing: tuple[tuple[()], ...] = ((),) * len(output)
+    return replace(
+        record_of(0, tenant), request_id=request_id, tokenizer="digest", prompt=tuple(prompt), output=tuple(output),
+        drafted=nothing, sources=nothing, accepted=(False,) * len(output), top_token_ids=nothing, top_logprobs=nothing,
+        pass_s=0.05,
     )  # fmt: skip
 
 

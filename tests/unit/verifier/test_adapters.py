@@ -19,6 +19,7 @@ from speculant_verifier.draft_model.drafter import HIT_WINDOW
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.database import read_records
 from speculant_verifier.records.record import RecordIdentity
+from support.adapters import adapter_folders
 from support.draft_models import model_drafter
 from support.lossless import Job, alone, decode
 from support.tiny_models import tiny_model
@@ -34,13 +35,7 @@ def base() -> TargetModel:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Adapters: one that changes little, one that is of no use, and one of another model."""
-    folder = tmp_path_factory.mktemp("adapters")
-    return {
-        "small": write_adapter(folder / "small", base().model, std=0.0003),
-        "random": write_adapter(folder / "random", base().model, std=2.0, seed=1),
-        "other": write_adapter(folder / "other", tiny_model("qwen2").model, "another"),
-    }
+    return adapter_folders(tmp_path_factory.mktemp("adapters"))
 
 
 def made(folders: Mapping[str, Path], **settings: Any) -> tuple[ModelDrafter, Adapters, RecordIdentity]:
@@ -143,9 +138,7 @@ def test_one_is_loaded_at_a_time(folders: dict[str, Path]) -> None:
 
 
 def test_records_name_the_adapter(folders: dict[str, Path], tmp_path: Path) -> None:
-    checkpoint = tmp_path / "tiny"
-    base().model.save_pretrained(checkpoint)
-    base().tokenizer.save_pretrained(checkpoint)
+    checkpoint = folders["small"].parents[1] / "tiny"
     verifier = VerifierConfig(model_name=str(checkpoint), device="cpu", num_threads=1, measure_costs=False)
     decoder = SpeculativeDecoder(
         verifier_config=verifier,

@@ -14,7 +14,7 @@ from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.types import Draft
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.opening import load_draft_model
-from speculant_verifier.draft_model.price import LEAST_GAIN, Allowance, DraftPrice
+from speculant_verifier.draft_model.price import LEAST_GAIN, DraftPrice
 from speculant_verifier.draft_model.reliability import Reliability, Situation
 from speculant_verifier.draft_model.tree import DraftTree
 from support.draft_models import flat
@@ -51,21 +51,6 @@ def test_trust_goes_to_whoever_is_right(of_ngrams, of_model):
 def test_the_gain_is_what_the_model_adds():
     assert learned(600, 0.2, 0.9).gain([(1, 0.2)], ROOT) > 0.4
     assert learned(600, 0.9, 0.1).gain([(1, 0.9)], ROOT) < 0.1
-
-
-def test_agreement_counts_more_than_either_alone():
-    generator, reliability = random.Random(1), Reliability()
-    for _ in range(800):
-        truth = generator.randrange(50)
-        agree = generator.random() < 0.5
-        if agree:
-            first = second = truth if generator.random() < 0.95 else truth + 100
-        else:
-            first, second = (truth, truth + 100) if generator.random() < 0.5 else (truth + 100, truth)
-        reliability.learn([(first, 0.6)], [(second, 0.6)], truth, ROOT, is_drafted=True)
-    alone = reliability.mix([(1, 0.6)], [(2, 0.6)])[0].probability
-    assert reliability.mix([(1, 0.6)], [(1, 0.6)])[0].probability > alone + 0.2
-    assert reliability.mix([(1, 0.6)], [(1, 0.6)])[0].source == "both"
 
 
 @st.composite
@@ -138,31 +123,6 @@ def test_the_price_is_that_of_everything_tried(rows, pending, spent, draft_s, sl
     rates[0, 0] *= LEAST_GAIN
     assert rates[width, len(chosen)] == pytest.approx(max(rates.values()), rel=1e-9)
     assert all(wanted[row] for row in chosen)
-
-
-def test_the_price_says_none_where_ngrams_are_sure_and_more_where_the_model_is():
-    price = DraftPrice(flat(1.0, 0.01), flat(0.3, 0.01))
-    assert price.choose([[0.99, 0.98, 0.97]], {0: [0.01, 0.01]}, 1, 0.0)[1:] == (0, [])
-    assert price.choose([[]], {0: [0.9]}, 1, 0.0)[1:] == (1, [0])
-    assert DraftPrice(flat(1.0, 0.01), flat(1.5, 0.01)).choose([[]], {0: [0.9]}, 1, 0.0)[1:] == (0, [])
-
-
-def test_an_allowance_holds_a_share_of_the_targets_time_and_what_was_saved():
-    allowance = Allowance()
-    assert allowance.covers(1e9), "before the first pass nothing is known"
-    allowance.note_target(1.0)
-    assert allowance.covers(4.0)
-    assert not allowance.covers(4.1)
-    allowance.add(-6.0)
-    assert not allowance.covers(0.0)
-    for _ in range(199):
-        allowance.note_target(1.0)
-    assert not allowance.covers(0.0)
-    allowance.add(0.5)
-    assert allowance.covers(0.4)
-    allowance.add(100.0)
-    allowance.note_target(1.0)
-    assert not allowance.covers(16.1)
 
 
 def test_a_machine_that_has_become_slower_changes_both_prices():

@@ -45,9 +45,7 @@ def drafts_of(drafter: ModelDrafter, tenant: str | None) -> int:
     return sum(drafted)
 
 
-@pytest.mark.parametrize(
-    ("tenants", "served"), [(None, {None, "a", "b"}), ({"a"}, {"a"}), ({""}, {None}), ({"a", ""}, {None, "a"})]
-)
+@pytest.mark.parametrize(("tenants", "served"), [(None, {None, "a", "b"}), ({"a"}, {"a"}), ({"a", ""}, {None, "a"})])
 def test_what_was_trained_on_a_tenant_drafts_for_it_alone(tenants, served):
     drafter = model_drafter(noisy(target(), 0.02))
     drafter.swap(noisy(target(), 0.02), None if tenants is None else frozenset(tenants))

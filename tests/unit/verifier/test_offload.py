@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
@@ -164,7 +163,6 @@ def test_a_plan_keeps_within_the_budget():
     plan = plan_for(wordy, torch.float32, VerifierConfig(memory_budget=10**10, max_batch_size=8))
     assert 16 < plan.most_nodes < 256
     assert 8 * (1 + plan.most_nodes) * 8 * 200_000 < 0.2 * 10**10, "there is memory for the logits"
-    assert 4 * 8 * plan.most_nodes <= plan.kv_tokens
     for dtype, share in ((torch.bfloat16, 2), (torch.float32, 1)):
         stored = LlamaConfig(num_hidden_layers=4, hidden_size=64, vocab_size=100, dtype=dtype)
         plan = plan_for(stored, torch.float32, VerifierConfig(resident_layers=1))
@@ -172,8 +170,6 @@ def test_a_plan_keeps_within_the_budget():
     mixture = Qwen3MoeConfig(num_hidden_layers=48, num_experts=128, hidden_size=64, moe_intermediate_size=64)
     plan = plan_for(mixture, torch.float32, VerifierConfig(resident_layers=40, max_kv_tokens=16))
     assert plan.num_slots <= 4096, "transformers counts tokens of experts in float32"
-    generous = VerifierConfig(memory_budget=budget_with(4 * total) * 2)
-    assert plan_for(config, torch.float32, generous) is None
     small = LlamaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=100)
     assert plan_for(small, torch.float32, VerifierConfig()) is None, "without a budget all that fits stays"
 
@@ -204,47 +200,6 @@ def test_a_file_that_can_not_be_read_fails_passes_until_it_can(tmp_path, checkpo
         except GenerationError:
             assert attempt < 2
     assert torch.equal(logits(target, 60), logits(whole, 60))
-    target.offload.close()
-
-
-@pytest.mark.parametrize("back", [True, False])
-def test_a_file_that_can_not_be_read_while_more_or_less_is_kept(checkpoint, back):
-    whole, target = load(checkpoint), load(checkpoint, 3)
-    offload = target.offload
-    logits(target, 60)
-    if back:
-        while offload.reduce() is not None:
-            pass
-    wait = offload._source.wait
-
-    def fail(started):
-        offload._source.drain()
-        raise GenerationError("weights can't be read")
-
-    offload._source.wait = fail
-    with contextlib.suppress(GenerationError):
-        offload.restore() if back else offload.reduce()
-    offload._source.wait = wait
-    for number, length in enumerate((1, 60, 1, 3)):
-        assert torch.equal(logits(target, length, number), logits(whole, length, number))
-    offload.close()
-
-
-@pytest.mark.parametrize("resident", [0, 4])
-def test_a_pass_that_is_given_up_in_the_middle(tmp_path, resident):
-    tiny_model("llama", num_layers=5).model.save_pretrained(tmp_path)
-    tiny_model("llama").tokenizer.save_pretrained(tmp_path)
-    whole, target = load(tmp_path), load(tmp_path, resident)
-    for layer in target.model.model.layers:
-
-        def fail(*_):
-            raise RuntimeError("no memory")
-
-        hook = layer.mlp.register_forward_pre_hook(fail)
-        with pytest.raises(RuntimeError, match="no memory"):
-            logits(target, 9)
-        hook.remove()
-        assert torch.equal(logits(target, 9), logits(whole, 9))
     target.offload.close()
 
 
@@ -349,12 +304,9 @@ def test_damaged_checkpoints_are_refused(tmp_path):
     save_file({"a": torch.zeros(3)}, path)
     entry = {"safetensors_file": str(path), "weight_name": "a"}
     assert stored_tensors({"a": entry})["a"].shape == (3,)
-    for damage in (b"", b"\xff" * 8, b"\x08" + b"\0" * 7 + b"not json"):
-        path.write_bytes(damage)
-        with pytest.raises(ConfigError, match="download the model again"):
-            stored_tensors({"a": entry})
+    path.write_bytes(b"\x08" + b"\0" * 7 + b"not json")
     with pytest.raises(ConfigError, match="download the model again"):
-        stored_tensors({"a": entry | {"safetensors_file": str(tmp_path / "none")}})
+        stored_tensors({"a": entry})
 
 
 @settings(max_examples=40, deadline=None)

@@ -141,8 +141,6 @@ def test_records_never_take_more_than_the_limit_and_the_newest_stay(tmp_path):
     [
         {"schema_version": 2},
         {"prompt": [-1]},
-        {"output": [1, 2]},
-        {"top_logprobs": [[-0.5] * 9]},
         None,
     ],
 )

@@ -51,16 +51,6 @@ def command(*arguments: Any) -> list[str]:
     return [sys.executable, "-m", "speculant", "train", *map(str, arguments)]
 
 
-def test_help_needs_no_torch() -> None:
-    code = (
-        "import sys\nfrom speculant_graph.cli.main import main\nassert main(['train', '--help']) == 0\n"
-        "assert not {'torch', 'transformers', 'peft'} & set(sys.modules)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "--draft-model" in result.stdout
-
-
 @pytest.mark.slow
 def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
     tmp_path: Path, checkpoint: Path, records: Path
@@ -74,7 +64,7 @@ def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
     figures = json.loads(run.stdout.splitlines()[-1])
     info = read_adapter(output)
     assert figures["digest"] == info.digest
-    assert figures["held_out_loss_after"] < figures["held_out_loss_before"]
+    assert figures["after"]["loss"] < figures["before"]["loss"]
     assert figures["num_steps"] > 10
     assert figures["gate"]["is_better"]
     assert figures["gate"]["failures"]["tokens_per_pass_after"] > figures["gate"]["failures"]["tokens_per_pass_before"]

@@ -238,7 +238,6 @@ class ModelDrafter:
                     drafts[index] = self._best_of(batch[index])
         except (RuntimeError, MemoryError, IndexError) as error:  # of torch, such as memory that has ended
             self._has_failed = True
-            self._passes.forget()
             logger.warning("the draft model fails, going on without it: {!r}; fix it, or leave it out", error)
         elapsed_s = self._clock() - started_s
         self._price.allowance.add(-elapsed_s)

@@ -90,13 +90,6 @@ class DraftPasses:
             last.row = sequence.row
             self._sequences[last.row] = last
 
-    def forget(self) -> None:
-        """Forget all keys and values, as the weights have changed; sequences are read again."""
-        for each in self._sequences:
-            self._cache.clear(each.row)
-            each.num_cached, each.pending, each.is_written = 0, [], False
-            each.tokens, each.parents = [], []
-
     def follow(self, sequences: Sequence[CachedSequence], texts: Sequence[Sequence[TokenId]]) -> None:
         """Take what was emitted: nodes of the trees that agree are committed, the rest is pending.
 

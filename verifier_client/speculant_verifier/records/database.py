@@ -11,12 +11,12 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 from loguru import logger
-from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from speculant_graph.config import RecordConfig
 from speculant_graph.errors import ConfigError
@@ -40,16 +40,7 @@ _SCHEMA = (
 )
 
 
-def _consistent(record: RequestRecord) -> RequestRecord:
-    """Return a record in which every position has an entry of every field per position."""
-    pairs = ((record.drafted, record.sources), (record.top_token_ids, record.top_logprobs))
-    lengths = {len(each) for pair in pairs for each in pair} | {len(record.accepted), len(record.output)}
-    if len(lengths) > 1 or any([*map(len, ids)] != [*map(len, others)] for ids, others in pairs):
-        raise ValueError("the fields per position differ from the output in length")
-    return record
-
-
-_RECORD: TypeAdapter[RequestRecord] = TypeAdapter(Annotated[RequestRecord, AfterValidator(_consistent)])
+_RECORD = TypeAdapter(RequestRecord)
 
 
 def read_records(folder: str | Path, *, tenant: str | None = None) -> list[RequestRecord]:
@@ -181,7 +172,7 @@ class RecordWriter:
         self._writing = threading.Lock()
         self._waiting: list[RequestRecord] = []
         self._num_waiting = 0
-        self._recorded = self._written = self._passed_over = self._lost = self._num_failures = 0
+        self._statistics = WriterStatistics()
         self._tenants: set[str] = set()
         self._is_failing = False
         self._closing = threading.Event()
@@ -198,21 +189,18 @@ class RecordWriter:
     @property
     def statistics(self) -> WriterStatistics:
         """Counts since the writer was made."""
-        with self._lock:
-            return WriterStatistics(
-                self._recorded, self._written, self._passed_over, self._lost, self._num_failures, len(self._tenants)
-            )
+        return self._statistics
 
     def record(self, record: RequestRecord) -> None:
         """Take one; the disk is not touched. After :meth:`close` it is counted as lost."""
         size = len(record.prompt) + sum(4 + 2 * len(row) for row in record.top_token_ids)
         with self._lock:
-            self._recorded += 1
-            if self._closing.is_set() or (self._waiting and self._num_waiting + size > MAX_WAITING):
-                self._lost += 1
-                return
-            self._waiting.append(record)
-            self._num_waiting += size
+            is_lost = self._closing.is_set() or (self._waiting and self._num_waiting + size > MAX_WAITING)
+            known = self._statistics
+            self._statistics = replace(known, recorded=known.recorded + 1, lost=known.lost + bool(is_lost))
+            if not is_lost:
+                self._waiting.append(record)
+                self._num_waiting += size
 
     def flush(self) -> None:
         """Write what waits; other processes can read it when this returns."""
@@ -238,11 +226,16 @@ class RecordWriter:
                 kept, num_bad = [], len(taken)
                 self._warn(error)
             with self._lock:
-                self._lost += num_bad
-                self._written += len(kept)
-                self._passed_over += len(taken) - len(kept) - num_bad
-                self._num_failures += sum(record.is_failure for record in kept)
                 self._tenants.update(record.tenant for record in kept)
+                known = self._statistics
+                self._statistics = replace(
+                    known,
+                    written=known.written + len(kept),
+                    passed_over=known.passed_over + len(taken) - len(kept) - num_bad,
+                    lost=known.lost + num_bad,
+                    failures=known.failures + sum(record.is_failure for record in kept),
+                    num_tenants=len(self._tenants),
+                )
 
     def close(self) -> None:
         """Write what waits and end; a second time does nothing."""

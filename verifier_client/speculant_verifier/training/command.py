@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from speculant_verifier.records.record import RequestRecord
     from speculant_verifier.training.gate import Verdict
-    from speculant_verifier.training.trainer import Progress, TrainingResult
+    from speculant_verifier.training.trainer import TrainingResult
 
 
 class TrainSettings(CommandSettings):
@@ -81,7 +81,9 @@ def run(arguments: Sequence[str]) -> int:
     records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
     verdict, digest = None, None
     with workspace(settings.output) as folder:
-        result = train_adapter(model, draft_model.name, records, settings.train, folder, report=_show)
+        result = train_adapter(
+            model, draft_model.name, records, settings.train, folder, report=lambda line: sys.stderr.write(line + "\n")
+        )
         del model  # the gate loads two
         if result.candidate is not None:
             verdict = judge(result.candidate, present, draft_model, result.held_out)
@@ -127,16 +129,6 @@ def _read(settings: TrainSettings, tenant: str | None) -> list[RequestRecord]:
     return failures + replay_of(settings.records, tenant, num_replay if failures else sys.maxsize)
 
 
-def _show(progress: Progress) -> None:
-    """Write a line for every evaluation."""
-    if (held_out := progress.held_out) is not None:
-        best = ", best so far" if progress.is_best else ""
-        sys.stderr.write(
-            f"step {progress.step}/{progress.num_steps}: loss {progress.loss:.3f}, held out {held_out.loss:.3f}, "
-            f"acceptance {held_out.acceptance:.1%}{best}\n"
-        )
-
-
 def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSettings, digest: str | None) -> None:
     """Print what came of a training and of the gate, for people or programs."""
     figures = result.figures
@@ -148,8 +140,8 @@ def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSetti
     sys.stdout.write(
         f"{figures.num_steps} steps over {figures.num_tokens} tokens in {figures.duration_s:.0f} s, "
         f"{figures.trainable_share:.2%} of all parameters\n"
-        f"held out: loss {figures.held_out_loss_before:.3f} -> {figures.held_out_loss_after:.3f}, "
-        f"acceptance {figures.acceptance_before:.1%} -> {figures.acceptance_after:.1%}, "
+        f"held out: loss {figures.before.loss:.3f} -> {figures.after.loss:.3f}, "
+        f"acceptance {figures.before.acceptance:.1%} -> {figures.after.acceptance:.1%}, "
         f"{figures.num_held_out} requests\n"
     )
     if verdict is not None:

@@ -9,13 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from speculant_graph.errors import ConfigError
-
-_SUFFIX, _LOCK, _NEXT = ".d", "lock", "next"
 
 
 def require_publishable(target: Path) -> None:
@@ -44,51 +40,33 @@ def publish(folder: Path, target: Path) -> Path:
         ConfigError: the name is taken by something else.
     """
     require_publishable(target)
-    for file in folder.iterdir():
+    for file in (*folder.iterdir(), folder):
         _sync(file)
-    _sync(folder)
-    with _versions(target) as versions:
-        previous = _present(target)
-        newest = max(_numbers(versions), default=0) + 1
-        version = versions / str(newest)
+    versions = target.with_name(target.name + ".d")
+    versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal what they were trained on
+    with (versions / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # that of a killed owner is released
+        earlier, previous = [path for path in versions.iterdir() if path.name.isdecimal()], _present(target)
+        version = versions / str(1 + max((int(path.name) for path in earlier), default=0))
         folder.rename(version)
         _sync(versions)
-        _point(target, version)
-        for version_number in set(_numbers(versions)) - {newest, previous}:
-            shutil.rmtree(versions / str(version_number), ignore_errors=True)
+        link = versions / "next"
+        link.unlink(missing_ok=True)
+        # Relative: the two may be moved or mounted elsewhere together.
+        link.symlink_to(Path(versions.name) / version.name)
+        link.replace(target)
+        _sync(target.absolute().parent)
+        for path in earlier:
+            if path.name != previous:
+                shutil.rmtree(path, ignore_errors=True)
     return version
 
 
-@contextmanager
-def _versions(target: Path) -> Iterator[Path]:
-    """Yield the folder of a name's versions, locked meanwhile; the lock of a killed owner is released."""
-    folder = target.with_name(target.name + _SUFFIX)
-    folder.mkdir(mode=0o700, exist_ok=True)  # weights reveal what they were trained on
-    with (folder / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder
-
-
-def _present(target: Path) -> int | None:
+def _present(target: Path) -> str | None:
     """Return the number of the version that a name points to; None if it is nothing of ours."""
-    if not target.is_symlink():
-        return None
-    version = target.readlink()
-    is_ours = version.parent == Path(target.name + _SUFFIX) and version.name.isdecimal()
-    return int(version.name) if is_ours else None
-
-
-def _numbers(versions: Path) -> list[int]:
-    return [int(path.name) for path in versions.iterdir() if path.name.isdecimal()]
-
-
-def _point(target: Path, version: Path) -> None:
-    link = version.parent / _NEXT
-    link.unlink(missing_ok=True)
-    # Relative: the two may be moved or mounted elsewhere together.
-    link.symlink_to(Path(version.parent.name) / version.name)
-    link.replace(target)
-    _sync(target.absolute().parent)
+    version = target.readlink() if target.is_symlink() else Path()
+    is_ours = version.parent == Path(target.name + ".d") and version.name.isdecimal()
+    return version.name if is_ours else None
 
 
 def _sync(path: Path) -> None:

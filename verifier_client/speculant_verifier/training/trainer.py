@@ -60,33 +60,17 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a training is after a step."""
-
-    step: int
-    num_steps: int
-    loss: float
-    """Of this step, nats a position."""
-    held_out: Evaluation | None
-    """After it, if it was evaluated."""
-    is_best: bool
-    """Whether this is the best adapter so far."""
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingFigures:
-    """What a training did. Losses are in nats a position; 'after' is of the best state, by its held-out loss."""
+    """What a training did; how requests that were held out are drafted before and after it."""
 
     num_steps: int
     num_tokens: int
     """Positions that were trained on, repetitions counted."""
     num_held_out: int
     """Requests that were held out."""
-    held_out_loss_before: float
-    held_out_loss_after: float
-    acceptance_before: float
-    """Share of the held-out positions at which the draft model's most probable token is the target's."""
-    acceptance_after: float
+    before: Evaluation
+    after: Evaluation
+    """Of the best state, by its loss."""
     trainable_share: float
     """Share of all parameters."""
     duration_s: float
@@ -112,7 +96,7 @@ def train_adapter(
     config: TrainConfig,
     folder: Path,
     *,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[str], object] = lambda line: None,
 ) -> TrainingResult:
     """Train an adapter; Ctrl-C and SIGTERM end it early, and what is best by then is the result.
 
@@ -122,7 +106,7 @@ def train_adapter(
         records: requests of one tenant; failures, and replay among them.
         config: how to train.
         folder: an empty one for checkpoints; the candidate is in it.
-        report: called after every step.
+        report: takes a line for people after every evaluation.
 
     Raises:
         ConfigError: there are fewer than two requests, or the model can't have such an adapter.
@@ -150,10 +134,8 @@ def train_adapter(
         num_steps=trainer.num_steps,
         num_tokens=sum(each.num_labels for each in chosen[: trainer.num_steps * GROUP]),
         num_held_out=len(held_out),
-        held_out_loss_before=before.loss,
-        held_out_loss_after=after.loss,
-        acceptance_before=before.acceptance,
-        acceptance_after=after.acceptance,
+        before=before,
+        after=after,
         trainable_share=trainer.share,
         duration_s=time.monotonic() - started,
     )
@@ -208,7 +190,7 @@ class Trainer:
         training: Sequence[Example],
         held_out: Sequence[Example],
         before: Evaluation,
-        report: Callable[[Progress], None],
+        report: Callable[[str], object],
     ) -> None:
         """Train on requests in their order; may be left by any exception, and the best state is whole.
 
@@ -216,7 +198,7 @@ class Trainer:
             training: requests; those that are to be seen more than once are there more than once.
             held_out: others, by which the best state is found.
             before: how well the model does them now.
-            report: called after every step.
+            report: takes a line for people after every evaluation.
         """
         groups = [training[start : start + GROUP] for start in range(0, len(training), GROUP)]
         every = math.ceil(len(groups) / _NUM_EVALUATIONS)
@@ -234,13 +216,17 @@ class Trainer:
             schedule.step()
             optimiser.zero_grad(set_to_none=True)
             self.num_steps = step
-            is_due = step % every == 0 or step == len(groups)
-            evaluation = self.evaluate(held_out) if is_due else None
-            is_best = evaluation is not None and evaluation.loss < best.loss
-            if evaluation is not None and is_best:
-                self.save(step, evaluation)
-                best = evaluation
-            report(Progress(step, len(groups), loss, evaluation, is_best))
+            if step % every and step < len(groups):
+                continue
+            found = self.evaluate(held_out)
+            is_best = found.loss < best.loss
+            if is_best:
+                self.save(step, found)
+                best = found
+            report(
+                f"step {step}/{len(groups)}: loss {loss:.3f}, held out {found.loss:.3f}, "
+                f"acceptance {found.acceptance:.1%}{', best so far' if is_best else ''}"
+            )
 
     def logits(self, example: Example) -> Tensor:
         """Return the model's logits for the labelled positions, ``[n, V]``."""
