@@ -274,12 +274,7 @@ class GraphRegistry:
                 raise TokenizerMismatchError(
                     f"what was learned as {name} is of tokenizer {known.name}; choose another name for this graph"
                 )
-        return LearnedStore(
-            self._draft.max_learned_tokens,
-            None if folder is None else folder / name,
-            tokenizer,
-            max_tenants=self._draft.max_tenants,
-        )
+        return LearnedStore(self._draft.max_learned_tokens, None if folder is None else folder / name, tokenizer)
 
     def _inside(self, path: str) -> Path:
         folder = self._folder.resolve()

@@ -82,13 +82,8 @@ class DraftConfig(Config):
     """Longest path of a tree."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 8
     """Most children of a node."""
-    max_session_tokens: Annotated[int, Field(ge=256)] = 131_072
-    """Tokens of one sequence that drafts look back on; of longer ones the oldest are forgotten."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
     """Accepted tokens kept for each tenant, the oldest out first; 0 learns nothing."""
-    max_tenants: Annotated[int, Field(ge=1)] = 64
-    """Tenants whose learned text stays in memory while they are away; the longest away is forgotten first, or read from
-    disk again when it comes back."""
 
 
 class VerifierConfig(Config):

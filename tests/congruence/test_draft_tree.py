@@ -50,7 +50,6 @@ configs = st.builds(
     sources=st.sets(st.sampled_from(SOURCES)).map(frozenset),
     max_depth=st.integers(1, 6),
     max_branches=st.integers(1, 8),
-    max_session_tokens=st.sampled_from([256, 300, 1_000]),
     max_learned_tokens=st.sampled_from([0, 3, 60, 1_000, 100_000]),
 )
 
@@ -137,8 +136,9 @@ class Pair:
         return draft
 
     def recycle(self, number: int, nodes: list[int], rows: list[list[int]]) -> None:
-        for drafter in (self.fast, self.slow):
-            drafter.recycle(number, nodes, rows)
+        width = max(map(len, rows), default=0)
+        self.fast.recycle(number, nodes, [[*row, *[-1] * (width - len(row))] for row in rows])
+        self.slow.recycle(number, nodes, rows)
 
     def close(self, number: int) -> None:
         for drafter in (self.fast, self.slow):
@@ -146,13 +146,19 @@ class Pair:
         del self.texts[number], self.places[number]
 
 
-def pair_of(corpus: list[list[int]] | None, max_order: int, config: DraftConfig, *, boundaries: bool = True) -> Pair:
+def pair_of(
+    corpus: list[list[int]] | None, max_order: int, config: DraftConfig, *, boundaries: bool = True, window: int = 300
+) -> Pair:
     if corpus is None:
-        return Pair(SessionDrafter(None, config), SlowDrafter(None, config))
-    documents = corpus if boundaries else [joined(corpus)]
+        return Pair(
+            SessionDrafter(None, config, max_session_tokens=window),
+            SlowDrafter(None, config, max_session_tokens=window),
+        )
+    graph = graph_of(corpus, max_order, VOCABULARY_SIZE, boundaries=boundaries)
+    slow = OracleGraph(corpus if boundaries else [joined(corpus)], max_order)
     return Pair(
-        SessionDrafter(graph_of(corpus, max_order, VOCABULARY_SIZE, boundaries=boundaries), config),
-        SlowDrafter(OracleGraph(documents, max_order), config, VOCABULARY_SIZE),
+        SessionDrafter(graph, config, max_session_tokens=window),
+        SlowDrafter(slow, config, VOCABULARY_SIZE, max_session_tokens=window),
     )
 
 
@@ -213,7 +219,8 @@ def test_every_step_is_that_of_the_reference(
     alphabet = [*chance.sample(range(16_000), size), *SHARING_A_SLOT]
     foreign = chance.choice([[], [-1, -7, VOCABULARY_SIZE, 2**30]])
     corpus = [text_of(chance, alphabet, chance.choice([1, 30, 200])) for _ in range(chance.randint(1, 3))]
-    pair = pair_of(corpus if max_order else None, max_order, config, boundaries=boundaries)
+    window = chance.choice([256, 300, 1_000])
+    pair = pair_of(corpus if max_order else None, max_order, config, boundaries=boundaries, window=window)
     texts = [text_of(chance, [*alphabet, *foreign], chance.choice([9, 70, 150]), corpus) for _ in range(5)]
     texts[2] = [*texts[1][:40], *texts[2]]
     assume(
@@ -255,12 +262,11 @@ def test_more_than_is_looked_at(seed: int, max_session_tokens: int) -> None:
     config = DraftConfig(
         strategy="tree",
         max_depth=chance.randint(1, 6),
-        max_session_tokens=max_session_tokens,
         max_learned_tokens=chance.choice([200, 100_000]),
     )
     alphabet = chance.choice([list(SHARING_A_SLOT), [7, 8, 9]])
     corpus = [text_of(chance, alphabet, 400), successors_of(alphabet[0], LONG_ROW + 20)]
-    pair = pair_of(corpus, chance.randint(1, 3), config)
+    pair = pair_of(corpus, chance.randint(1, 3), config, window=max_session_tokens)
     texts = [text_of(chance, alphabet, length, [[*range(200, 280)]]) for length in (330, 620, 400)]
     for number, text in enumerate(texts):
         assume(not is_crowded(text, SESSION_CHAINS) and not is_crowded(joined(texts[:number]), LEARNED_CHAINS))
@@ -275,7 +281,7 @@ def test_more_candidates_than_are_kept() -> None:
     config = DraftConfig(strategy="tree", max_branches=64, max_depth=2)
     tokens, others = range(3_500, 3_700), range(2_000, 2_100)
     corpus = [[1, 2, token] for token in others for _ in range(1 + token % 4)]
-    pair = pair_of(corpus, 2, config)
+    pair = pair_of(corpus, 2, config, window=131_072)
     learned = [token for other in tokens[100:170] for token in (1, 2, other)]
     session = [token for number in range(80) for token in (1, 2, tokens[number], 1, 3, tokens[number + 100])]
     assert not is_crowded(learned, LEARNED_CHAINS)

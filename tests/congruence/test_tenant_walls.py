@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from speculant_graph.draft.learning import store
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import LOST, OK, LiveServer, graph_file, serving, step_of
 
@@ -24,12 +25,11 @@ FOLDERS = itertools.count()
 
 
 class Walls(RuleBasedStateMachine):
-    def __init__(self, graph: Path, folder: Path, max_tenants: int, seen: Counter[str]) -> None:
+    def __init__(self, graph: Path, folder: Path, seen: Counter[str]) -> None:
         super().__init__()
         self.graph = graph
         self.folder = folder / str(next(FOLDERS))
         self.folder.mkdir()
-        self.max_tenants = max_tenants
         self.seen = seen
         self.stack = ExitStack()
         self.start()
@@ -40,7 +40,7 @@ class Walls(RuleBasedStateMachine):
             serving(
                 self.graph,
                 self.folder,
-                {"strategy": "tree", "max_tenants": self.max_tenants},
+                {"strategy": "tree"},
                 learned=self.folder / "learned",
             )
         )
@@ -130,11 +130,14 @@ class Walls(RuleBasedStateMachine):
     ("max_tenants", "num_examples"),
     [(1, 3), pytest.param(1, 40, marks=pytest.mark.faults), pytest.param(64, 40, marks=pytest.mark.faults)],
 )
-def test_tenants_never_meet(tmp_path: Path, max_tenants: int, num_examples: int) -> None:
+def test_tenants_never_meet(
+    tmp_path: Path, max_tenants: int, num_examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MAX_TENANTS", max_tenants)
     graph = graph_file(tmp_path / "graph.pkl", list(CORPUS) * 4)
     seen: Counter[str] = Counter()
     run_state_machine_as_test(
-        lambda: Walls(graph, tmp_path, max_tenants, seen),
+        lambda: Walls(graph, tmp_path, seen),
         settings=settings(max_examples=num_examples, stateful_step_count=20, deadline=None),
     )
     assert seen["learned"] > 0, "drafts from what the tenant itself had taught were looked at"

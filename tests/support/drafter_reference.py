@@ -75,12 +75,18 @@ class SlowSequence:
 class SlowDrafter:
     """As :class:`~speculant_graph.draft.session_drafter.SessionDrafter`, for ``adaptive`` and ``tree``."""
 
-    def __init__(self, graph: OracleGraph | None, config: DraftConfig, vocabulary_size: int = MAX_VOCABULARY) -> None:
+    def __init__(
+        self,
+        graph: OracleGraph | None,
+        config: DraftConfig,
+        vocabulary_size: int = MAX_VOCABULARY,
+        max_session_tokens: int = 131_072,
+    ) -> None:
         """Make a drafter without sequences."""
         self.tables = Tables()
         self.sequences: dict[int, SlowSequence] = {}
         self._graph = graph
-        self._config, self._vocabulary_size = config, vocabulary_size
+        self._config, self._vocabulary_size, self._window = config, vocabulary_size, max_session_tokens
         self._memories: dict[str, Memory] = {}
 
     def open(self, session_id: int, *, tenant: str = "", learn: bool = False, cost: CostCurve | None = None) -> None:
@@ -128,7 +134,7 @@ class SlowDrafter:
         sequence = self.sequences.pop(session_id)
         if sequence.learns and len(sequence.text) > sequence.num_prompt_tokens and self._config.max_learned_tokens:
             learnable = sequence.text[max(0, sequence.num_prompt_tokens - WINDOW) :]
-            sequence.memory.text += [None, *learnable[-self._config.max_session_tokens :]]
+            sequence.memory.text += [None, *learnable[-self._window :]]
 
     def draft(self, session_id: int, strategy: StrategyName, budget: int) -> list[Node]:
         """Draft the most probable paths, and as many of them as pay."""
@@ -172,7 +178,7 @@ class SlowDrafter:
     def entries(self, sequence: SlowSequence, path: list[TokenId]) -> list[Entry]:
         """Return the entries of a path from the end of a sequence, longest first, until too little is left."""
         sources = self._config.sources
-        text = sequence.text[-self._config.max_session_tokens :]
+        text = sequence.text[-self._window :]
         context = [*text, *path]
         longer: list[Entry] = []
         others: list[Entry] = []

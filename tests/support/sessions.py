@@ -7,17 +7,35 @@ from typing import Any
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learning.store import LearnedStore
-from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
+from speculant_graph.draft.session_drafter import MAX_SUPPORT, DraftRequest, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, StrategyName
 
 
 def drafter_of(
-    graph: NgramGraph | None = None, learned: LearnedStore | None = None, num_threads: int = 0, **settings: Any
+    graph: NgramGraph | None = None,
+    learned: LearnedStore | None = None,
+    num_threads: int = 0,
+    max_session_tokens: int = 131_072,
+    **settings: Any,
 ) -> SessionDrafter:
     config = DraftConfig(**{"strategy": "tree", **settings})
-    return SessionDrafter(graph, config, learned=learned, num_threads=num_threads)
+    return SessionDrafter(
+        graph, config, learned=learned, num_threads=num_threads, max_session_tokens=max_session_tokens
+    )
+
+
+def draft_batch(
+    drafter: SessionDrafter,
+    session_ids: Sequence[int],
+    budgets: Sequence[int],
+    seeds: Sequence[int],
+    options: DraftOptions = DEFAULT_OPTIONS,
+    max_support: int = MAX_SUPPORT,
+) -> list[Draft]:
+    requests = [DraftRequest(*each) for each in zip(session_ids, budgets, seeds, strict=True)]
+    return drafter.draft(requests, options, max_support)
 
 
 def draft_of(

@@ -19,6 +19,7 @@ from speculant_graph.errors import DraftLimitError, DraftRequestError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft
+from support.sessions import draft_batch
 
 NO_TOKEN = (1 << 32) - 1
 OK, LOST, OUT_OF_SYNC = 1, 2, 3
@@ -162,7 +163,8 @@ class ReferenceAnswerer:
         opened = [i for i in range(count) if session_ids[i] and answer.sequence_statuses[i] == OK]
         stateless = [i for i in range(count) if not session_ids[i]]
         if opened:
-            batch = self.drafter.draft_batch(
+            batch = draft_batch(
+                self.drafter,
                 [session_ids[i] for i in opened], [budgets[i] for i in opened], [seeds[i] for i in opened],
                 options, max_support,
             )  # fmt: skip

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from loguru import logger
@@ -25,7 +26,7 @@ from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import num_cores
-from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
+from speculant_graph.types import Draft, TokenId
 
 MAX_NODES = 2_048
 """Most nodes of a draft."""
@@ -73,6 +74,7 @@ class SessionDrafter:
         calibration: _core.Calibration | None = None,
         learned: LearnedStore | None = None,
         vocabulary_size: int | None = None,
+        max_session_tokens: int = 131_072,
         num_threads: int = 0,
         read_options: Callable[[bytes], DraftOptions] = _no_messages,
     ) -> None:
@@ -85,6 +87,8 @@ class SessionDrafter:
                 else what the graph was built with.
             learned: what earlier sequences accepted; a store in memory by default.
             vocabulary_size: without a graph, the size of the vocabulary if it is known.
+            max_session_tokens: tokens of one sequence that drafts look back on, at least 256; of longer ones the oldest
+                are forgotten.
             num_threads: threads that draft for a large batch; 0: one per core that the process may use. Drafts are the
                 same.
             read_options: reads options as they travel, for steps that the core answers.
@@ -100,7 +104,7 @@ class SessionDrafter:
             raise ConfigError(f"strategy {strategy} has nothing to draft from; give a graph, or add the source session")
         require_source(self.config, graph is not None)
         vocabulary_size = (vocabulary_size or MAX_VOCABULARY) if graph is None else graph.vocabulary_size
-        self.learned = learned or LearnedStore(self.config.max_learned_tokens, max_tenants=self.config.max_tenants)
+        self.learned = learned or LearnedStore(self.config.max_learned_tokens)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
         # Clients may request anything, so nothing is kept for ever.
         self._settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, graph is not None))
@@ -109,7 +113,7 @@ class SessionDrafter:
             None if graph is None else graph.core,
             vocabulary_size,
             self.calibration,
-            self.config.max_session_tokens,
+            max_session_tokens,
             num_threads or num_cores(),
             lambda options: settings_of(config, has_graph, read_options(options) if options else DEFAULT_OPTIONS),
         )
@@ -168,8 +172,7 @@ class SessionDrafter:
             session_id: the sequence.
             nodes: per row the node it follows: 0 for the end of the sequence, j + 1 for node j of its latest draft,
                 accepted or not.
-            rows: per row the most probable next tokens, best first; negative for none. An array of shape
-                ``[nodes, width]`` is quickest.
+            rows: per row the most probable next tokens, best first, shape ``[nodes, width]``; negative for none.
 
         Raises:
             DraftRequestError: there is no such sequence or node, these are no token ids, or not one row per node.
@@ -178,10 +181,22 @@ class SessionDrafter:
             sequence = self._find(session_id)
             if len(nodes) != len(rows):
                 raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
-            self.core.add_rows(sequence, np.array(nodes, np.int64), _as_rows(rows))
+            if len(nodes):
+                self.core.add_rows(sequence, np.array(nodes, np.int64), _as_array(rows, 2))
 
-    def draft(self, requests: Sequence[DraftRequest], options: DraftOptions = DEFAULT_OPTIONS) -> list[Draft]:
-        """Draft for a batch, in request.
+    def draft(
+        self,
+        requests: Sequence[DraftRequest],
+        options: DraftOptions = DEFAULT_OPTIONS,
+        max_support: int = MAX_SUPPORT,
+    ) -> list[Draft]:
+        """Draft for a batch, in order.
+
+        Args:
+            requests: what is wanted for each sequence.
+            options: how to draft where a request leaves it open.
+            max_support: most entries of all distributions of those with equal options together: drafts end where
+                another one may not fit.
 
         Raises:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
@@ -190,45 +205,20 @@ class SessionDrafter:
         by_options: dict[DraftOptions, list[int]] = {}
         for index, request in enumerate(requests):
             by_options.setdefault(request.options or options, []).append(index)
-        drafts = [EMPTY_DRAFT] * len(requests)
+        drafts: dict[int, Draft] = {}
         for each, indices in by_options.items():
+            settings = self._settings(each)
             batch = [requests[index] for index in indices]
-            made = self.draft_batch(
-                [request.session_id for request in batch],
-                [request.node_budget for request in batch],
-                [request.seed for request in batch],
-                each,
-            )
-            for index, draft in zip(indices, made, strict=True):
-                drafts[index] = draft
-        return drafts
-
-    def draft_batch(
-        self,
-        session_ids: Sequence[int],
-        budgets: Sequence[int],
-        seeds: Sequence[int],
-        options: DraftOptions = DEFAULT_OPTIONS,
-        max_support: int = MAX_SUPPORT,
-    ) -> list[Draft]:
-        """Draft the same as :meth:`draft`, whose distributions may be bounded.
-
-        Args:
-            session_ids: the sequences.
-            budgets: per sequence, most nodes.
-            seeds: per sequence, seed of ``sampling``.
-            options: how to draft.
-            max_support: most entries of all distributions together: drafts end where another one may not fit.
-
-        Raises:
-            DraftRequestError: a sequence is not open, or an option is out of its bounds.
-            ConfigError: the strategy needs a graph.
-        """
-        settings = self._settings(options)
-        with self._lock:
-            sequences = [self._find(session_id) for session_id in session_ids]
-            seeds = [seed % NUM_SEEDS for seed in seeds]
-            return self.core.draft(sequences, _within_bounds(budgets), seeds, settings, max_support)
+            with self._lock:
+                made = self.core.draft(
+                    [self._find(request.session_id) for request in batch],
+                    [request.node_budget for request in batch],
+                    [request.seed % NUM_SEEDS for request in batch],
+                    settings,
+                    max_support,
+                )
+            drafts.update(zip(indices, made, strict=True))
+        return [drafts[index] for index in range(len(requests))]
 
     def draft_contexts(
         self,
@@ -257,7 +247,7 @@ class SessionDrafter:
         with self._lock:
             return self.core.draft_after(
                 [_as_array(context) for context in contexts],
-                _within_bounds(budgets),
+                list(budgets),
                 [seed % NUM_SEEDS for seed in seeds],
                 [position % NUM_SEEDS for position in positions],
                 settings,
@@ -301,10 +291,6 @@ def costs_of(curve: CostCurve | None) -> list[float]:
     return [] if curve is None else curve.table(MAX_NODES + 1).tolist()
 
 
-def _within_bounds(budgets: Sequence[int]) -> list[int]:
-    return [max(0, min(budget, MAX_NODES)) for budget in budgets]
-
-
 def _calibration_of(graph: NgramGraph | None) -> _core.Calibration:
     if graph is None or not graph.metadata.calibration:
         return _core.Calibration()
@@ -317,28 +303,12 @@ def _calibration_of(graph: NgramGraph | None) -> _core.Calibration:
         return _core.Calibration()
 
 
-def _as_rows(rows: Sequence[Sequence[TokenId]] | Int64Array) -> Int64Array:
-    """Return rows as one array, filled up with -1."""
-    try:
-        whole = np.array(rows, order="C")
-        if whole.ndim == 2 and whole.dtype.kind in "iu":
-            return whole.astype(np.int64, copy=False)
-    except ValueError:  # rows of several lengths
-        pass
-    arrays = [_as_array(row) for row in rows]
-    padded = np.full((len(arrays), max((array.size for array in arrays), default=0)), -1, np.int64)
-    for index, array in enumerate(arrays):
-        padded[index, : array.size] = array
-    return padded
-
-
-def _as_array(token_ids: Sequence[TokenId] | Int64Array) -> Int64Array:
+def _as_array(token_ids: Sequence[Any] | Int64Array, num_dimensions: int = 1) -> Int64Array:
+    """Return token ids as an array that the core takes."""
     try:
         tokens = np.array(token_ids, order="C")
-        if tokens.ndim == 1 and tokens.dtype.kind in "iu":
-            return tokens.astype(np.int64, copy=False)
-        if tokens.ndim == 1 and all(isinstance(token_id, int) for token_id in token_ids):  # none, or huge ones
-            return np.array([token_id if 0 <= token_id < MAX_VOCABULARY else -1 for token_id in token_ids], np.int64)
     except ValueError:  # lists of several lengths
-        pass
+        tokens = np.empty((), object)
+    if tokens.ndim == num_dimensions and (tokens.dtype.kind in "iu" or not tokens.size):
+        return tokens.astype(np.int64, copy=False)
     raise DraftRequestError(f"{reprlib.repr(token_ids)} is no list of token ids; give whole numbers")

@@ -137,5 +137,5 @@ def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig
         require_same(graph.metadata.tokenizer, tokenizer)
     if settings.learned is None:
         return LocalDrafter(graph, config, vocabulary_size=tokenizer.vocabulary_size)
-    store = LearnedStore(config.max_learned_tokens, settings.learned, tokenizer, max_tenants=config.max_tenants)
+    store = LearnedStore(config.max_learned_tokens, settings.learned, tokenizer)
     return LearningDrafter(graph, config, store, vocabulary_size=tokenizer.vocabulary_size)

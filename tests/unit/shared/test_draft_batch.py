@@ -16,7 +16,7 @@ from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft
 from support.graphs import graph_of
-from support.sessions import drafter_of, values_of
+from support.sessions import draft_batch, drafter_of, values_of
 
 VOCABULARY_SIZE = 12
 CORPUS = [(index * index + index // 3) % VOCABULARY_SIZE for index in range(700)]
@@ -47,7 +47,7 @@ def test_contexts_are_drafted_as_sequences_that_just_began(
         drafter.open(session_id)
         drafter.accept(session_id, context)
     budgets, positions = [5] * len(sequences), [len(tokens) for tokens in sequences]
-    expected = drafter.draft_batch(session_ids, budgets, session_ids, options)
+    expected = draft_batch(drafter, session_ids, budgets, session_ids, options)
     for session_id in session_ids:
         drafter.close(session_id)
     drafts = drafter.draft_contexts(contexts, budgets, session_ids, positions, options)
@@ -100,14 +100,14 @@ def test_drafts_of_threads_are_those_of_one(graph: NgramGraph, options: DraftOpt
             drafter.open(number)
             drafter.accept(number, CORPUS[number : 2 * number + 1])
     arguments = list(range(count)), [number % 60 + 40 for number in range(count)], list(range(count)), options
-    whole = alone.draft_batch(*arguments)
+    whole = draft_batch(alone, *arguments)
     needed = size_of(whole)
     assert sum(map(len, whole)) > 2_048 or options.strategy != "greedy", "a batch that is worth it"
     # With less room drafts end earlier, and it depends on others where.
     for max_support in (1 << 20, needed + 20, needed, needed // 2, 1):
-        expected = [values_of(draft) for draft in alone.draft_batch(*arguments, max_support=max_support)]
+        expected = [values_of(draft) for draft in draft_batch(alone, *arguments, max_support=max_support)]
         for _ in range(3):
-            drafts = together.draft_batch(*arguments, max_support=max_support)
+            drafts = draft_batch(together, *arguments, max_support=max_support)
             assert [values_of(draft) for draft in drafts] == expected
 
 
@@ -117,14 +117,14 @@ def test_a_process_that_was_forked_drafts_on_threads_of_its_own(graph: NgramGrap
         drafter.open(number)
         drafter.accept(number, CORPUS[number : 2 * number + 9])
     arguments = list(range(32)), [32] * 32, [0] * 32
-    expected = tokens_of(drafter.draft_batch(*arguments))
+    expected = tokens_of(draft_batch(drafter, *arguments))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        os._exit(0 if tokens_of(drafter.draft_batch(*arguments)) == expected else 1)
+        os._exit(0 if tokens_of(draft_batch(drafter, *arguments)) == expected else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
 def test_nothing_is_a_batch_too(drafter: SessionDrafter) -> None:
-    assert drafter.draft_batch([], [], []) == []
+    assert draft_batch(drafter, [], [], []) == []

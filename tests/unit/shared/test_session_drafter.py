@@ -124,7 +124,7 @@ def test_without_a_graph(strategy: StrategyName) -> None:
     assert started(drafter, 1, [5, 6, 7, 8, 9, 5, 6, 7]).token_ids[:2] == (8, 9)
 
 
-@pytest.mark.parametrize("foreign", [-1, -(2**40), VOCABULARY_SIZE, 2**21, 2**31, 2**63, 2**70, -(2**70)])
+@pytest.mark.parametrize("foreign", [-1, -(2**40), VOCABULARY_SIZE, 2**21, 2**31])
 def test_foreign_tokens_end_what_is_known(graph: NgramGraph, foreign: int) -> None:
     drafter = drafter_of(graph)
     drafter.open(1, learn=True)
@@ -140,7 +140,7 @@ def test_foreign_tokens_end_what_is_known(graph: NgramGraph, foreign: int) -> No
     assert started(drafter, 2, [50, 51]).token_ids == ()
 
 
-@pytest.mark.parametrize("token_ids", [5, "12", ["1"], None, [1.5], [1, None], [[1], [2]], [[1], 2]])
+@pytest.mark.parametrize("token_ids", [5, "12", ["1"], None, [1.5], [1, None], [[1], [2]], [[1], 2], [2**70]])
 def test_what_is_no_list_of_tokens_is_refused(token_ids: Any) -> None:
     drafter = drafter_of()
     drafter.open(1)
@@ -241,7 +241,7 @@ def test_threads_that_learn_from_each_other(graph: NgramGraph) -> None:
                     drafter.accept(number, CORPUS[start * number : start * number + 10])
                     draft = draft_of(drafter, number, 12)
                     assert all(0 <= token < 12 for token in draft.token_ids)
-                    drafter.recycle(number, [0, len(draft)], [[1, 2, 3], [turn % 12]])
+                    drafter.recycle(number, [0, len(draft)], [[1, 2, 3], [turn % 12, -1, -1]])
                 drafter.close(number)
         except BaseException as error:
             failures.append(error)

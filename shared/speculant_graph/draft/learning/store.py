@@ -26,6 +26,9 @@ from speculant_graph.draft.learning.target_rows import load_rows, save_rows
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Fingerprint
 
+MAX_TENANTS = 64
+"""Tenants whose memory stays when no sequence uses it. Of more, the one longest out of use leaves; its text comes back
+from the folder, if there is one."""
 _ROWS_INTERVAL_S = 30.0
 """Rows are a few megabytes for each tenant and change with every token, so they are brought to disk less often."""
 
@@ -51,8 +54,6 @@ class LearnedStore:
         max_tokens: int,
         folder: str | Path | None = None,
         tokenizer: Fingerprint | None = None,
-        *,
-        max_tenants: int = 64,
     ) -> None:
         """Make a store.
 
@@ -60,22 +61,14 @@ class LearnedStore:
             max_tokens: most tokens kept of a tenant, the oldest out first; 0 keeps none.
             folder: where they are kept between processes, of which one at a time has it; None keeps them in memory.
             tokenizer: with a folder, the tokenizer that ids are of.
-            max_tenants: tenants whose memory stays when no sequence uses it. Of more, the one longest out of use
-                leaves; if there is a folder, its text comes back from there.
 
         Raises:
-            ConfigError: the number of tokens is negative, or there is no capacity for a tenant; another process has
-                the folder, it can't be read or written, or is of another release.
+            ConfigError: another process has the folder, it can't be read or written, or is of another release.
             TokenizerMismatchError: the folder holds what was learned with another tokenizer.
         """
-        if max_tokens < 0:
-            raise ConfigError(f"a store can't keep {max_tokens} tokens; give 0 or more")
-        if max_tenants < 1:
-            raise ConfigError(f"a store can't keep {max_tenants} tenants; give 1 or more")
         if folder is not None and tokenizer is None:
             raise ConfigError(f"{folder} is for the ids of one tokenizer; give its fingerprint")
         self._max_tokens = max_tokens
-        self._max_tenants = max_tenants
         self._files = None if folder is None or tokenizer is None else LearnedFiles(Path(folder), tokenizer, max_tokens)
         self._lock = threading.Lock()
         self._forgetting = threading.Lock()  # held for moments: nothing of a tenant is written behind its removal
@@ -127,7 +120,7 @@ class LearnedStore:
                 self._in_use[tenant] = memory
             self._latest[tenant] = memory
             self._latest.move_to_end(tenant)
-            if len(self._latest) > self._max_tenants:
+            if len(self._latest) > MAX_TENANTS:
                 self._latest.popitem(last=False)
             return memory
 
