@@ -15,8 +15,6 @@ from support.drafters import ScriptedDrafter, chain
 from support.lossless import WINDOW, Job, alone
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
-FAMILIES = ("gpt_oss", "gpt_oss without rings", "llama", "qwen3")
-
 
 @cache
 def target_of(family):
@@ -48,8 +46,14 @@ def tokens(rng, number):
     return tuple(rng.randrange(250) for _ in range(number))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("options", [{}, {"prefill_chunk": 50}, {"max_batch_size": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gpt_oss", {}), ("gpt_oss", {"prefill_chunk": 50}), ("gpt_oss without rings", {"max_batch_size": 1}),
+        ("llama", {"max_batch_size": 1}), ("qwen3", {"prefill_chunk": 50}),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_conversations(family, options):
     """Turn by turn, with the output as it was or written anew by a template, and several of them at once."""
     rng = random.Random(3)
@@ -77,30 +81,30 @@ def test_conversations(family, options):
     assert sequence.num_from_prefix_cache >= 150, "what the first of them parted from was copied then"
 
 
-def test_random_company():
-    """Any beginnings, lengths and cancellations, in a cache that has no room for all."""
-    rng = random.Random(5)
-    for family in FAMILIES:
-        target = target_of(family)
-        engine = engine_of(target, rng, prefix_cache=300_000, max_kv_tokens=2_400, prefill_chunk=90)
-        trunk = tokens(rng, 400)
-        hits = 0
-        for _ in range(12):
-            jobs = [
-                request(
-                    (*trunk[: rng.randrange(380)], *tokens(rng, rng.randrange(1, 100))), max_tokens=rng.randrange(1, 30)
-                )
-                for _ in range(rng.randrange(1, 4))
-            ]
-            victim = engine.add(request((*trunk[: rng.randrange(400)], 7)))
-            for _ in range(rng.randrange(6)):
-                engine.step()
-            engine.cancel(victim)
-            for job, sequence in zip(jobs, ended(engine, jobs), strict=True):
-                assert sequence.output == alone(target, Job(job.prompt, job.config))
-                hits += sequence.num_from_prefix_cache > 0
-            assert engine.prefixes.num_bytes <= 300_000
-        assert hits > 5, "or nothing was tested"
+@pytest.mark.parametrize("family", ["gpt_oss", "llama"])
+def test_random_company(family):
+    """Any beginnings, lengths and cancellations, in a cache that has no space for all."""
+    rng = random.Random(family)
+    target = target_of(family)
+    engine = engine_of(target, rng, prefix_cache=300_000, max_kv_tokens=2_400, prefill_chunk=90)
+    trunk = tokens(rng, 400)
+    hits = 0
+    for _ in range(10):
+        jobs = [
+            request(
+                (*trunk[: rng.randrange(380)], *tokens(rng, rng.randrange(1, 100))), max_tokens=rng.randrange(1, 20)
+            )
+            for _ in range(rng.randrange(1, 4))
+        ]
+        cancelled = engine.add(request((*trunk[: rng.randrange(400)], 7)))
+        for _ in range(rng.randrange(6)):
+            engine.step()
+        engine.cancel(cancelled)
+        for job, sequence in zip(jobs, ended(engine, jobs), strict=True):
+            assert sequence.output == alone(target, Job(job.prompt, job.config))
+            hits += sequence.num_from_prefix_cache > 0
+        assert engine.prefixes.num_bytes <= 300_000
+    assert hits > 5, "or nothing was tested"
 
 
 def test_tenants_are_apart():
