@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections import Counter
 
 import pytest
 import torch
-from scipy.stats import chi2
 
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
@@ -17,7 +15,7 @@ from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.types import EMPTY_DRAFT, Draft
 from speculant_verifier.engine import Engine, Request
 from support.drafters import ScriptedDrafter, chain, knowing, knowing_tree
-from support.tiny_models import WINDOW, tiny_gpt_oss, tiny_model
+from support.tiny_models import WINDOW, tiny_model
 
 LENGTHS = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 40, 3, 77]
 GREEDY = GenerationConfig(max_tokens=40, ignore_end_tokens=True, speculation="on")
@@ -55,7 +53,7 @@ def reference(request, target):
 
 
 def test_plain_greedy_decoding_equals_transformers(target):
-    for prompt in prompts():
+    for prompt in prompts()[::2]:
         [ours] = decode(target, [(prompt, GREEDY)])
         theirs = target.model.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -68,7 +66,7 @@ def test_plain_greedy_decoding_equals_transformers(target):
 def test_other_families_decode_as_transformers_does(family):
     """With drafts, past the sliding windows that two of them have."""
     target = tiny_model(family)
-    for prompt in prompts()[3:]:
+    for prompt in prompts()[3::2]:
         theirs = target.model.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=40, do_sample=False, eos_token_id=None,
@@ -80,7 +78,7 @@ def test_other_families_decode_as_transformers_does(family):
 
 @pytest.mark.parametrize(
     ("kind", "rows"),
-    [*itertools.product(("right", "mostly right", "wrong", "tree"), (1, 3, 8)), ("none", 3)],
+    [*itertools.product(("right", "mostly right", "wrong", "tree"), (1, 8)), ("none", 3)],
 )
 def test_drafts_change_nothing_but_the_number_of_steps(target, reference, kind, rows):
     config, expected = reference
@@ -114,34 +112,6 @@ def test_unusable_drafts_are_ignored(target, reference):
     assert [sequence.token_ids for sequence in sequences] == expected
 
 
-def test_a_drafter_that_comes_and_goes_changes_nothing(target, reference):
-    config, expected = reference
-    know, generator = knowing(expected, 0.9, 258), random.Random(0)
-    drafter = ScriptedDrafter(lambda step: know(step) if generator.random() < 0.5 else EMPTY_DRAFT)
-    sequences = decode(target, [(prompt, config) for prompt in prompts()], drafter, 4)
-    assert [sequence.token_ids for sequence in sequences] == expected
-
-
-def test_end_token_and_limits_inside_an_accepted_draft(gpt_oss):
-    prompt = prompts()[5]
-    [plain] = decode(gpt_oss, [(prompt, GREEDY)])
-    end = plain.output[7]
-    first = plain.output.index(end)
-    previous = gpt_oss.end_token_ids
-    gpt_oss.end_token_ids = frozenset({end})
-    try:
-        config = GenerationConfig(max_tokens=40)
-        [row] = decode(gpt_oss, [(prompt, config)], ScriptedDrafter(knowing([plain.token_ids], 1.0, 258)), budget=20)
-    finally:
-        gpt_oss.end_token_ids = previous
-    assert row.output == plain.output[: first + 1]
-    assert sum(row.accepted_by_depth) <= len(row.output)
-    for limit in (1, 2, 5, 9):
-        config = GenerationConfig(max_tokens=limit, ignore_end_tokens=True)
-        [row] = decode(gpt_oss, [(prompt, config)], ScriptedDrafter(knowing([plain.token_ids], 1.0, 258)))
-        assert row.output == plain.output[:limit]
-
-
 def test_the_models_longest_context_ends_a_sequence(gpt_oss):
     previous = gpt_oss.max_length
     gpt_oss.max_length = 50
@@ -152,63 +122,6 @@ def test_the_models_longest_context_ends_a_sequence(gpt_oss):
         gpt_oss.max_length = previous
     assert len(plain.token_ids) == 50
     assert drafted.token_ids == plain.token_ids
-
-
-# The joint distribution of sampled tokens, against the exact one, over many seeds.
-
-VOCABULARY, DRAWN, SAMPLES = 4, 3, 4_000
-
-
-def exact_joint(target, prompt, temperature):
-    joint = {(): 1.0}
-    for _ in range(DRAWN):
-        longer = {}
-        for tail, mass in joint.items():
-            with torch.inference_mode():
-                logits = target.model(torch.tensor([[*prompt, *tail]]), use_cache=False).logits[0, -1]
-            for token, p in enumerate(torch.softmax(logits.double() / temperature, -1).tolist()):
-                longer[(*tail, token)] = mass * p
-        joint = longer
-    return joint
-
-
-def p_value(counts, joint):
-    expected = {key: mass * SAMPLES for key, mass in joint.items()}
-    frequent = [key for key, mean in expected.items() if mean >= 5]
-    rest = sum(mean for key, mean in expected.items() if mean < 5)
-    statistic = sum((counts[key] - expected[key]) ** 2 / expected[key] for key in frequent)
-    degrees = len(frequent) - 1
-    if rest > 0:
-        observed = sum(count for key, count in counts.items() if key not in frequent)
-        statistic += (observed - rest) ** 2 / rest
-        degrees += 1
-    return float(chi2.sf(statistic, degrees))
-
-
-def test_sampled_tokens_have_the_models_joint_distribution_with_drafts():
-    target = tiny_gpt_oss(vocabulary_size=VOCABULARY, seed=3)
-    target.end_token_ids = frozenset()
-    prompt = [0, 1, 2, 3, 1]
-    joint = exact_joint(target, prompt, temperature=1.5)
-    drafter = ScriptedDrafter(
-        lambda step: Draft((1, 2), (0, 0)) if step.node_budget == 2 else chain([len(step.token_ids) % 4])
-    )
-    requests = [(prompt, GenerationConfig(max_tokens=DRAWN, temperature=1.5, seed=seed)) for seed in range(SAMPLES)]
-    outputs = [sequence.output for sequence in decode(target, requests, drafter, rows=64, budget=2)]
-    assert p_value(Counter(outputs), joint) > 1e-4
-    # The control: drawing a second time after a mismatch, as some implementations do, must be caught.
-    generator = random.Random(1)
-    biased = Counter()
-    for _ in range(SAMPLES):
-        tail = ()
-        for _ in range(DRAWN):
-            masses = [
-                sum(m for key, m in joint.items() if key[: len(tail) + 1] == (*tail, t)) for t in range(VOCABULARY)
-            ]
-            drafted, token = (len(prompt) + len(tail)) % 4, generator.choices(range(VOCABULARY), masses)[0]
-            tail = (*tail, token if token == drafted else generator.choices(range(VOCABULARY), masses)[0])
-        biased[tail] += 1
-    assert p_value(biased, joint) < 1e-6
 
 
 def test_a_drafter_that_breaks_every_promise_changes_nothing(gpt_oss):
@@ -246,6 +159,6 @@ def test_time_of_a_slow_reader_is_not_counted(gpt_oss):
     config = GenerationConfig(max_tokens=4, ignore_end_tokens=True)
     started = time.perf_counter()
     for output in Engine(gpt_oss, NullDrafter(), VerifierConfig(), DraftConfig(k=0)).run([Request(0, (1, 2), config)]):
-        time.sleep(0.5)
+        time.sleep(0.1)
         counted = output.sequence.total_s
-    assert counted < time.perf_counter() - started - 1.5
+    assert counted < time.perf_counter() - started - 0.3

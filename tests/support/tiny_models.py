@@ -33,8 +33,15 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_gpt_oss(
-    vocabulary_size: int = 258, window: int = WINDOW, seed: int = 0, *, eager: bool = False, ring_cache: bool = True
+    vocabulary_size: int = 258,
+    window: int = WINDOW,
+    seed: int = 0,
+    *,
+    eager: bool = False,
+    ring_cache: bool = True,
+    num_layers: int = 2,
 ) -> TargetModel:
+    """A random gpt-oss, every second layer of which has a window."""
     torch.manual_seed(seed)
     config = GptOssConfig(
         vocab_size=vocabulary_size,
@@ -43,7 +50,7 @@ def tiny_gpt_oss(
         head_dim=16,
         num_attention_heads=4,
         num_key_value_heads=2,
-        num_hidden_layers=4,
+        num_hidden_layers=num_layers,
         num_local_experts=4,
         num_experts_per_tok=2,
         sliding_window=window,

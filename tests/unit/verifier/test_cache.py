@@ -19,7 +19,7 @@ RING = WINDOW + 16  # of the tiny models, for passes of up to 17 nodes
 @pytest.fixture(scope="module", params=["ring", "slots"])
 def gpt_oss_128(request) -> TargetModel:
     """The window of the real model."""
-    return tiny_gpt_oss(window=128, ring_cache=request.param == "ring")
+    return tiny_gpt_oss(num_layers=4, window=128, ring_cache=request.param == "ring")
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])

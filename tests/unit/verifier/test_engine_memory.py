@@ -15,7 +15,7 @@ from support.tiny_models import tiny_gpt_oss
 
 @pytest.fixture(scope="module")
 def target():
-    return tiny_gpt_oss()
+    return tiny_gpt_oss(num_layers=4)
 
 
 def test_requests_wait_until_keys_and_values_fit(target):

@@ -18,7 +18,7 @@ from support.tiny_models import WINDOW, tiny_gpt_oss
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    target = tiny_gpt_oss()
+    target = tiny_gpt_oss(num_layers=4)
     target.model.save_pretrained(tmp_path / "source")
     target.tokenizer.save_pretrained(tmp_path / "source")
     return tmp_path / "source"

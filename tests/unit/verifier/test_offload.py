@@ -38,7 +38,7 @@ NUM_TOKENS = 12
 def checkpoint(request, tmp_path_factory) -> Path:
     family = request.param
     folder = tmp_path_factory.mktemp(family)
-    target = tiny_gpt_oss(seed=3) if family == "gpt_oss" else tiny_model(family, num_layers=5)
+    target = tiny_gpt_oss(seed=3, num_layers=4) if family == "gpt_oss" else tiny_model(family, num_layers=5)
     target.model.save_pretrained(folder)
     target.tokenizer.save_pretrained(folder)
     return folder
@@ -80,8 +80,8 @@ def test_texts_are_those_of_the_model_in_memory(checkpoint, batch):
 
 
 def test_a_narrow_pass_reads_the_experts_that_were_chosen(tmp_path):
-    tiny_gpt_oss(seed=3).model.save_pretrained(tmp_path)
-    tiny_gpt_oss(seed=3).tokenizer.save_pretrained(tmp_path)
+    tiny_gpt_oss(seed=3, num_layers=4).model.save_pretrained(tmp_path)
+    tiny_gpt_oss(seed=3, num_layers=4).tokenizer.save_pretrained(tmp_path)
     target = load(tmp_path, 1)
     before = target.offload.statistics.num_bytes
     logits(target, 1)  # two rows of one token
@@ -244,7 +244,7 @@ def test_fewer_units_in_memory_and_more_again(checkpoint, wanted):
 
 def test_memory_of_units_is_given_back(tmp_path):
     """By degrees, down to what a pass needs, and taken again."""
-    for target in (tiny_gpt_oss(seed=3), tiny_model("llama", num_layers=9)):
+    for target in (tiny_gpt_oss(seed=3, num_layers=4), tiny_model("llama", num_layers=9)):
         config = target.model.config
         config.intermediate_size = 16_384
         type(target.model)(config).save_pretrained(tmp_path)
