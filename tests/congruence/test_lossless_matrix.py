@@ -186,19 +186,6 @@ def test_samples_of_a_prompt_find_each_others_prefixes():
         assert len(each.output) == each.num_steps + each.num_from_target_cache
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
-def test_greedy_requests_whose_rule_weighs_p_against_q(rule):
-    """At temperature 0 these rules, too, write what the model alone writes."""
-    generator = random.Random(1)
-    config = GenerationConfig(max_tokens=NUM_TOKENS, rule=rule, ignore_end_tokens=True, speculation="on")
-    jobs = [Job(tuple(generator.randrange(250) for _ in range(length)), config) for length in (3, 90, 200)]
-    outputs = [alone(target_of("gpt_oss"), job) for job in jobs]
-    drafter = model_drafter(noisy(target_of("gpt_oss"), 0.02))
-    outcome = decode(target_of("gpt_oss"), jobs, drafter, 8, strategy="model")
-    assert outcome.outputs == outputs
-    assert sum(sum(each.accepted_by_depth) for each in outcome.sequences) > 20
-
-
 def test_a_model_that_fails_costs_its_drafts_alone(monkeypatch):
     jobs, outputs, graph = plain("gpt_oss")
     model = noisy(target_of("gpt_oss"), 0.02)

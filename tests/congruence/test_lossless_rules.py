@@ -17,6 +17,7 @@ from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
 from speculant_verifier.engine.drafting import draft_seed
+from support.draft_models import model_drafter, noisy
 from support.drafters import ScriptedDrafter
 from support.graphs import graph_of
 from support.lossless import Job, alone, decode, local_drafter
@@ -137,6 +138,18 @@ def test_joint_distribution(rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_joint_distribution_of_many(rule):
     outputs, _ = outputs_of(rule, drafter_for(rule, 1), MANY, 10**6, max_tokens=8)
+    assert p_value(outputs) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("rule", "number"),
+    [("block", FEW), *(pytest.param(rule, MANY, marks=pytest.mark.slow) for rule in ("token", "block", "tree-wor"))],
+)
+def test_joint_distribution_with_a_draft_model(rule, number):
+    """Rules that weigh p against q follow the model's trees, of which no q is known."""
+    drafter = model_drafter(noisy(target(), 0.3), budget=12, rows=64)
+    outputs, accepted = outputs_of(rule, drafter, number, 9 * 10**6, max_tokens=8, strategy="model")
+    assert accepted > 1.0
     assert p_value(outputs) > 1e-4
 
 
