@@ -16,13 +16,13 @@ from scipy import stats
 from speculant_graph import _core, random_stream
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.draft.options import DraftOptions
 from speculant_graph.graph.layout import CHILD, Trie
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import CouplingName, Draft, StrategyName
-from support import chain_reference as reference
+from speculant_graph.types import CouplingName, Draft
 from support.damage import damaged
 from support.graphs import graph_of
-from support.oracle import OracleGraph
+from support.oracle import Distribution, OracleGraph
 
 VOCABULARY_SIZE = 40
 
@@ -37,7 +37,7 @@ configs = st.builds(
 )
 
 
-def distributions_of(draft: Draft) -> list[reference.Distribution]:
+def distributions_of(draft: Draft) -> list[Distribution]:
     return [
         dict(zip(proposal.token_ids.tolist(), proposal.probabilities.tolist(), strict=True))
         for proposal in draft.proposals
@@ -47,10 +47,12 @@ def distributions_of(draft: Draft) -> list[reference.Distribution]:
 def assert_as_reference(
     fast: NgramGraph, slow: OracleGraph, config: DraftConfig, context: list[int], seed: int
 ) -> None:
-    expected, distributions = reference.draft_chain(slow, config, context, seed)
+    expected, distributions = slow.draft(
+        context, config.k, config.strategy, seed, config.max_candidates, config.coupling, config.temperature
+    )
     draft = DraftGenerator(fast, config).generate(context, seed=seed)
     assert list(draft.token_ids) == expected
-    assert distributions_of(draft) == distributions
+    assert distributions_of(draft) == (distributions if config.strategy == "sampling" else [])
     assert draft.is_chain
     assert draft.terminated_early == (len(expected) < config.k)
     for distribution in distributions:
@@ -117,7 +119,7 @@ def skewed_graph() -> NgramGraph:
     return graph_of([text], 2, 7)
 
 
-def p_value(drawn: Counter[int], distribution: reference.Distribution) -> float:
+def p_value(drawn: Counter[int], distribution: Distribution) -> float:
     total = sum(distribution.values())
     observed = [drawn[token] for token in distribution]
     expected = [drawn.total() * probability / total for probability in distribution.values()]
@@ -162,16 +164,22 @@ def test_coupled_drafts_are_accepted_far_more_often() -> None:
 
 def draft_everywhere(graph: NgramGraph) -> None:
     """Draft in all ways from a graph that is damaged."""
-    ways: list[tuple[StrategyName, CouplingName]] = [("greedy", "none"), ("sampling", "none"), ("sampling", "gumbel")]
-    for (strategy, coupling), cap in itertools.product(ways, (0, 2)):
-        generator = DraftGenerator(graph, DraftConfig(max_candidates=cap, coupling=coupling))
-        for context in itertools.product(range(-1, 7, 2), repeat=3):
-            draft = generator.draft(context, 5, strategy, seed=1)
-            assert all(0 <= token_id < 2**21 for token_id in draft.token_ids)
-            for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=strategy == "sampling"):
-                assert token_id in proposal.token_ids
-                assert (proposal.probabilities > 0).all()
-                assert abs(proposal.probabilities.sum(dtype=np.float64) - 1) < 1e-6
+    ways = [
+        DraftOptions(strategy, max_candidates=cap, coupling=coupling, siblings=siblings, max_branches=3)
+        for strategy, coupling, siblings in (
+            ("greedy", "none", "none"), ("sampling", "none", "none"), ("sampling", "gumbel", "none"),
+            ("sampling", "none", "without-replacement"), ("sampling", "none", "independent"),
+        )
+        for cap in (0, 2)
+    ]  # fmt: skip
+    generator = DraftGenerator(graph)
+    for options, context in itertools.product(ways, itertools.product(range(-1, 7, 2), repeat=3)):
+        draft = generator.draft(context, 8, options.strategy, seed=1, options=options)
+        assert all(0 <= token_id < 2**21 for token_id in draft.token_ids)
+        for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=options.strategy == "sampling"):
+            assert token_id in proposal.token_ids
+            assert (proposal.probabilities > 0).all()
+            assert abs(proposal.probabilities.sum(dtype=np.float64) - 1) < 1e-6
 
 
 def draft_from_damaged_graphs(num_graphs: int) -> None:

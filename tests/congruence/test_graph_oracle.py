@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.draft.options import DraftOptions
 from speculant_graph.graph.coverage import Coverage, OrderCoverage, measure_coverage
-from speculant_graph.types import StrategyName
 from support.graphs import counts_of, graph_of
 from support.oracle import OracleGraph
 
@@ -79,41 +75,6 @@ def test_matches(documents: Corpus, max_order: int, boundaries: bool, context: l
         assert slid == (kept and fast.match_order(kept, len(kept)))
 
 
-@settings(max_examples=80)
-@given(
-    documents=corpus,
-    max_order=order,
-    boundaries=st.booleans(),
-    context=prompt,
-    k=st.integers(0, 12),
-    strategy=st.sampled_from(["greedy", "sampling"]),
-    seed=st.integers(0, 2**64),
-    max_candidates=st.integers(0, 3),
-)
-def test_drafts(
-    documents: Corpus,
-    max_order: int,
-    boundaries: bool,
-    context: list[int],
-    k: int,
-    strategy: StrategyName,
-    seed: int,
-    max_candidates: int,
-) -> None:
-    slow = slow_graph(documents, max_order, boundaries)
-    expected, distributions = slow.draft(context, k, strategy, seed, max_candidates)
-    generator = DraftGenerator(graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries))
-    draft = generator.draft(context, k, strategy, seed, options=DraftOptions(max_candidates=max_candidates))
-    assert list(draft.token_ids) == expected
-    assert draft.is_chain
-    assert draft.terminated_early == (len(expected) < k)
-    proposals = [
-        dict(zip(proposal.token_ids.tolist(), proposal.probabilities.tolist(), strict=True))
-        for proposal in draft.proposals
-    ]
-    assert proposals == (distributions if strategy == "sampling" else [])
-
-
 @pytest.mark.parametrize(("max_order", "boundaries"), [(1, False), (5, True), (10, True)])
 def test_a_corpus_of_thirty_thousand_tokens(max_order: int, boundaries: bool) -> None:
     rng = np.random.default_rng(max_order)
@@ -144,15 +105,6 @@ def test_rows_too_long_for_the_stored_offset() -> None:
     for successor in (1_000, 2_046, 2_047, 2_048, 2_500):
         graph = graph_of([stream + [0, successor] * 9], 2, 3_000)
         assert graph.draft_greedy([0], 1) == [successor]
-
-
-def test_sampling_has_the_distribution_of_the_corpus() -> None:
-    token_ids = [0, 1] * 50 + [0, 2] * 30 + [0, 3] * 15 + [0, 4] * 5
-    generator = DraftGenerator(graph_of([token_ids], 1, 5))
-    num_draws = 20_000
-    drawn = Counter(generator.draft([0], 1, "sampling", seed).token_ids[0] for seed in range(num_draws))
-    expected = np.array([50, 30, 15, 5]) / 100 * num_draws
-    assert stats.chisquare([drawn[token] for token in (1, 2, 3, 4)], expected).pvalue > 1e-4
 
 
 perhaps_unknown = st.lists(st.one_of(st.integers(0, 4), st.sampled_from([49, 2**31])), max_size=40)

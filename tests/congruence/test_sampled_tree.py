@@ -14,14 +14,12 @@ from scipy import stats
 from speculant_graph import _core
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
+from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, SiblingsName
-from support import chain_reference as reference
-from support.damage import damaged
 from support.graphs import graph_of
-from support.oracle import OracleGraph
+from support.oracle import OracleGraph, draft_sampled_tree
 from support.sessions import draft_batch
 
 VOCABULARY_SIZE = 30
@@ -45,7 +43,7 @@ def draft_of(graph: NgramGraph, config: DraftConfig, context: list[int], sibling
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(
     documents=st.lists(st.lists(token, min_size=1, max_size=60), min_size=1, max_size=3),
     max_order=st.integers(1, 5),
@@ -70,7 +68,7 @@ def test_trees(
     end = data.draw(st.integers(0, len(document)))
     other = data.draw(st.lists(st.one_of(token, st.sampled_from([-1, VOCABULARY_SIZE, 2**40])), max_size=1))
     context = document[max(0, end - 9) : end] + other
-    expected = reference.draft_sampled_tree(slow, config, context, siblings, seed)
+    expected = draft_sampled_tree(slow, config, context, siblings, seed)
     draft = draft_of(fast, config, context, siblings, seed)
     assert list(draft.token_ids) == [node.token_id for node in expected]
     assert list(draft.parents) == [node.parent for node in expected]
@@ -99,24 +97,6 @@ def assert_is_a_tree(draft: Draft, config: DraftConfig, siblings: SiblingsName) 
         for node in children[1:]:
             assert np.array_equal(draft.proposals[node].token_ids, first.token_ids)
             assert np.array_equal(draft.proposals[node].probabilities, first.probabilities)
-
-
-def test_the_shape_is_by_price() -> None:
-    """Where every context has enough successors, the shape is known beforehand."""
-    text = np.random.default_rng(1).integers(0, 6, 4_000).tolist()
-    graph = graph_of([text], 1, 6)
-    config = DraftConfig(max_branches=3)
-    expected = {
-        1: (0,),
-        4: (0, 1, 0, 2),
-        8: (0, 1, 0, 2, 1, 3, 4, 0),
-    }
-    for size, parents in expected.items():
-        for seed in range(20):
-            sized = config.model_copy(update={"k": size})
-            assert draft_of(graph, sized, [2], "without-replacement", seed).parents == parents
-    flat = draft_of(graph, config.model_copy(update={"k": 5, "max_depth": 1}), [2], "without-replacement", 0)
-    assert (flat.parents, flat.terminated_early) == ((0, 0, 0), True)
 
 
 Q = {1: 0.5, 2: 0.3, 3: 0.15, 4: 0.05}
@@ -149,7 +129,7 @@ def test_siblings_have_the_exact_distribution() -> None:
     below: dict[SiblingsName, Counter[tuple[int, int]]] = {name: Counter() for name in DRAWN}
     generator = DraftGenerator(graph, DraftConfig())
     for name in DRAWN:
-        for seed in range(6_000):
+        for seed in range(4_000):
             draft = generator.draft(
                 [0], 11, "sampling", seed, options=DraftOptions(siblings=name, max_branches=2, max_depth=3)
             )
@@ -168,29 +148,6 @@ def test_siblings_have_the_exact_distribution() -> None:
             assert p_value(counts[name], right[other]) < 1e-6
         turned = Counter({(two, one): count for (one, two), count in counts["without-replacement"].items()})
         assert p_value(turned, right["without-replacement"]) < 1e-6
-    # Numbers of one draft have nothing to do with each other: neither have pairs at different places.
-    together = Counter[tuple[int, int]]()
-    options = DraftOptions(siblings="independent", max_branches=2, max_depth=3)
-    for seed in range(4_000):
-        draft = generator.draft([0], 11, "sampling", seed, options=options)
-        leaf = next(node for node, parent in enumerate(draft.parents) if parent and draft.token_ids[parent - 1] == 0)
-        together[draft.token_ids[0], draft.token_ids[leaf]] += 1
-    assert p_value(together, pairs_independent()) > 1e-3
-
-
-def test_steps_take_numbers_of_their_own() -> None:
-    """What is drawn for a position has nothing to do with what an earlier step drew for it: chains would repeat it."""
-    generator = DraftGenerator(skewed_graph(), DraftConfig())
-    together = Counter[tuple[int, int]]()
-    repeated = Counter[tuple[int, int]]()
-    tree = DraftOptions(siblings="without-replacement", max_branches=1, max_depth=3)
-    for seed in range(4_000):
-        for counts, options in ((together, tree), (repeated, DEFAULT_OPTIONS)):
-            earlier = generator.draft([1], 2, "sampling", seed, position=7, options=options)  # 0, and what follows it
-            later = generator.draft([1, 0], 1, "sampling", seed, position=8, options=options)
-            counts[earlier.token_ids[1], later.token_ids[0]] += 1
-    assert p_value(together, pairs_independent()) > 1e-3
-    assert p_value(repeated, pairs_independent()) < 1e-6
 
 
 def test_quantiles_beyond_a_rounded_sum_take_the_last_token_that_is_left() -> None:
@@ -203,7 +160,7 @@ def test_quantiles_beyond_a_rounded_sum_take_the_last_token_that_is_left() -> No
 
 
 @pytest.mark.parametrize("siblings", ["none", *DRAWN])
-@pytest.mark.parametrize("most", [1, 7, 12, 13, 20, 40])
+@pytest.mark.parametrize("most", [1, 12, 13, 20])
 def test_whether_a_node_is_there_is_decided_before_its_token_is_drawn(siblings: SiblingsName, most: int) -> None:
     """A limit that is reached by what was drawn must not take that away: what is left would be no draws from q."""
     wide = [token for other in range(4, 14) for token in (0, 1, other, 1)]  # 1 is followed by eleven tokens
@@ -224,8 +181,8 @@ def test_whether_a_node_is_there_is_decided_before_its_token_is_drawn(siblings: 
         shapes.add(draft.parents)
         firsts.update(draft.token_ids[:1])
     assert all(len(parents) == 1 for parents in follows.values())
-    assert most == 1 or 150 < firsts[1] < 250
-    if most in (12, 13, 20):
+    assert most == 1 or 140 < firsts[1] < 260
+    if most > 1:
         assert len(shapes) > 1, "or the limit was not reached by what was drawn"
 
 
@@ -242,33 +199,3 @@ def test_without_q_nothing_but_chains_is_drawn() -> None:
             assert not draft.proposals
             assert draft == drafter.draft([DraftRequest(1, budget, 3)], plain)[0]
             assert draft_batch(drafter, [1], [budget], [3], options)[0].token_ids == draft.token_ids
-
-
-def draft_everywhere(graph: NgramGraph) -> None:
-    """Draw trees in all ways from a graph that is damaged."""
-    for siblings, cap in itertools.product(DRAWN, (0, 2)):
-        config = DraftConfig(k=9, max_branches=3, max_candidates=cap)
-        for context in itertools.product(range(-1, 7, 2), repeat=2):
-            draft = draft_of(graph, config, list(context), siblings, 1)
-            for token_id, proposal in zip(draft.token_ids, draft.proposals, strict=True):
-                assert 0 <= token_id < 2**21
-                assert token_id in proposal.token_ids
-
-
-def draw_from_damaged_graphs(num_graphs: int) -> None:
-    """Draw from a graph of which some words are wrong, again and again."""
-    graph = graph_of([np.random.default_rng(0).integers(0, 6, 300).tolist()], 3, 8)
-    random = np.random.default_rng(1)
-    for _ in range(num_graphs):
-        draft_everywhere(damaged(graph, random))
-
-
-@pytest.mark.hostile
-def test_damaged_graphs_give_wrong_trees_at_worst() -> None:
-    draw_from_damaged_graphs(5)
-
-
-@pytest.mark.hostile
-@pytest.mark.slow
-def test_no_damage_leads_out_of_an_array() -> None:
-    draw_from_damaged_graphs(100)

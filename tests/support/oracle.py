@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from speculant_graph.random_stream import PROPOSAL_STREAM, gumbel_noise, uniform
-from speculant_graph.types import CouplingName, StrategyName
+from speculant_graph.config import DraftConfig
+from speculant_graph.random_stream import PROPOSAL_STREAM, TREE_STREAM, gumbel_noise, uniform
+from speculant_graph.types import CouplingName, SiblingsName, StrategyName
+
+SIBLING_PRICE = 2
+"""What a further child of a node costs, where a first one costs 1."""
+Distribution = dict[int, float]
+"""Probabilities by ascending token id."""
 
 
 class OracleGraph:
@@ -128,3 +137,61 @@ def draw_coupled(distribution: dict[int, float], seed: int, position: int) -> in
         return math.log(distribution[token]) + float(gumbel_noise(seed, position, np.array([token]))[0])
 
     return max(distribution, key=score)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnNode:
+    """A node of a sampled tree."""
+
+    parent: int
+    """0 for the root."""
+    token_id: int
+    q: Distribution
+    """What the token was drawn from."""
+    sequence: list[int]
+    """The context, and the path to the node."""
+    order: int
+    """Of the context that the token was drawn from, which slides on."""
+    depth: int = 0
+    price: int = 0
+
+
+def draft_sampled_tree(
+    graph: OracleGraph, config: DraftConfig, context: Sequence[int], siblings: SiblingsName, seed: int = 0
+) -> list[DrawnNode]:
+    """Draw a tree as :mod:`speculant_graph.draft.sampled_tree` says."""
+    nodes = [DrawnNode(-1, -1, {}, list(context), min(graph.max_order, len(context)))]  # the root is none of the tree
+    while len(nodes) <= config.k:
+        places = []
+        for number, node in enumerate(nodes):
+            order, q = successors(graph, config, node)
+            children = [child for child in nodes if child.parent == number]
+            most = min(config.max_branches, len(q) if siblings == "without-replacement" or len(q) == 1 else 64)
+            is_twin = any((node.parent, node.token_id) == (other.parent, other.token_id) for other in nodes[:number])
+            if q and len(children) < most and node.depth < config.max_depth and not is_twin:
+                places.append((node.price + 1 + SIBLING_PRICE * len(children), number, order, q, children))
+        if not places:
+            break
+        price, number, order, q, children = min(places, key=lambda place: place[:2])
+        left = dict(q)
+        if siblings == "without-replacement":
+            for child in children:
+                del left[child.token_id]
+        quantile = uniform(seed, len(context), TREE_STREAM + len(nodes) - 1)
+        token_id = draw(left, added(left.values()) * quantile)
+        parent = nodes[number]
+        nodes.append(DrawnNode(number, token_id, q, [*parent.sequence, token_id], order, parent.depth + 1, price))
+    return nodes[1:]
+
+
+def successors(graph: OracleGraph, config: DraftConfig, node: DrawnNode) -> tuple[int, Distribution]:
+    """Return q at a node, and the order of the context that it is of; nothing if no context is known."""
+    window = tuple(node.sequence[-node.order :]) if node.order else ()
+    if window not in graph.context_index:
+        window = graph.longest_context(node.sequence) or ()
+    return len(window), graph.distribution(window, config.max_candidates, config.temperature) if window else {}
+
+
+def added(numbers: Iterable[float]) -> float:
+    """Add one after another as kernels do; ``sum`` makes up for rounding since Python 3.12."""
+    return functools.reduce(operator.add, numbers, 0.0)

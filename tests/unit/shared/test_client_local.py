@@ -10,7 +10,6 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Feedback, SequenceStep, SessionOptions
-from support.chain_reference import draft_chain
 from support.graphs import graph_of
 from support.oracle import OracleGraph
 
@@ -28,10 +27,9 @@ def test_coupled_drafts_are_those_of_the_reference() -> None:
     local = LocalDrafter(graph_of([text], 3, 12), config)
     slow = OracleGraph([text], 3)
     steps = [SequenceStep(key, text[: 20 + key], 5, seed=3 * key) for key in range(1, 30)]
-    expected = [draft_chain(slow, config, step.token_ids, step.seed)[0] for step in steps]
+    expected = [slow.draft(step.token_ids, 5, "sampling", step.seed, coupling="gumbel")[0] for step in steps]
     assert [list(draft.token_ids) for draft in local.draft(steps)] == expected
-    uncoupled = config.model_copy(update={"coupling": "none"})
-    assert [draft_chain(slow, uncoupled, step.token_ids, step.seed)[0] for step in steps] != expected
+    assert [slow.draft(step.token_ids, 5, "sampling", step.seed)[0] for step in steps] != expected
 
 
 def test_every_draft_has_an_id_of_its_own(drafter: LocalDrafter) -> None:
