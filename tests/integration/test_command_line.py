@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -15,7 +14,6 @@ from speculant_graph.cli.graphs import BuildSettings
 from speculant_graph.cli.main import COMMANDS, main
 from speculant_graph.settings import load_settings
 from speculant_verifier.demo.command import DemoSettings
-from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.report import DemoReport
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.generate.command import GenerateSettings
@@ -144,30 +142,6 @@ def test_flags_beat_environment_beats_file_beats_defaults(elsewhere: Path, monke
     assert built("--config", "other.toml") == 6
 
 
-def test_build_inspect_generate(elsewhere: Path, capsys, monkeypatch) -> None:
-    library = standard_library_folder()
-    corpus = [str(library / "queue.py"), str(library / "json")]
-    assert main(["build", *corpus, "--tokenizer", str(MODEL_FOLDER), "-o", "g.pkl"]) == 0
-    assert "g.pkl" in capsys.readouterr().out
-    assert main(["inspect", "g.pkl", "--verify", "--prompt", "def loads(s, *, cls=None", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report["verified"] is True
-    assert report["max_order"] == 5
-    assert 0 < len(report["draft_token_ids"]) <= 8
-    model = ["--model", str(MODEL_FOLDER), "--max-tokens", "40", "--num-threads", "1"]
-    assert main(["generate", "def loads(s):", *model, "--strategy", "greedy"]) == 0
-    plain = capsys.readouterr()
-    assert "40 tokens" in plain.err
-    assert "plain decoding" in plain.err
-    assert main(["generate", "def loads(s):", *model, "--graph-path", "g.pkl", "--json"]) == 0
-    drafted = json.loads(capsys.readouterr().out)
-    assert drafted["text"] == plain.out.removesuffix("\n")
-    assert drafted["num_drafted"] > 0
-    monkeypatch.setattr("sys.stdin", io.StringIO("def loads(s):"))
-    assert main(["generate", *model]) == 0
-    assert capsys.readouterr().out == plain.out
-
-
 @pytest.mark.parametrize("command", ["generate", "view", "export", "inspect"])
 def test_a_graph_with_another_byte_in_it_is_refused(
     command: str, graph_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -270,12 +244,3 @@ def test_secrets_are_never_shown(elsewhere: Path, capsys) -> None:
     (elsewhere / "speculant.toml").write_text('[graph]\nhf_token = ["hf_SECRET"]', encoding="utf-8")
     assert main(["build", "x"]) == 2
     assert "SECRET" not in capsys.readouterr().err
-
-
-def test_inspect_shows_brackets_as_they_are(elsewhere: Path, capsys) -> None:
-    (elsewhere / "text.txt").write_text("a[i] = b[/j]\n" * 9, encoding="utf-8")
-    assert main(["build", "text.txt", "--tokenizer", str(MODEL_FOLDER), "-o", "g.pkl"]) == 0
-    assert main(["inspect", "g.pkl", "--prompt", "a[i] = b[/j]"]) == 0
-    shown = capsys.readouterr().out
-    assert "after 'a[i] = b[/j]' it drafts" in shown
-    assert "a[i] = b[" in shown.split("it drafts")[1]

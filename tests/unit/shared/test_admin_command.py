@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-import trustme
 
 from speculant_graph.cli.main import main
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -26,12 +25,11 @@ from speculant_graph.rpc.v1.verifier_pb2_grpc import (
 
 
 class Graphs(DrafterAdminServiceServicer):
-    """Knows graphs as names and paths; notes tokens."""
+    """Knows graphs as names and paths."""
 
     def __init__(self) -> None:
         self.paths = {"docs": "docs.pkl"}
         self.generation = 1
-        self.tokens: list[str | bytes | None] = []
 
     def info(self, name: str) -> pb.GraphInfo:
         return pb.GraphInfo(
@@ -39,7 +37,6 @@ class Graphs(DrafterAdminServiceServicer):
         )
 
     def ListGraphs(self, request: Any, context: Any) -> pb.ListGraphsResponse:
-        self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
         return pb.ListGraphsResponse(graphs=map(self.info, self.paths))
 
     def LoadGraph(self, request: Any, context: Any) -> pb.LoadGraphResponse:
@@ -200,24 +197,3 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: li
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert complaint in shown.err
     assert "hush" not in shown.err
-
-
-def test_token_and_tls(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    authority = trustme.CA()
-    leaf = authority.issue_cert("localhost")
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    chain = b"".join(part.bytes() for part in leaf.cert_chain_pems)
-    service = Graphs()
-    with ThreadPoolExecutor(1) as threads:
-        server = grpc.server(threads)
-        add_DrafterAdminServiceServicer_to_server(service, server)
-        port = server.add_secure_port(
-            "localhost:0", grpc.ssl_server_credentials([(leaf.private_key_pem.bytes(), chain)])
-        )
-        server.start()
-        monkeypatch.setenv("SPECULANT_CLIENT__TOKEN", "hush")
-        monkeypatch.setenv("SPECULANT_CLIENT__TLS_CA", str(tmp_path / "ca.pem"))
-        assert main(["admin", "list", "--address", f"localhost:{port}"]) == 0
-        server.stop(None).wait()
-    assert service.tokens == ["Bearer hush"]
-    assert "hush" not in "".join(capsys.readouterr())

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from speculant_graph.cli.config import _toml_value
 from speculant_graph.cli.main import main
-from speculant_graph.config import ClientConfig, DraftConfig, GraphConfig, ServerConfig
 from speculant_graph.settings import SECTIONS
 
 
@@ -144,31 +143,6 @@ def test_mistakes_are_one_line(
 def test_mistakes_on_the_command_line(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main(["config", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_what_is_shown_can_be_saved(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
-    odd = 'quote " back\\slash\nline\ttab \x1b[31m \x9b é 🙂 # comment'
-    graph = GraphConfig(text_field=odd, memory=3_000_000_000)  # type: ignore[arg-type]
-    client = ClientConfig(address=odd, deadline_ms=1e-7, token="hush")  # type: ignore[arg-type]
-    server = ServerConfig(graphs={odd: Path(odd)}, learned=Path(odd), grace_s=float("inf"))
-    draft = DraftConfig(sources=frozenset(["corpus", "session"]))
-    written = "\n".join(
-        f"[{name}]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in values.items() if value is not None)
-        for name, values in {
-            "graph": graph.model_dump(mode="json"),
-            "client": client.model_dump(mode="json", exclude={"token"}),
-            "server": server.model_dump(mode="json") | {"grace_s": float("inf")},
-            "draft": draft.model_dump(mode="json"),
-        }.items()
-    )
-    (elsewhere / "speculant.toml").write_text(written, encoding="utf-8")
-    saved = show(capsys)
-    assert all(character.isprintable() or character == "\n" for character in saved)
-    content = tomllib.loads(saved)
-    assert GraphConfig.model_validate(content["graph"]) == graph
-    assert ClientConfig.model_validate(content["client"] | {"token": "hush"}) == client
-    assert ServerConfig.model_validate(content["server"]) == server
-    assert DraftConfig.model_validate(content["draft"]) == draft
 
 
 VALUES: st.SearchStrategy[Any] = st.recursive(

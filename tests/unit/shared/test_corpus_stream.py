@@ -122,34 +122,6 @@ def test_long_files_of_all_kinds(tmp_path: Path, tokenizer: CorpusTokenizer, sam
     assert stream.num_documents == 305
 
 
-def test_no_more_text_is_in_flight_than_allowed(
-    tmp_path: Path, tokenizer_folder: Path, sample_text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = CorpusTokenizer.load(tokenizer_folder)
-    lock, started, finished, most = threading.Lock(), [0], [0], [0]
-    read, encode = stream_module.cut_text, tokenizer.encode_array
-
-    def counted_read(*arguments: object) -> object:
-        for piece in read(*arguments):
-            with lock:
-                started[0] += len(piece)
-                most[0] = max(most[0], started[0] - finished[0])
-            yield piece
-
-    def counted_encode(text: str) -> object:
-        ids = encode(text)
-        with lock:
-            finished[0] += len(text)
-        return ids
-
-    monkeypatch.setattr(stream_module, "cut_text", counted_read)
-    monkeypatch.setattr(tokenizer, "encode_array", counted_encode)
-    paths = write(tmp_path, {"a.txt": sample_text * 4000})
-    write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(jobs=2, chunk_size=4096))
-    assert finished[0] == len(sample_text) * 4000
-    assert 4096 <= most[0] <= 4 * 4096 + len(sample_text)
-
-
 @pytest.mark.parametrize("boundaries", [False, True])
 def test_token_ids_are_taken_as_they_are_beside_texts(
     tmp_path: Path, tokenizer: CorpusTokenizer, boundaries: bool

@@ -7,24 +7,17 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from speculant_graph.cli import view
 from speculant_graph.cli.inspect import run
 from speculant_graph.cli.main import main
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import ConfigError, CorpusError, GraphFileError, TokenizerMismatchError
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
-from speculant_graph.graph.layout import CUMULATIVE, Trie, array_offsets, record_words, trie_of
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
-from speculant_graph.view.formatting import counted
 from support.oracle import OracleGraph
 
 FINGERPRINT = Fingerprint("nowhere/tokenizer", "00" * 32, 200)
@@ -155,16 +148,6 @@ def test_without_the_tokenizer_ids_are_shown(folder: Path, capsys: pytest.Captur
     assert "only token ids" not in shown
 
 
-def test_settings_for_builds_that_name_the_tokenizer_fetch_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = folder / "other.pkl"
-    build_from_token_ids([1, 2, 1, 3], FINGERPRINT, max_order=2).save(path)
-    monkeypatch.setenv("SPECULANT_GRAPH__TOKENIZER_NAME", FINGERPRINT.name)
-    shown, _ = inspect(capsys, path)
-    assert "only token ids: the tokenizer is not on this machine" in shown
-
-
 def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "other.pkl"
     build_from_token_ids([1, 2, 1, 3], FINGERPRINT, max_order=2).save(path)
@@ -204,46 +187,3 @@ def test_no_word_of_a_file_steers_the_terminal(tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert r"built        now\x1b[31m\r\nverified by speculant-graph 1\x08 in" in shown
     assert r"tokenizer    nowhere\x1b]0;title\x07/\x9b31m\u202e (200 ids" in shown
-
-
-def test_numbers_have_their_nouns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "one.pkl"
-    build_from_token_ids([1], FINGERPRINT, max_order=1).save(path)
-    with_metadata(path, corpus_files=(CorpusFile("a.txt", 1, "00" * 32),))
-    shown, _ = inspect(capsys, path)
-    assert ", 1 token, 1 n-gram, " in shown
-    assert " 1 file (0.0 MB), 1 document," in shown
-    assert [counted(number, "file") for number in (0, 1, 2, 1000)] == ["0 files", "1 file", "2 files", "1,000 files"]
-
-
-def test_a_graph_without_ngrams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metadata = build_from_token_ids([1, 2, 1, 3], FINGERPRINT, max_order=1).metadata
-    sizes = (0, 0), FINGERPRINT.vocabulary_size
-    trie = trie_of(np.zeros(array_offsets(*sizes)[-1], np.uint32), *sizes)
-    empty = dataclasses.replace(metadata, nodes_per_level=(0, 0), contexts_per_order=(0,))
-    NgramGraph(trie, empty).save(tmp_path / "g.pkl")
-    shown, _ = inspect(capsys, tmp_path / "g.pkl")
-    assert " 4 tokens, 0 n-grams, " in shown
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(noise=st.binary(min_size=1, max_size=8), seed=st.integers(0, 1000))
-def test_damaged_counts(folder: Path, capsys: pytest.CaptureFixture[str], noise: bytes, seed: int) -> None:
-    graph = NgramGraph.load(folder / "g.pkl")
-    words = np.resize(np.frombuffer(noise * 4, np.uint32), graph.trie.words.size)
-    kept = np.random.default_rng(seed).random(words.size) < 0.7
-    words = np.where(kept, graph.trie.words, words)
-    zeroed = graph.trie.words.copy()
-    for length in range(1, graph.max_order + 2):
-        start, size = graph.trie.table[length - 1].tolist()
-        width = record_words(length, graph.max_order)
-        zeroed[start : start + (size + 1) * width].reshape(-1, width)[:, CUMULATIVE] = 0
-    tokenizer = CorpusTokenizer.load(folder / "tokenizer")
-    for damaged in (words, zeroed):
-        NgramGraph(Trie(damaged, graph.trie.table), graph.metadata).save(folder / "damaged.pkl")
-        inspect(capsys, folder / "damaged.pkl", "--prompt", "the value of", "--strategy", "sampling")
-        generator = DraftGenerator(NgramGraph.load(folder / "damaged.pkl"), tokenizer=tokenizer)
-        for proposal in generator.generate("the value", 20, "sampling", seed).proposals:
-            assert (proposal.probabilities > 0).all()
-            assert proposal.probabilities.sum(dtype=np.float64) == pytest.approx(1, abs=1e-5)
-        assert view.run([str(folder / "damaged.pkl"), "--prompt", "the", "-o", str(folder / "v.html")]) == 0
