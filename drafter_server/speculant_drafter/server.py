@@ -167,7 +167,15 @@ class DrafterServer:
         await self._graphs.reload_all()
 
     async def _listen(self, addresses: str, option: str, handler: Any, name: str) -> list[str]:
-        endpoint = GrpcEndpoint(self._config, self._credentials, self._health, [handler], name)
+        endpoint = GrpcEndpoint(
+            self._config,
+            self._credentials,
+            self._health,
+            [handler],
+            name,
+            max_calls=self._config.max_concurrent_rpcs,
+            max_message_bytes=self._config.max_message_bytes,
+        )
         self._endpoints.append(endpoint)
         return await endpoint.listen(addresses, option)
 

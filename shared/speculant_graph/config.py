@@ -161,10 +161,6 @@ class EndpointConfig(Config):
     """Its private key (PEM)."""
     tls_client_ca: Path | None = None
     """Certificates (PEM) of the authorities that clients' certificates must be of; without it clients need none."""
-    max_message_bytes: Annotated[int, Field(ge=1_024, le=1 << 28)] = 1 << 20
-    """Largest message taken or sent."""
-    max_concurrent_rpcs: Annotated[int, Field(ge=1, le=1 << 20)] = 1_024
-    """Most calls at a time; an open stream is one."""
     grace_s: Annotated[float, Field(ge=0)] = 5.0
     """Time for running calls to finish after SIGTERM."""
 
@@ -192,6 +188,10 @@ class ServerConfig(EndpointConfig):
     """More graph files to serve, each under a name: docs=docs.pkl"""
     learned: Path | None = None
     """Folder in which accepted text is kept for later sequences, also over restarts; without it, in memory."""
+    max_message_bytes: Annotated[int, Field(ge=1_024, le=1 << 28)] = 1 << 20
+    """Largest message taken or sent."""
+    max_concurrent_rpcs: Annotated[int, Field(ge=1, le=1 << 20)] = 1_024
+    """Most calls at a time; an open stream is one."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
     """Most memory of all sessions together, such as 1GB; beyond it the longest idle ones are dropped."""
 
@@ -212,10 +212,6 @@ class ServiceConfig(EndpointConfig):
     """Name of the model in the HTTP API; empty: the last part of the model's name."""
     max_waiting: Annotated[int, Field(ge=0)] = 256
     """Most requests that wait for a slot in the batch; more are refused until there is capacity."""
-    max_new_tokens: Annotated[int, Field(ge=0)] = 0
-    """Most new tokens that a request may ask for; 0: as many as the model's context holds."""
-    max_samples: Annotated[int, Field(ge=1, le=1_024)] = 16
-    """Most samples of one request, all prompts together."""
 
 
 def _not_tiny(temperature: float) -> float:

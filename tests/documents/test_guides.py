@@ -78,7 +78,7 @@ def test_the_tables_of_the_verifiers_settings_are_complete():
     named = set(re.findall(r"`service\.(\w+)`", " ".join(row[0] for row in table)))
     assert named == set(ServiceConfig.model_fields)
     limits = [row for row in table if len(row) == 3 and row[0].startswith("`service.")]
-    assert len(limits) == 5
+    assert len(limits) == 1
     for name, default, _ in limits:
         value = getattr(ServiceConfig(), name.strip("`").removeprefix("service."))
         assert TypeAdapter(ByteSize).validate_python(default) == value, name

@@ -7,11 +7,9 @@ import asyncio
 import grpc
 import httpx2
 import pytest
-from loguru import logger
 
 from speculant_graph.client import DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig
-from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
@@ -25,7 +23,6 @@ from support.verifier_service import (
 
 BAD = {
     "no input": (pb.GenerateRequest(), "INVALID_ARGUMENT", "set prompt, prompt_tokens or chat"),
-    "request id": (pb.GenerateRequest(prompt="a", request_id="a\nb"), "INVALID_ARGUMENT", "a request_id has 1 to 64"),
     "empty": (pb.GenerateRequest(prompt=""), "INVALID_ARGUMENT", "the prompt is empty"),
     "tokens": (
         pb.GenerateRequest(prompt_tokens=pb.TokenSequence(token_ids=[10**6])), "INVALID_ARGUMENT", "outside 0..",
@@ -67,42 +64,6 @@ def test_what_is_wrong_is_named_and_others_go_on(target, library, tmp_path):
             assert server._load.num_sequences == 0, name
 
     play(target, tmp_path, scenario)
-
-
-@pytest.mark.parametrize("own", [pb.GenerateRequest(request_id="mine-7"), pb.GenerateRequest()])
-def test_a_request_s_own_id_is_in_the_log_and_comes_back(target, tmp_path, own):
-    lines = []
-    logger.enable("speculant_graph")
-    sink = logger.add(lambda message: lines.append(message.record["extra"]), level="DEBUG")
-
-    async def scenario(stub, _):
-        named = [("x-request-id", "theirs")]
-        wanted = own.request_id or "theirs"
-        call = stub.Generate(pb.GenerateRequest(prompt=PROMPT, request_id=own.request_id), metadata=named)
-        await collected(call)
-        assert dict(await call.trailing_metadata())["x-request-id"] == wanted
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collected(stub.Generate(own, metadata=named))  # it has no prompt
-        assert dict(caught.value.trailing_metadata())["x-request-id"] == wanted
-        assert {"request_id": wanted, "method": "Generate"} in lines
-
-    try:
-        play(target, tmp_path, scenario)
-    finally:
-        logger.remove(sink)
-        logger.disable("speculant_graph")
-
-
-def test_more_new_tokens_than_the_service_gives_are_refused(target, tmp_path):
-    async def scenario(stub, _):
-        assert (await collected(stub.Generate(request(max_tokens=30))))[1]
-        with pytest.raises(grpc.aio.AioRpcError, match="a request may have 30; ask for fewer") as caught:
-            await collected(stub.Generate(request(max_tokens=31)))
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    play(target, tmp_path, scenario, max_new_tokens=30)
-    with pytest.raises(ConfigError, match=r"generation\.max_tokens is 20, but service\.max_new_tokens 19"):
-        play(target, tmp_path, scenario, max_new_tokens=19)
 
 
 def test_bytes_that_are_no_message_are_refused(target, tmp_path):

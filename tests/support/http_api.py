@@ -16,9 +16,10 @@ from openai import OpenAI
 from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.credentials import tls_context
+from speculant_graph.serving.http import HttpServer
 from speculant_graph.types import StrategyName
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http import HttpServer, create_app
+from speculant_verifier.http.app import create_app
 from speculant_verifier.load import Load
 from support.server import run_in_loop
 from support.tiny_models import tiny_gpt_oss, tiny_model

@@ -18,6 +18,8 @@ from speculant_verifier.engine.sequence import OUT_OF_MEMORY
 from speculant_verifier.results import StepEvent
 
 _RETRY_S = 1.0
+_MAX_SAMPLES = 16
+"""Of one request, all prompts together."""
 
 
 class Load:
@@ -31,8 +33,7 @@ class Load:
             max_batch_size: sequences decoded together.
         """
         self._most = max_batch_size + config.max_waiting
-        self._most_new_tokens = config.max_new_tokens
-        self._most_samples = min(config.max_samples, self._most)
+        self._most_samples = min(_MAX_SAMPLES, self._most)
         self.num_sequences = 0
         """Under way."""
         self.num_refused = 0
@@ -83,17 +84,6 @@ class Load:
             self.num_refused += 1
             raise DraftLimitError(
                 f"{self.num_sequences} sequences are under way; try again in {_RETRY_S:g} s", _RETRY_S
-            )
-
-    def require_length(self, max_tokens: int) -> None:
-        """Refuse a request of so many new tokens, if no request may have as many.
-
-        Raises:
-            GenerationRequestError: which limit.
-        """
-        if self._most_new_tokens and max_tokens > self._most_new_tokens:
-            raise GenerationRequestError(
-                f"max_tokens is {max_tokens}, but a request may have {self._most_new_tokens}; ask for fewer"
             )
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
+import secrets
 import stat
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -31,6 +33,9 @@ from pydantic import (
 from speculant_graph.errors import AccessError, ConfigError, UnauthenticatedError
 from speculant_graph.validation_messages import humanise
 
+REQUEST_ID_KEY = "x-request-id"
+"""Metadata key, and header, in which a client may name its call."""
+_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ALL = "*"
 """Stands for every tenant, or every graph."""
 
@@ -51,41 +56,6 @@ def _list_of_all(names: object) -> object:
 
 _Text = Annotated[str, Field(min_length=1)]
 _Names = Annotated[list[_Text], BeforeValidator(_list_of_all), Field(min_length=1)]
-
-
-class _Entry(BaseModel):
-    """One client of the file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    name: _Text
-    token_sha256: Annotated[str, AfterValidator(_digest)] | None = None
-    certificate_name: _Text | None = None
-    tenants: _Names | None = None
-    graphs: _Names = [ALL]
-    admin: bool = False
-
-    @model_validator(mode="after")
-    def _can_be_recognised(self) -> Self:
-        if self.token_sha256 is None and self.certificate_name is None:
-            raise ValueError(f"'{self.name}' has neither token_sha256 nor certificate_name; add one")
-        return self
-
-
-class _AccessFile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    clients: Annotated[list[_Entry], Field(min_length=1)]
-
-    @field_validator("clients")
-    @classmethod
-    def _are_distinct(cls, clients: list[_Entry]) -> list[_Entry]:
-        for key in ("name", "token_sha256", "certificate_name"):
-            counts = Counter(getattr(each, key) for each in clients)
-            names = [each.name for each in clients if getattr(each, key) is not None and counts[getattr(each, key)] > 1]
-            if names:
-                raise ValueError(f"{' and '.join(map(repr, names))} have the same {key}; give each its own")
-        return clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +125,50 @@ ANONYMOUS = Principal(name="", tenants=frozenset({ALL}), graphs=frozenset({ALL})
 """The client of a server without an access file."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Client:
-    principal: Principal
-    token_sha256: str | None
-    certificate_name: str | None
+class _Entry(BaseModel):
+    """One client of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: _Text
+    token_sha256: Annotated[str, AfterValidator(_digest)] | None = None
+    certificate_name: _Text | None = None
+    tenants: _Names | None = None
+    graphs: _Names = [ALL]
+    admin: bool = False
+
+    @model_validator(mode="after")
+    def _can_be_recognised(self) -> Self:
+        if self.token_sha256 is None and self.certificate_name is None:
+            raise ValueError(f"'{self.name}' has neither token_sha256 nor certificate_name; add one")
+        return self
+
+    @property
+    def principal(self) -> Principal:
+        tenants = (self.name,) if self.tenants is None else self.tenants
+        return Principal(self.name, frozenset(tenants), frozenset(self.graphs), self.admin)
+
+
+class _AccessFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    clients: Annotated[list[_Entry], Field(min_length=1)]
+
+    @field_validator("clients")
+    @classmethod
+    def _are_distinct(cls, clients: list[_Entry]) -> list[_Entry]:
+        for key in ("name", "token_sha256", "certificate_name"):
+            counts = Counter(getattr(each, key) for each in clients)
+            names = [each.name for each in clients if getattr(each, key) is not None and counts[getattr(each, key)] > 1]
+            if names:
+                raise ValueError(f"{' and '.join(map(repr, names))} have the same {key}; give each its own")
+        return clients
 
 
 class AccessPolicy:
     """Identifies clients."""
 
-    def __init__(self, clients: Sequence[_Client] | None = None) -> None:
+    def __init__(self, clients: Sequence[_Entry] | None = None) -> None:
         """Make a policy; :meth:`load` is the usual way.
 
         Args:
@@ -215,13 +218,25 @@ class AccessPolicy:
             raise UnauthenticatedError(_UNKNOWN_CLIENT)
         return found.principal
 
-    def _find_by_token(self, token: str) -> _Client | None:
+    def _find_by_token(self, token: str) -> _Entry | None:
         digest = hashlib.sha256(token.encode(errors="replace")).hexdigest()
         found = None
         for client in self._clients or ():  # all of them, so that the time does not depend on its position
             if hmac.compare_digest(client.token_sha256 or "", digest):
                 found = client
         return found
+
+
+def request_id_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Return the call's id: the client's if it is short and plain, else a random one.
+
+    Args:
+        metadata: the call's, or the headers of a request.
+    """
+    for key, value in metadata or ():
+        if key == REQUEST_ID_KEY and isinstance(value, str) and _SANE_ID.fullmatch(value):
+            return value
+    return secrets.token_hex(8)
 
 
 def _bearer_token(header: str) -> str:
@@ -251,24 +266,11 @@ def _read(path: Path) -> dict[str, Any]:
     return parsed
 
 
-def _clients(path: Path, content: dict[str, Any]) -> list[_Client]:
+def _clients(path: Path, content: dict[str, Any]) -> list[_Entry]:
     try:
-        entries = _AccessFile.model_validate(content).clients
+        return _AccessFile.model_validate(content).clients
     except ValidationError as error:
         raise ConfigError(f"access file '{path}': {_explain(error)}") from None  # it may show a token
-    return [
-        _Client(
-            Principal(
-                entry.name,
-                frozenset((entry.name,) if entry.tenants is None else entry.tenants),
-                frozenset(entry.graphs),
-                entry.admin,
-            ),
-            entry.token_sha256,
-            entry.certificate_name,
-        )
-        for entry in entries
-    ]
 
 
 def _explain(error: ValidationError) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -19,13 +19,12 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from loguru import logger
 
-from speculant_graph.errors import DraftLimitError, DraftRequestError
+from speculant_graph.errors import DraftLimitError
 from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.messages import VERSION_KEY
 from speculant_graph.rpc.status import STATUS_DETAILS, status_number, to_status
-from speculant_graph.serving.access import AccessPolicy, Principal
+from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy, Principal, request_id_of
 from speculant_graph.serving.credentials import certificate_names
-from speculant_graph.serving.request_ids import REQUEST_ID_KEY, bound_to_messages, is_request_id, request_id_of
 from speculant_graph.version import VERSION
 
 _BUSY_S = 0.1
@@ -40,21 +39,6 @@ class Call:
     """The client."""
     context: Any
     """gRPC's view of it."""
-    _messages: ExitStack
-
-    def rename(self, request_id: str) -> None:
-        """Give the call another id, in all its messages from now on and in its trailing metadata.
-
-        Args:
-            request_id: the id in its request.
-
-        Raises:
-            DraftRequestError: it is too long or not plain.
-        """
-        if not is_request_id(request_id):
-            raise DraftRequestError("a request_id has 1 to 64 letters, digits, dots, dashes and underscores; send such")
-        self._messages.enter_context(bound_to_messages(request_id))
-        self.context.set_trailing_metadata(((REQUEST_ID_KEY, request_id), (VERSION_KEY, VERSION)))
 
 
 UnaryMethod = Callable[[bytes, Call], Awaitable[bytes]]
@@ -125,13 +109,12 @@ class CallInterceptor:
         self._num_running += 1
         code = grpc.StatusCode.OK
         try:
-            with ExitStack() as messages:
-                messages.enter_context(bound_to_messages(request_id, method=name))
+            with logger.contextualize(request_id=request_id, method=name):
                 try:
                     self._require_capacity()
                     principal = self._principal(context, metadata)
                     context.set_trailing_metadata(((REQUEST_ID_KEY, request_id), (VERSION_KEY, VERSION)))
-                    yield Call(principal, context, messages)
+                    yield Call(principal, context)
                 except Exception as error:
                     code = log_failure(name, error)
                     raise

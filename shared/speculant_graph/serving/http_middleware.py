@@ -17,8 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from speculant_graph.errors import AccessError, DrafterUnavailableError, DraftLimitError, UnauthenticatedError
-from speculant_graph.serving.access import AccessPolicy, Principal
-from speculant_graph.serving.request_ids import REQUEST_ID_KEY, bound_to_messages, request_id_of
+from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy, Principal, request_id_of
 
 CERTIFICATE_NAMES = "certificate_names"
 """Where a connection's state has the names of the client's certificate; None where it showed none."""
@@ -97,7 +96,7 @@ class AccessMiddleware:
 
         self._num_running += is_guarded
         try:
-            with bound_to_messages(request_id):
+            with logger.contextualize(request_id=request_id):
                 try:
                     if is_guarded:
                         self._admit(scope, dict(headers))

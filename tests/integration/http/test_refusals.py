@@ -178,19 +178,6 @@ def test_bodies_that_are_no_json(api: Api) -> None:
     error_of(api.post("chat/completions", None, content=json.dumps(talk), headers=kind))
 
 
-def test_bodies_that_are_too_large(decoder: SpeculativeDecoder) -> None:
-    with serving(decoder, max_message_bytes=2_000) as api:
-        for size in (3_000, 30_000, 500_000):
-            error = error_of(api.post("completions", COMPLETION | {"prompt": "x" * size}), 413)
-            assert "2000 bytes" in error["message"]
-
-        def pieces() -> Any:
-            yield from [b"x" * 1_000] * 5
-
-        error_of(api.http.post("/v1/completions", content=pieces()), 413)
-        assert api.post("completions", COMPLETION).status_code == 200
-
-
 def test_paths_and_methods(api: Api) -> None:
     error_of(api.get("/v1/embeddings"), 404)
     error_of(api.get("/docs"), 404)

@@ -44,7 +44,7 @@ def test_requests_from_the_document(decoder: SpeculativeDecoder, tmp_path: Path)
     )
     access.chmod(0o600)
     defaults = GenerationConfig(max_tokens=2)
-    with serving(decoder, AccessPolicy.load(access), defaults, max_message_bytes=4_000_000) as api:
+    with serving(decoder, AccessPolicy.load(access), defaults) as api:
         num_passes = decoder.engine.totals.num_passes
         path = document(api, tmp_path / "openapi.json")
         command = [

@@ -39,6 +39,10 @@ from speculant_verifier.load import Load
 
 API = ("/v1/",)
 """Prefixes of paths that need access."""
+MAX_REQUESTS = 1_024
+"""Under way at a time, over either API."""
+MAX_BODY_BYTES = 4 << 20
+"""Longest body or message; a context of 131,072 tokens is text of half a megabyte."""
 _ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/responses")
 
 
@@ -123,7 +127,7 @@ def create_app(
         """Return what is counted, for Prometheus."""
         return Response(render_metrics(), media_type=METRICS_TYPE, headers={"cache-control": "no-store"})
 
-    rules = AccessRules(API, config.max_concurrent_rpcs, config.max_message_bytes)
+    rules = AccessRules(API, MAX_REQUESTS, MAX_BODY_BYTES)
     return AccessMiddleware(
         app, rules, read_policy, refuse, read_problem, lambda path, status: count_request(endpoint_of(path), status)
     )

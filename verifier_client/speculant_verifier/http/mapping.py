@@ -119,7 +119,6 @@ class RequestMapping:
         wanted = request.speculant or SpeculantOptions()
         session = session_options(principal, wanted.tenant or "", wanted.graph or "", wanted.learn)
         config = generation_config(request, self._defaults, self._decoder.target)
-        self._load.require_length(config.max_tokens)
         self._load.require_capacity(num_prompts * config.n)
         return config, session
 

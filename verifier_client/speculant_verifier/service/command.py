@@ -39,15 +39,11 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(VerifierSettings, "verifier", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
-    from speculant_graph.serving.listening import require_free
     from speculant_verifier.sources import require_sources
 
     require_addresses(settings.service.listen, "--service.listen")
     require_addresses(settings.service.admin_listen, "--service.admin-listen")
     require_port(settings.service.http, "--service.http")
-    require_free(settings.service.listen, "--service.listen")
-    require_free(settings.service.admin_listen, "--service.admin-listen")
-    require_free(settings.service.http, "--service.http")
     require_sources(settings.verifier, settings.graph_path, settings.client)
     if settings.train.min_failures and not (settings.draft_model.name and settings.record.folder):
         raise ConfigError(

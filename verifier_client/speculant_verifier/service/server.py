@@ -20,10 +20,10 @@ from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallInterceptor
 from speculant_graph.serving.credentials import server_credentials, tls_context, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
-from speculant_graph.serving.http import METRICS_TYPE
+from speculant_graph.serving.http import METRICS_TYPE, HttpServer
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http import API, HttpServer, create_app, refuse
+from speculant_verifier.http.app import API, MAX_BODY_BYTES, MAX_REQUESTS, create_app, refuse
 from speculant_verifier.load import Load
 from speculant_verifier.service import admin
 from speculant_verifier.service.admin import VerifierAdminService
@@ -61,16 +61,11 @@ class VerifierServer:
         """
         if not config.listen and not config.http:
             raise ConfigError("there is nothing to serve on; set --service.listen or --service.http")
-        if 0 < config.max_new_tokens < defaults.max_tokens:
-            raise ConfigError(
-                f"generation.max_tokens is {defaults.max_tokens}, but service.max_new_tokens {config.max_new_tokens}; "
-                "set --generation.max-tokens to no more than that"
-            )
         self._config, self._defaults, self._make_decoder = config, defaults, make_decoder
         policy = AccessPolicy.load(config.access_file)
-        self._interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
+        self._interceptor = CallInterceptor(policy, MAX_REQUESTS)
         # Of its own, so that a server that is full can still be looked after.
-        self._admin_interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
+        self._admin_interceptor = CallInterceptor(policy, MAX_REQUESTS)
         self._load = Load(config, max_batch_size)
         self._service = VerifierService(self._read_decoder, defaults, self._load)
         self._admin = VerifierAdminService(self._read_decoder)
@@ -183,7 +178,15 @@ class VerifierServer:
             logger.error("the access file is not read again: {}", error)
 
     async def _listen(self, addresses: str, option: str, handler: Any, name: str) -> list[str]:
-        endpoint = GrpcEndpoint(self._config, self._credentials, self._health, [handler], name)
+        endpoint = GrpcEndpoint(
+            self._config,
+            self._credentials,
+            self._health,
+            [handler],
+            name,
+            max_calls=MAX_REQUESTS,
+            max_message_bytes=MAX_BODY_BYTES,
+        )
         self._endpoints.append(endpoint)
         return await endpoint.listen(addresses, option)
 

@@ -61,11 +61,8 @@ class VerifierService:
         """Continue a prompt, step by step."""
         decoder = self._read_decoder()
         request = parsed(pb.GenerateRequest, payload)
-        if request.request_id:
-            call.rename(request.request_id)
         speculation = request.speculation
         config = generation_config(request.sampling, speculation, self._defaults, decoder.target.end_token_ids)
-        self._load.require_length(config.max_tokens)
         learn = speculation.learn if speculation.HasField("learn") else None
         options = session_options(call.principal, speculation.tenant, speculation.graph, learn)
         with self._load.admitted(config.n) as give_back:
