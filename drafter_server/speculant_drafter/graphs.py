@@ -1,4 +1,4 @@
-"""The graphs that are served, by name: loaded, replaced and let go without a step that fails.
+"""The graphs that are served, by name: loaded, and replaced without a step that fails.
 
 A graph that is replaced answers the sessions that were opened on it until they end; new ones get its successor. Loading
 happens in threads, everything else on the event loop.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import (
     ConfigError,
     DrafterUnavailableError,
-    DraftRequestError,
     GraphFileError,
     SpeculantError,
     TokenizerMismatchError,
@@ -70,10 +68,9 @@ class GraphRegistry:
         """
         self._config = config
         self._draft = draft
-        self._folder = config.graph.parent.absolute()
         self._configured = {_name_of(config.graph): config.graph, **config.graphs}
         self._served: dict[str, ServedGraph] = {}
-        self._learned: dict[str, tuple[LearnedStore, Fingerprint]] = {}
+        self._learned: dict[str, LearnedStore] = {}
         self._generations = itertools.count(1)
         self._changing = asyncio.Lock()
         self.default = _name_of(config.graph)
@@ -86,7 +83,7 @@ class GraphRegistry:
             _require_name(name)
 
     def __iter__(self) -> Iterator[ServedGraph]:
-        """Iterate over what is served to new sessions."""
+        """Iterate over what is served."""
         return iter(list(self._served.values()))
 
     def get(self, name: str) -> ServedGraph:
@@ -107,17 +104,6 @@ class GraphRegistry:
     def configured_names(self) -> list[str]:
         """Names of the graphs of the settings, loaded or not."""
         return [self.default, *self._config.graphs]
-
-    def default_generation(self) -> int:
-        """Return the default graph's generation, for an answer that no graph gave; 0 if it is not served any more.
-
-        Raises:
-            DrafterUnavailableError: graphs are still being loaded.
-        """
-        try:
-            return self.get("").generation
-        except UnknownGraphError:
-            return 0
 
     async def open_configured(self) -> list[Fingerprint]:
         """Open the graphs of the settings and let them go: what is wrong with a path is known before any long work.
@@ -142,31 +128,17 @@ class GraphRegistry:
             await self._load(name, path)
         self.is_ready = True
 
-    async def load(self, name: str, path: str) -> ServedGraph:
-        """Load one more graph from a file in the graph folder.
-
-        Raises:
-            DraftRequestError: the name is none or taken, or the path leads out of the folder.
-            GraphError: it can't be loaded.
-        """
-        _require_name(name)
-        async with self._changing:
-            if name in self._served:
-                raise DraftRequestError(f"a graph is served as {name} already; reload it, or choose another name")
-            return await self._load(name, self._inside(path))
-
-    async def reload(self, name: str, path: str = "") -> ServedGraph:
-        """Replace a graph by what its file, or another, holds now.
+    async def reload(self, name: str) -> ServedGraph:
+        """Replace a graph by what its file holds now.
 
         Raises:
             UnknownGraphError: there is none of this name.
-            DraftRequestError: the path leads out of the graph folder.
             TokenizerMismatchError: the new one is of another tokenizer.
             GraphError: it can't be loaded; the old one is served on.
         """
         async with self._changing:
             old = self.get(name)
-            return await self._load(old.name, self._inside(path) if path else old.path, old)
+            return await self._load(old.name, old.path, old)
 
     async def reload_all(self) -> None:
         """Replace all graphs by what their files hold now; what can't be loaded is logged and stays as it is."""
@@ -176,30 +148,10 @@ class GraphRegistry:
             except SpeculantError as error:
                 logger.error("graph {} is not reloaded: {}", served.name, error)
 
-    async def unload(self, name: str) -> ServedGraph:
-        """Serve a graph to no new session; the open ones keep it until they end.
-
-        Raises:
-            UnknownGraphError: there is none of this name.
-        """
-        async with self._changing:
-            served = self.get(name)
-            del self._served[served.name]
-            logger.info("graph {} is not served any more", served.name)
-            return served
-
-    async def save(self, tenant: str = "", *, is_routine: bool = False) -> int:
-        """Bring what was learned to disk; return the bytes there, of one tenant or of all.
-
-        What is large may wait where this is routine.
-        """
-        total = 0
-        for name, (store, _) in list(self._learned.items()):
-            served = self._served.get(name)
-            if served is not None:
-                await asyncio.to_thread(served.drafter.save, is_routine=is_routine)
-            total += await asyncio.to_thread(store.num_bytes, tenant or None)
-        return total
+    async def save(self, *, is_routine: bool = False) -> None:
+        """Bring what was learned to disk; what is large may wait where this is routine."""
+        for served in self:
+            await asyncio.to_thread(served.drafter.save, is_routine=is_routine)
 
     async def save_changes(self) -> None:
         """Bring what was learned to disk, if there is a folder for it."""
@@ -209,12 +161,12 @@ class GraphRegistry:
     @property
     def learned_tokens(self) -> int:
         """Tokens of all tenants in memory."""
-        return sum(store.num_tokens for store, _ in list(self._learned.values()))
+        return sum(store.num_tokens for store in list(self._learned.values()))
 
     @property
     def is_failing_to_learn(self) -> bool:
         """Whether what was learned can't be brought to disk at present."""
-        return any(store.is_failing for store, _ in list(self._learned.values()))
+        return any(store.is_failing for store in list(self._learned.values()))
 
     async def load_memory(self, served: ServedGraph, tenant: str) -> object:
         """Have a tenant's learned text in memory for as long as the returned object is held."""
@@ -226,15 +178,8 @@ class GraphRegistry:
     async def close(self) -> None:
         """Bring what was learned to disk and let go of it."""
         await self.save()
-        for store, _ in self._learned.values():
+        for store in self._learned.values():
             await asyncio.to_thread(store.close)
-
-    def without_folders(self, text: str) -> str:
-        """Return a text about graph files without the folders they are in, which clients must not see."""
-        folders = {self._folder, self._folder.resolve(), *(served.path.parent for served in self)}
-        for folder in sorted(map(str, folders), key=len, reverse=True):
-            text = text.replace(folder.rstrip(os.sep) + os.sep, "")
-        return text
 
     async def _load(self, name: str, path: Path, old: ServedGraph | None = None) -> ServedGraph:
         path = path.absolute()
@@ -242,12 +187,12 @@ class GraphRegistry:
         tokenizer = graph.metadata.tokenizer
         if old is not None and old.tokenizer.sha256 != tokenizer.sha256:
             raise TokenizerMismatchError(
-                f"{path.name} is of tokenizer {tokenizer.name}, graph {name} of {old.tokenizer.name}; unload the graph "
-                "first, or build it with the same tokenizer"
+                f"{path.name} is of tokenizer {tokenizer.name}, graph {name} of {old.tokenizer.name}; build it "
+                "with the same tokenizer, or restart the sidecar"
             )
         store = await asyncio.to_thread(self._store_of, name, tokenizer)
         # At once: whatever fails after this, its folder is given back at the end.
-        self._learned[name] = (store, tokenizer)
+        self._learned[name] = store
         drafter = await in_uninterruptible_thread(
             lambda: _make_drafter(graph, self._draft, store, None if old is None else old.drafter)
         )
@@ -265,26 +210,10 @@ class GraphRegistry:
         return served
 
     def _store_of(self, name: str, tokenizer: Fingerprint) -> LearnedStore:
-        folder = self._config.learned
         if name in self._learned:
-            store, known = self._learned[name]
-            if known.sha256 == tokenizer.sha256:
-                return store
-            if folder is not None:
-                raise TokenizerMismatchError(
-                    f"what was learned as {name} is of tokenizer {known.name}; choose another name for this graph"
-                )
+            return self._learned[name]
+        folder = self._config.learned
         return LearnedStore(self._draft.max_learned_tokens, None if folder is None else folder / name, tokenizer)
-
-    def _inside(self, path: str) -> Path:
-        folder = self._folder.resolve()
-        try:
-            resolved = (folder / path).resolve()
-            if resolved.is_relative_to(folder) and resolved.is_file():
-                return resolved
-        except (OSError, ValueError):  # what no file can be named
-            pass
-        raise DraftRequestError("no such file in the server's graph folder; name one relative to it")
 
 
 def _read_graph(path: Path) -> tuple[NgramGraph, int]:
@@ -315,6 +244,7 @@ def _name_of(path: Path) -> str:
 
 def _require_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise DraftRequestError(
-            "a graph's name has 1 to 64 letters, digits, dots, dashes and underscores, and no dot first; choose another"
+        raise ConfigError(
+            f"{name!r} is no name for a graph: 1 to 64 letters, digits, dots, dashes and underscores, no dot first; "
+            "choose another in server.graphs"
         )

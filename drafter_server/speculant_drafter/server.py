@@ -68,10 +68,10 @@ class DrafterServer:
         self._sessions = SessionStore(config, self._counts, clock, limits)
         self._steps = StepAnswerer(config, draft, self._graphs, self._sessions, self._counts, limits)
         self._service = DrafterService(self._graphs, self._sessions, self._steps, self._counts)
-        self._admin = DrafterAdminService(self._graphs, self._sessions, self._counts, self._tell_health)
+        self._admin = DrafterAdminService(self._graphs)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
-        self._known_names = {"", service.SERVICE_NAME, admin.SERVICE_NAME}
-        self._known_names |= {_health_name(name) for name in self._graphs.configured_names}
+        self._health_names = ["", service.SERVICE_NAME, admin.SERVICE_NAME]
+        self._health_names += [f"{service.SERVICE_NAME}/{name}" for name in self._graphs.configured_names]
         self._credentials = server_credentials(config)
         self._explorer = Explorer(config, draft, self._graphs)
         self._http_tls = http_tls(config)
@@ -180,13 +180,9 @@ class DrafterServer:
         return await endpoint.listen(addresses, option)
 
     async def _tell_health(self) -> None:
-        """Report for the service and for every graph whether it is served."""
-        served = {_health_name(graph.name) for graph in self._graphs}
-        if self._graphs.is_ready:
-            served |= {admin.SERVICE_NAME} | ({"", service.SERVICE_NAME} if served else set())
-        self._known_names |= served
-        for name in tuple(self._known_names):  # another load may add to them meanwhile
-            await self._health.set(name, _SERVING if name in served else _NOT_SERVING)
+        """Report for the services and for every graph whether it is served."""
+        for name in self._health_names:
+            await self._health.set(name, _SERVING if self._graphs.is_ready else _NOT_SERVING)
 
     async def _every(self, interval_s: float, chore: Callable[[], Any]) -> None:
         while True:
@@ -223,13 +219,7 @@ class DrafterServer:
     def _problem(self) -> str:
         if self._is_stopping:
             return "the drafter is shutting down"
-        if not self._graphs.is_ready:
-            return "graphs are being loaded"
-        return "" if any(self._graphs) else "no graph is served"
-
-
-def _health_name(graph: str) -> str:
-    return f"{service.SERVICE_NAME}/{graph}"
+        return "" if self._graphs.is_ready else "graphs are being loaded"
 
 
 def run_server(config: ServerConfig, draft: DraftConfig, limits: Limits = LIMITS) -> int:

@@ -107,12 +107,12 @@ class StepAnswerer:
         changed(_ANY_CONFIG, convert.decode_options(options))
 
     def default_generation(self) -> int:
-        """Return the default graph's generation; 0 if it is not served any more.
+        """Return the default graph's generation, for an answer that no graph gave.
 
         Raises:
             DrafterUnavailableError: graphs are still being loaded.
         """
-        return self._graphs.default_generation()
+        return self._graphs.get("").generation
 
     def graph_for(self, name: str, principal: Principal) -> ServedGraph:
         """Return a graph that the client may use; one that it may not is as unknown as one that is not there.

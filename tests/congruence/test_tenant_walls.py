@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from speculant_graph.draft.learning import store
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from support.server import LOST, OK, LiveServer, graph_file, serving, step_of
+from support.server import LOST, OK, LiveServer, graph_file, run_in_loop, serving, step_of
 
 TENANTS = ("", "a", "b")
 # Nobody's text is in the graph; each tenant's is made of tokens of its own.
@@ -114,7 +114,7 @@ class Walls(RuleBasedStateMachine):
 
     @rule()
     def saves(self) -> None:
-        self.server.admin.SaveLearnedState(pb.SaveLearnedStateRequest())
+        run_in_loop(self.server.server._graphs.save())
 
     @rule()
     def reloads(self) -> None:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from speculant_graph.rpc.channel import Endpoint
 
-Action = Literal["list", "load", "reload", "unload", "save", "statistics", "adapter"]
+Action = Literal["list", "reload", "adapter"]
 
 
 class AdminSettings(CommandSettings):
-    """Look after running sidecars: list graphs, load NAME PATH, reload NAME [PATH], unload NAME, save, statistics.
+    """Look after running sidecars: list graphs, reload NAME.
 
     Or after running verifiers with a draft model: adapter list, adapter load NAME, adapter rollback.
     """
@@ -32,10 +32,9 @@ class AdminSettings(CommandSettings):
     action: CliPositionalArg[Action]
     """What to do."""
     name: CliPositionalArg[str] = ""
-    """Name of the graph to load, reload or unload; adapter: list, load or rollback."""
-    path: CliPositionalArg[str] = ""
-    """Its file, inside the sidecar's graph folder; reload: the same as before if it is not given; adapter load: the
-    adapter's name in draft_model.adapters, "" for the draft model without one."""
+    """Name of the graph to read again from its file; adapter: list, load or rollback."""
+    adapter: CliPositionalArg[str] = ""
+    """Of adapter load: its name in draft_model.adapters, "" for the draft model without one."""
     address: str = ""
     """Admin addresses, separated by commas: each sidecar's server.admin_listen; adapter:
     service.admin_listen."""
@@ -47,15 +46,6 @@ class AdminSettings(CommandSettings):
     """Token and certificates; the other settings have no effect here."""
 
 
-_GRAPH_CALLS = {
-    "list": ("ListGraphs", (), ()),
-    "load": ("LoadGraph", ("name", "path"), ()),
-    "reload": ("ReloadGraph", ("name",), ("path",)),
-    "unload": ("UnloadGraph", ("name",), ()),
-    "save": ("SaveLearnedState", (), ()),
-    "statistics": ("GetStatistics", (), ()),
-}
-"""Action -> what it calls, the arguments that it needs, and those that it takes besides."""
 _ADAPTER_CALLS = {"list": "ListAdapters", "load": "LoadAdapter", "rollback": "RollbackAdapter"}
 
 
@@ -96,15 +86,11 @@ def _graph_request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
     """
     from speculant_graph.rpc.v1 import drafter_pb2, drafter_pb2_grpc
 
-    method, needed, optional = _GRAPH_CALLS[settings.action]
-    for field in ("name", "path"):
-        is_given = field in settings.model_fields_set
-        if field in needed and not is_given:
-            raise ConfigError(f"'{settings.action}' needs the {field} of a graph", fix="see speculant admin --help")
-        if is_given and field not in (*needed, *optional):
-            raise ConfigError(f"'{settings.action}' takes no {field} of a graph", fix="leave it out")
-    request = getattr(drafter_pb2, f"{method}Request")(**{name: getattr(settings, name) for name in needed + optional})
-    return drafter_pb2_grpc.DrafterAdminServiceStub, method, request
+    is_reload = settings.action == "reload"
+    if is_reload != bool(settings.name) or settings.adapter:
+        raise ConfigError("'list' takes no name, and 'reload' that of a graph", fix="see speculant admin --help")
+    request = drafter_pb2.ReloadGraphRequest(name=settings.name) if is_reload else drafter_pb2.ListGraphsRequest()
+    return drafter_pb2_grpc.DrafterAdminServiceStub, "ReloadGraph" if is_reload else "ListGraphs", request
 
 
 def _adapter_request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
@@ -112,9 +98,9 @@ def _adapter_request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
     from speculant_graph.rpc.v1 import verifier_pb2, verifier_pb2_grpc
 
     method = _ADAPTER_CALLS.get(settings.name)
-    if method is None or ("path" in settings.model_fields_set) != (settings.name == "load"):
+    if method is None or ("adapter" in settings.model_fields_set) != (settings.name == "load"):
         raise ConfigError("'adapter' is followed by list, load NAME or rollback", fix="see speculant admin --help")
-    fields = {"name": settings.path} if settings.name == "load" else {}
+    fields = {"name": settings.adapter} if settings.name == "load" else {}
     return verifier_pb2_grpc.VerifierAdminServiceStub, method, getattr(verifier_pb2, f"{method}Request")(**fields)
 
 

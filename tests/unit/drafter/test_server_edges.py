@@ -16,7 +16,6 @@ from speculant_drafter.server import DrafterServer
 from speculant_drafter.sessions import LIMITS, Limits
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import DraftLimitError
-from speculant_graph.rpc.messages import SequenceStatus
 from speculant_graph.rpc.status import error_of
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterAdminServiceStub, DrafterServiceStub
@@ -47,22 +46,6 @@ def play(folder: Path, scenario: Scenario, limits: Limits = LIMITS, **settings: 
             await scenario(DrafterServiceStub(drafts), DrafterAdminServiceStub(looks_after))
 
     asyncio.run(run())
-
-
-def test_without_its_default_graph_it_answers_for_the_others(tmp_path: Path) -> None:
-    async def scenario(stub: DrafterServiceStub, admin: DrafterAdminServiceStub) -> None:
-        await admin.UnloadGraph(pb.UnloadGraphRequest(name="first"))
-        probe = await stub.Draft(pb.DraftRequest())
-        assert probe.graph_generation == 0
-        lost = await stub.Draft(pb.DraftRequest(graph="second", session_ids=[7], context_lengths=[0]))
-        assert list(lost.sequence_statuses) == [SequenceStatus.SESSION_LOST]
-        drafted = await stub.Draft(pb.DraftRequest(graph="second", context_lengths=[1], context_tokens=[1]))
-        assert drafted.graph_generation == 2
-        assert drafted.draft_tokens[0] == 2
-        with pytest.raises(grpc.aio.AioRpcError, match="no graph of this name"):
-            await stub.Draft(pb.DraftRequest(context_lengths=[0]))
-
-    play(tmp_path, scenario)
 
 
 def test_a_client_learns_how_long_a_full_sidecar_wants_to_be_left_alone(tmp_path: Path) -> None:

@@ -204,11 +204,3 @@ def test_closed_sessions_give_their_memory_back(serving: Serve) -> None:
         assert server.metrics()["session_bytes"] > 0
         server.close(session_id)
         assert server.metrics()["session_bytes"] == 0
-
-
-def test_sessions_are_lost_one_by_one_also_where_the_default_graph_has_gone(serving: Serve) -> None:
-    server = serving()
-    kept = server.open()
-    server.admin.UnloadGraph(pb.UnloadGraphRequest(name="small"))
-    assert told(server, kept, 0, TEXT[:3], 2) == (OK, 3)
-    assert told(server, 999_999, 0, TEXT[:3], 2) == (LOST, 0)

@@ -25,10 +25,10 @@ from speculant_graph.rpc.v1.verifier_pb2_grpc import (
 
 
 class Graphs(DrafterAdminServiceServicer):
-    """Knows graphs as names and paths."""
+    """Knows graphs by name."""
 
     def __init__(self) -> None:
-        self.paths = {"docs": "docs.pkl"}
+        self.names = ["docs"]
         self.generation = 1
 
     def info(self, name: str) -> pb.GraphInfo:
@@ -37,30 +37,13 @@ class Graphs(DrafterAdminServiceServicer):
         )
 
     def ListGraphs(self, request: Any, context: Any) -> pb.ListGraphsResponse:
-        return pb.ListGraphsResponse(graphs=map(self.info, self.paths))
-
-    def LoadGraph(self, request: Any, context: Any) -> pb.LoadGraphResponse:
-        self.paths[request.name] = request.path
-        return pb.LoadGraphResponse(graph=self.info(request.name))
+        return pb.ListGraphsResponse(graphs=map(self.info, self.names))
 
     def ReloadGraph(self, request: Any, context: Any) -> pb.ReloadGraphResponse:
+        if request.name not in self.names:
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such graph;\nname another")
         self.generation += 1
-        self.paths[request.name] = request.path or self.paths[request.name]
         return pb.ReloadGraphResponse(graph=self.info(request.name))
-
-    def UnloadGraph(self, request: Any, context: Any) -> pb.UnloadGraphResponse:
-        if request.name not in self.paths:
-            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such graph;\nload it")
-        del self.paths[request.name]
-        return pb.UnloadGraphResponse()
-
-    def SaveLearnedState(self, request: Any, context: Any) -> pb.SaveLearnedStateResponse:
-        return pb.SaveLearnedStateResponse(saved_bytes=4_096)
-
-    def GetStatistics(self, request: Any, context: Any) -> pb.GetStatisticsResponse:
-        answer = pb.GetStatisticsResponse(steps=7)
-        answer.uptime.FromMilliseconds(1_500)
-        return answer
 
 
 @pytest.fixture
@@ -92,44 +75,34 @@ def test_every_action_reaches_every_sidecar(capsys: pytest.CaptureFixture[str], 
     for answer in run_json(capsys, services, "list"):
         (graph,) = answer["graphs"]
         assert (graph["name"], graph["corpus_tokens"], graph["tokenizer_sha256"]) == ("docs", 1_234_567, "01ff")
-    run_json(capsys, services, "load", "more", "more.pkl")
-    assert all(service.paths == {"docs": "docs.pkl", "more": "more.pkl"} for service in services.values())
-    assert [answer["graph"]["generation"] for answer in run_json(capsys, services, "reload", "more")] == [2, 2]
-    run_json(capsys, services, "reload", "docs", "new.pkl")
-    assert run_json(capsys, services, "unload", "more") == [{}, {}]
-    assert all(service.paths == {"docs": "new.pkl"} for service in services.values())
-    assert run_json(capsys, services, "save") == [{"saved_bytes": 4_096}] * 2
-    for answer in run_json(capsys, services, "statistics"):
-        assert (answer["steps"], answer["uptime"]) == (7, 1.5)
+    assert [answer["graph"]["generation"] for answer in run_json(capsys, services, "reload", "docs")] == [2, 2]
 
 
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str], services: dict[str, Graphs]) -> None:
     address = next(iter(services))
-    services[address].paths = {"docs": "", "a longer\x1b name": ""}
+    services[address].names = ["docs", "a longer\x1b name"]
     assert main(["admin", "list", "--address", address]) == 0
     head, first, second = capsys.readouterr().out.splitlines()
     assert head.startswith("address")
     assert "\x1b" not in second
     assert first.index("1,234,567") == second.index("1,234,567") == head.index("corpus tokens") + 4
     assert first.index("docs") == second.index("a longer") == head.index("name")
-    assert main(["admin", "unload", "docs", "--address", address]) == 0
-    assert capsys.readouterr().out == f"address\n{address}\n"
 
 
 def test_failures_are_a_line_each_and_stop_nothing(
     capsys: pytest.CaptureFixture[str], services: dict[str, Graphs], tmp_path: Path
 ) -> None:
     first, second = services
-    del services[first].paths["docs"]
+    services[first].names.clear()
     away = f"unix://{tmp_path}/away.sock"
-    assert main(["admin", "unload", "docs", "--address", f"{first},{away},{second}", "--json"]) == 1
+    assert main(["admin", "reload", "docs", "--address", f"{first},{away},{second}", "--json"]) == 1
     shown = capsys.readouterr()
     lines = shown.err.splitlines()
-    assert lines[0] == f"speculant: admin: {first}: NOT_FOUND: there is no such graph; load it"
+    assert lines[0] == f"speculant: admin: {first}: NOT_FOUND: there is no such graph; name another"
     assert lines[1].startswith(f"speculant: admin: {away}: UNAVAILABLE: ")
     assert len(lines) == 2
-    assert [set(one) - {"address"} for one in json.loads(shown.out)["sidecars"]] == [{"error"}, {"error"}, set()]
-    assert services[second].paths == {}
+    assert [set(one) - {"address"} for one in json.loads(shown.out)["sidecars"]] == [{"error"}, {"error"}, {"graph"}]
+    assert services[second].generation == 2
 
 
 class Adapters(VerifierAdminServiceServicer):
@@ -179,10 +152,8 @@ def test_adapters_of_verifiers(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     [
         (["list"], "name the server's admin address by --address"),
         (["list", "--address", "nowhere"], "'nowhere' is not an address"),
-        (["load", "docs", "--address", "localhost:1"], "'load' needs the path of a graph"),
-        (["unload", "--address", "localhost:1"], "'unload' needs the name of a graph"),
+        (["reload", "--address", "localhost:1"], "'reload' that of a graph"),
         (["list", "docs", "--address", "localhost:1"], "'list' takes no name"),
-        (["unload", "docs", "x.pkl", "--address", "localhost:1"], "'unload' takes no path"),
         (["adapter", "unload", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
         (["adapter", "load", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
         (["adapter", "list", "x", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),

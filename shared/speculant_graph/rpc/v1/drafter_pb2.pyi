@@ -269,76 +269,14 @@ class ListGraphsResponse(_message.Message):
     graphs: _containers.RepeatedCompositeFieldContainer[GraphInfo]
     def __init__(self, graphs: _Optional[_Iterable[_Union[GraphInfo, _Mapping]]] = ...) -> None: ...
 
-class LoadGraphRequest(_message.Message):
-    __slots__ = ("name", "path")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    path: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
-
-class LoadGraphResponse(_message.Message):
-    __slots__ = ("graph",)
-    GRAPH_FIELD_NUMBER: _ClassVar[int]
-    graph: GraphInfo
-    def __init__(self, graph: _Optional[_Union[GraphInfo, _Mapping]] = ...) -> None: ...
-
 class ReloadGraphRequest(_message.Message):
-    __slots__ = ("name", "path")
+    __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
     name: str
-    path: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ReloadGraphResponse(_message.Message):
     __slots__ = ("graph",)
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     graph: GraphInfo
     def __init__(self, graph: _Optional[_Union[GraphInfo, _Mapping]] = ...) -> None: ...
-
-class UnloadGraphRequest(_message.Message):
-    __slots__ = ("name",)
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
-
-class UnloadGraphResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class SaveLearnedStateRequest(_message.Message):
-    __slots__ = ("tenant",)
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
-
-class SaveLearnedStateResponse(_message.Message):
-    __slots__ = ("saved_bytes",)
-    SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    saved_bytes: int
-    def __init__(self, saved_bytes: _Optional[int] = ...) -> None: ...
-
-class GetStatisticsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class GetStatisticsResponse(_message.Message):
-    __slots__ = ("steps", "sequences", "drafted_nodes", "empty_drafts", "failed_steps", "open_sessions", "learned_tokens", "uptime")
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    DRAFTED_NODES_FIELD_NUMBER: _ClassVar[int]
-    EMPTY_DRAFTS_FIELD_NUMBER: _ClassVar[int]
-    FAILED_STEPS_FIELD_NUMBER: _ClassVar[int]
-    OPEN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    LEARNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    UPTIME_FIELD_NUMBER: _ClassVar[int]
-    steps: int
-    sequences: int
-    drafted_nodes: int
-    empty_drafts: int
-    failed_steps: int
-    open_sessions: int
-    learned_tokens: int
-    uptime: _duration_pb2.Duration
-    def __init__(self, steps: _Optional[int] = ..., sequences: _Optional[int] = ..., drafted_nodes: _Optional[int] = ..., empty_drafts: _Optional[int] = ..., failed_steps: _Optional[int] = ..., open_sessions: _Optional[int] = ..., learned_tokens: _Optional[int] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...

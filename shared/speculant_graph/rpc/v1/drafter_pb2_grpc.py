@@ -255,30 +255,10 @@ class DrafterAdminServiceStub(object):
                 request_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.ListGraphsRequest.SerializeToString,
                 response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.ListGraphsResponse.FromString,
                 _registered_method=True)
-        self.LoadGraph = channel.unary_unary(
-                '/speculant_graph.rpc.v1.DrafterAdminService/LoadGraph',
-                request_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.LoadGraphRequest.SerializeToString,
-                response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.LoadGraphResponse.FromString,
-                _registered_method=True)
         self.ReloadGraph = channel.unary_unary(
                 '/speculant_graph.rpc.v1.DrafterAdminService/ReloadGraph',
                 request_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.ReloadGraphRequest.SerializeToString,
                 response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.ReloadGraphResponse.FromString,
-                _registered_method=True)
-        self.UnloadGraph = channel.unary_unary(
-                '/speculant_graph.rpc.v1.DrafterAdminService/UnloadGraph',
-                request_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.UnloadGraphRequest.SerializeToString,
-                response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.UnloadGraphResponse.FromString,
-                _registered_method=True)
-        self.SaveLearnedState = channel.unary_unary(
-                '/speculant_graph.rpc.v1.DrafterAdminService/SaveLearnedState',
-                request_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.SaveLearnedStateRequest.SerializeToString,
-                response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.SaveLearnedStateResponse.FromString,
-                _registered_method=True)
-        self.GetStatistics = channel.unary_unary(
-                '/speculant_graph.rpc.v1.DrafterAdminService/GetStatistics',
-                request_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.GetStatisticsRequest.SerializeToString,
-                response_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.GetStatisticsResponse.FromString,
                 _registered_method=True)
 
 
@@ -289,43 +269,15 @@ class DrafterAdminServiceServicer(object):
     """
 
     def ListGraphs(self, request, context):
-        """Lists the loaded graphs.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def LoadGraph(self, request, context):
-        """Loads a graph file under a name that is not taken. Returns when it is in memory and served.
+        """Lists the served graphs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReloadGraph(self, request, context):
-        """Replaces a graph by a newer file of the same tokenizer; open sessions keep the generation they were opened on.
-        If the file can't be loaded, the old one is served on.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def UnloadGraph(self, request, context):
-        """Serves a graph to no new session. Open ones go on; its memory is freed when the last of them ends.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SaveLearnedState(self, request, context):
-        """Writes what was learned to disk and returns when it is there.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetStatistics(self, request, context):
-        """Returns counters since the start.
+        """Replaces a graph by what its file holds now, which must be of the same tokenizer; open sessions keep the generation
+        they were opened on. If the file can't be loaded, the old one is served on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -339,30 +291,10 @@ def add_DrafterAdminServiceServicer_to_server(servicer, server):
                     request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.ListGraphsRequest.FromString,
                     response_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.ListGraphsResponse.SerializeToString,
             ),
-            'LoadGraph': grpc.unary_unary_rpc_method_handler(
-                    servicer.LoadGraph,
-                    request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.LoadGraphRequest.FromString,
-                    response_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.LoadGraphResponse.SerializeToString,
-            ),
             'ReloadGraph': grpc.unary_unary_rpc_method_handler(
                     servicer.ReloadGraph,
                     request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.ReloadGraphRequest.FromString,
                     response_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.ReloadGraphResponse.SerializeToString,
-            ),
-            'UnloadGraph': grpc.unary_unary_rpc_method_handler(
-                    servicer.UnloadGraph,
-                    request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.UnloadGraphRequest.FromString,
-                    response_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.UnloadGraphResponse.SerializeToString,
-            ),
-            'SaveLearnedState': grpc.unary_unary_rpc_method_handler(
-                    servicer.SaveLearnedState,
-                    request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.SaveLearnedStateRequest.FromString,
-                    response_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.SaveLearnedStateResponse.SerializeToString,
-            ),
-            'GetStatistics': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetStatistics,
-                    request_deserializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.GetStatisticsRequest.FromString,
-                    response_serializer=speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.GetStatisticsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -406,33 +338,6 @@ class DrafterAdminService(object):
             _registered_method=True)
 
     @staticmethod
-    def LoadGraph(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/speculant_graph.rpc.v1.DrafterAdminService/LoadGraph',
-            speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.LoadGraphRequest.SerializeToString,
-            speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.LoadGraphResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def ReloadGraph(request,
             target,
             options=(),
@@ -449,87 +354,6 @@ class DrafterAdminService(object):
             '/speculant_graph.rpc.v1.DrafterAdminService/ReloadGraph',
             speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.ReloadGraphRequest.SerializeToString,
             speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.ReloadGraphResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UnloadGraph(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/speculant_graph.rpc.v1.DrafterAdminService/UnloadGraph',
-            speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.UnloadGraphRequest.SerializeToString,
-            speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.UnloadGraphResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SaveLearnedState(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/speculant_graph.rpc.v1.DrafterAdminService/SaveLearnedState',
-            speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.SaveLearnedStateRequest.SerializeToString,
-            speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.SaveLearnedStateResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetStatistics(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/speculant_graph.rpc.v1.DrafterAdminService/GetStatistics',
-            speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.GetStatisticsRequest.SerializeToString,
-            speculant__graph_dot_rpc_dot_v1_dot_drafter__pb2.GetStatisticsResponse.FromString,
             options,
             channel_credentials,
             insecure,
