@@ -1,22 +1,77 @@
-"""What was counted, as Prometheus text.
+"""What the sidecar counts of itself, and that as Prometheus text.
 
-No label has values that clients choose (tenants, sessions): every such value would be one more time series.
+Counts are plain integers, so that a step pays next to nothing for them. No label has values that clients choose
+(tenants, sessions): every such value would be one more time series.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from speculant_drafter.counts import STEP_BOUNDS_S, ServerCounts, ServerState
 from speculant_graph.version import VERSION
 
 _PREFIX = "speculant_drafter_"
+STEP_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
+"""Upper bounds of the histogram of answer times, seconds; one more bucket has no bound."""
+
+SessionEnd = Literal["closed", "idle", "limit", "memory", "diverged"]
+"""Why a session ended: its client closed it, it was idle for too long, it made space for another one (count or memory),
+or its tokens contradicted what was known."""
+
+
+@dataclass(slots=True)
+class ServerCounts:
+    """Counters since the start. Only the event loop writes to them; other threads may read."""
+
+    steps: int = 0
+    sequences: int = 0
+    drafted_nodes: int = 0
+    empty_drafts: int = 0
+    failed_steps: Counter[str] = field(default_factory=Counter)
+    """Steps that were refused or failed, by the name of their status."""
+    opened_sessions: int = 0
+    refused_openings: Counter[str] = field(default_factory=Counter)
+    """Sessions that were not opened, by the name of the status."""
+    ended_sessions: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(get_args(SessionEnd), 0)))
+    """By :data:`SessionEnd`."""
+    step_seconds: float = 0.0
+    step_buckets: list[int] = field(default_factory=lambda: [0] * (len(STEP_BOUNDS_S) + 1))
+
+    def observe_step(self, seconds: float, num_sequences: int) -> None:
+        """Count a step that was answered.
+
+        Args:
+            seconds: from its arrival to its answer.
+            num_sequences: sequences of its batch.
+        """
+        self.steps += 1
+        self.sequences += num_sequences
+        self.step_seconds += seconds
+        self.step_buckets[bisect_left(STEP_BOUNDS_S, seconds)] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What the sidecar holds at one moment."""
+
+    graphs: Sequence[tuple[str, int, int]] = ()
+    """Per served graph its name, its generation, and the sessions that draft from it."""
+    session_bytes: int = 0
+    """Memory of all sessions."""
+    learned_tokens: int = 0
+    """Tokens of all tenants in the learned store."""
+    is_failing_to_learn: bool = False
+    """Whether what was learned can't be brought to disk at present."""
 
 
 def render_metrics(counts: ServerCounts, state: ServerState) -> bytes:

@@ -13,13 +13,11 @@ from loguru import logger
 from speculant_drafter import admin, service
 from speculant_drafter.admin import DrafterAdminService
 from speculant_drafter.app import create_app
-from speculant_drafter.counts import ServerCounts, ServerState
 from speculant_drafter.explorer_endpoints import PATH, Explorer, access_rules, http_tls
 from speculant_drafter.graphs import GraphRegistry
-from speculant_drafter.metrics import render_metrics
-from speculant_drafter.service import DrafterService
+from speculant_drafter.metrics import ServerCounts, ServerState, render_metrics
+from speculant_drafter.service import DrafterService, StepAnswerer
 from speculant_drafter.sessions import LIMITS, Limits, SessionStore
-from speculant_drafter.steps import StepAnswerer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.serving.access import AccessPolicy

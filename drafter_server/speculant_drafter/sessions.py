@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import ServedGraph
+from speculant_drafter.metrics import ServerCounts
 from speculant_graph._core import SessionTable
 from speculant_graph.config import ServerConfig
 from speculant_graph.draft.cost import CostCurve
@@ -99,7 +99,6 @@ class SessionStore:
         graph: ServedGraph,
         tenant: str = "",
         *,
-        idle_timeout_s: float | None = None,
         learn: bool = False,
         cost: CostCurve | None = None,
     ) -> OpenSession:
@@ -109,7 +108,6 @@ class SessionStore:
             session_id: its id.
             graph: what it drafts from. A session that is open keeps the generation that it has.
             tenant: its tenant.
-            idle_timeout_s: a shorter idle timeout than the server's; longer ones are cut to it.
             learn: whether later sessions of the tenant learn from it.
             cost: what verifying costs the client.
 
@@ -134,7 +132,7 @@ class SessionStore:
                 memory.core,
                 graph.drafter.learns(learn),
                 costs_of(cost),
-                None if not idle_timeout_s else _ns(idle_timeout_s),
+                None,
                 self.now_ns(),
             )
         finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from speculant_drafter.counts import ServerCounts, ServerState
+from speculant_drafter.metrics import ServerCounts, ServerState
 from speculant_drafter.metrics import render_metrics as render_drafter
 from speculant_graph.cli.bench import BENCHES
 from speculant_graph.cli.main import COMMANDS, main

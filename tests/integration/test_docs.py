@@ -22,8 +22,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from pydantic import ByteSize, TypeAdapter
 
-from speculant_drafter.counts import ServerCounts, ServerState
-from speculant_drafter.metrics import render_metrics
+from speculant_drafter.metrics import ServerCounts, ServerState, render_metrics
 from speculant_drafter.server import DrafterServer
 from speculant_drafter.sessions import Limits
 from speculant_graph.cli.main import main

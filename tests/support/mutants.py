@@ -72,9 +72,6 @@ class Mutants:
             learn=choose([True, False]),
             tenant=choose(["", "a", "ä\0/..", "x" * 3_000]),
         )
-        if self._random.random() < 0.3:
-            request.idle_timeout.seconds = choose([0, 1, -1, 1 << 62])
-            request.idle_timeout.nanos = choose([0, -1, 999_999_999, (1 << 31) - 1])
         if self._random.random() < 0.4:
             request.verify_cost.tokens.extend(choose([[1], [1, 2, 4], [0], [1, 1 << 31], [2, 1], list(range(1, 300))]))
             request.verify_cost.relative_costs.extend(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,6 @@ import grpc
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import grpc_target, is_loopback, socket_path
-from speculant_graph.rpc.certificates import explained
 
 if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig
@@ -94,6 +95,25 @@ class Endpoint:
 def connect_channel(address: str, config: ClientConfig | None = None) -> grpc.Channel:
     """Return a channel to one drafter; see :meth:`Endpoint.of` for arguments and errors."""
     return Endpoint.of(address, config).connect()
+
+
+@contextmanager
+def explained(what: str, otherwise: str) -> Iterator[None]:
+    """Raise ConfigError where the block can't read files of certificates or use them.
+
+    gRPC takes any bytes, and later reports only that it can't connect.
+
+    Args:
+        what: the setting and its file.
+        otherwise: what they are if they can be read, and what to do.
+    """
+    try:
+        yield
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"{what} {otherwise}") from error
+    except OSError as error:
+        reason = error.strerror or "it can't be read"
+        raise ConfigError(f"{what}: {reason}; check the path and its permissions") from error
 
 
 def _credentials(config: ClientConfig) -> grpc.ChannelCredentials:

@@ -100,8 +100,6 @@ class OpenRequest:
     """The session's tenant; empty for the default tenant."""
     graph: str = ""
     """Graph name; empty for the default graph."""
-    idle_timeout_s: float | None = None
-    """Evict after this idle time; None for the server's default."""
     learn: bool = False
     """Let later sessions of the tenant profit from what this one accepts."""
     cost: CostCurve | None = None

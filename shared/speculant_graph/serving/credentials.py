@@ -11,7 +11,7 @@ from loguru import logger
 from speculant_graph.config import EndpointConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import is_loopback
-from speculant_graph.rpc.certificates import explained
+from speculant_graph.rpc.channel import explained
 
 _NAME_PROPERTIES = ("x509_common_name", "peer_dns")
 

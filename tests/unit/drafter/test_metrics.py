@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from speculant_drafter.counts import STEP_BOUNDS_S, ServerCounts, ServerState, SessionEnd
-from speculant_drafter.metrics import render_metrics
+from speculant_drafter.metrics import STEP_BOUNDS_S, ServerCounts, ServerState, SessionEnd, render_metrics
 from speculant_graph.version import VERSION
 
 STATE = ServerState([("docs", 3, 17), ('a "b"\\\n', 1, 0)], session_bytes=1_234, learned_tokens=99)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_drafter.counts import ServerCounts
 from speculant_drafter.graphs import GraphRegistry
+from speculant_drafter.metrics import ServerCounts
+from speculant_drafter.service import StepAnswerer
 from speculant_drafter.sessions import Limits, SessionStore
-from speculant_drafter.steps import StepAnswerer
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftLimitError, DraftRequestError, SpeculantError, UnservedRequestError

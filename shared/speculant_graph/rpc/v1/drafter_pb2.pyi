@@ -192,22 +192,20 @@ class VerifyCost(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., relative_costs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("session_id", "graph", "tokenizer_sha256", "idle_timeout", "learn", "tenant", "verify_cost")
+    __slots__ = ("session_id", "graph", "tokenizer_sha256", "learn", "tenant", "verify_cost")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
-    IDLE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     LEARN_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     VERIFY_COST_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     graph: str
     tokenizer_sha256: bytes
-    idle_timeout: _duration_pb2.Duration
     learn: bool
     tenant: str
     verify_cost: VerifyCost
-    def __init__(self, session_id: _Optional[int] = ..., graph: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., idle_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., learn: bool = ..., tenant: _Optional[str] = ..., verify_cost: _Optional[_Union[VerifyCost, _Mapping]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., graph: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., learn: bool = ..., tenant: _Optional[str] = ..., verify_cost: _Optional[_Union[VerifyCost, _Mapping]] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("graph_generation", "vocabulary_size", "tokenizer_sha256", "tokenizer_name", "max_order", "next_position")

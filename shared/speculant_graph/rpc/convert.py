@@ -1,0 +1,246 @@
+"""Messages of the drafter, as bytes, to values of ours and back; the only such mapping.
+
+Steps are read and written in the core, everything rarer by protobuf. Every decoder checks what the wire's specification
+guarantees and raises :class:`DraftRequestError` with a one-line reason otherwise; nothing else escapes, whatever the
+message. What depends on the graph (token ids of a request, graph names) is left to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any, get_args
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+
+from speculant_graph._core import read_answer, read_answer_step_id, read_step_id, write_request
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.errors import (
+    ConfigError,
+    DrafterUnavailableError,
+    DraftLimitError,
+    DraftRequestError,
+    SpeculantError,
+    UnservedRequestError,
+)
+from speculant_graph.rpc.messages import (
+    OpenAnswer,
+    OpenRequest,
+    SequenceAnswer,
+    SequenceStatus,
+    StepAnswer,
+    StepRequest,
+)
+from speculant_graph.rpc.status import from_status, status_number, status_of_number, to_status
+from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.types import CouplingName, DraftOptions, Fingerprint, SiblingsName, SourceName, StrategyName
+
+__all__ = ["read_answer_step_id", "read_step_id"]
+
+MAX_COST_POINTS = 256
+"""Most points of a cost curve."""
+MAX_TENANT_CHARACTERS = 256
+"""Longest name of a tenant."""
+_SHA256_BYTES = 32
+_STATUSES = {status.value: status for status in SequenceStatus}
+
+
+def _numbers(names: Any, enum: Any, prefix: str) -> dict[Any, int]:
+    """Return the numbers on the wire of those names of a Literal that travel."""
+    numbers = dict(enum.items())
+    fields = {name: prefix + name.upper().replace("-", "_") for name in get_args(names)}
+    return {name: numbers[field] for name, field in fields.items() if field in numbers}
+
+
+_NUMBERS: dict[str, dict[Any, int]] = {
+    "strategy": _numbers(StrategyName, pb.Strategy, "STRATEGY_"),
+    "coupling": _numbers(CouplingName, pb.Coupling, "COUPLING_"),
+    "siblings": {"none": pb.SIBLINGS_UNSPECIFIED} | _numbers(SiblingsName, pb.Siblings, "SIBLINGS_"),
+}
+"""Options that are named here and numbered on the wire."""
+_SOURCE_BITS = _numbers(SourceName, pb.SourceBit, "SOURCE_BIT_")
+
+
+@lru_cache(maxsize=256)
+def encode_options(options: DraftOptions) -> bytes:
+    """Return options as a StrategyOptions."""
+    wanted = {name: value for name, value in asdict(options).items() if value is not None}
+    for name, numbers in _NUMBERS.items():
+        if name in wanted:
+            wanted[name] = numbers[wanted[name]]
+    if options.sources is not None:
+        wanted["sources"] = sum(_SOURCE_BITS[source] for source in options.sources)
+    return pb.StrategyOptions(**wanted).SerializeToString()
+
+
+@lru_cache(maxsize=256)
+def decode_options(payload: bytes) -> DraftOptions:
+    """Return a StrategyOptions as options.
+
+    Raises:
+        UnservedRequestError: it asks for what is not known here, and may not be ignored.
+        DraftRequestError: it is none, or a value makes no sense. Bounds are checked by the drafter.
+    """
+    try:
+        message = pb.StrategyOptions.FromString(payload)
+    except DecodeError:
+        raise DraftRequestError("the options can't be parsed; send StrategyOptions") from None
+    wanted = {field.name: value for field, value in message.ListFields()}
+    for name, numbers in _NUMBERS.items():
+        if name in wanted:
+            names = {value: own for own, value in numbers.items()}
+            if wanted[name] not in names:
+                raise UnservedRequestError(f"{name} {wanted[name]} is not served; ask for one of {', '.join(numbers)}")
+            wanted[name] = names[wanted[name]]
+    if message.HasField("sources"):
+        wanted["sources"] = frozenset(name for name, bit in _SOURCE_BITS.items() if message.sources & bit)
+        if message.sources >= 2 * max(_SOURCE_BITS.values()):
+            raise UnservedRequestError(f"sources {message.sources} are not served; ask for those of SourceBit")
+    if not 0.0 <= message.min_path_probability <= 1.0:  # written so that NaN fails
+        raise DraftRequestError("min_path_probability is no probability; send one from 0 to 1")
+    return DraftOptions(**wanted)
+
+
+def encode_open_request(request: OpenRequest) -> pb.OpenSessionRequest:
+    """Return the message for ``request``."""
+    message = pb.OpenSessionRequest(
+        session_id=request.session_id,
+        graph=request.graph,
+        tokenizer_sha256=_digest_bytes(request.tokenizer_sha256),
+        tenant=request.tenant,
+        learn=request.learn,
+    )
+    if request.cost is not None:
+        message.verify_cost.tokens.extend(request.cost.tokens)
+        message.verify_cost.relative_costs.extend(request.cost.relative)
+    return message
+
+
+def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
+    """Return the session that ``message`` asks for.
+
+    Raises:
+        DraftRequestError: it breaks a rule of the wire.
+    """
+    if message.session_id == 0:
+        raise DraftRequestError("session id 0 means no session; choose another, at random for instance")
+    if len(message.tenant) > MAX_TENANT_CHARACTERS:
+        raise DraftLimitError(
+            f"the tenant's name has {len(message.tenant)} characters; send at most {MAX_TENANT_CHARACTERS}"
+        )
+    num_bytes = len(message.tokenizer_sha256)
+    if num_bytes not in (0, _SHA256_BYTES):
+        raise DraftRequestError(f"tokenizer_sha256 has {num_bytes} bytes; send {_SHA256_BYTES}")
+    return OpenRequest(
+        session_id=message.session_id,
+        tokenizer_sha256=message.tokenizer_sha256.hex(),
+        tenant=message.tenant,
+        graph=message.graph,
+        learn=message.learn,
+        cost=_cost(message.verify_cost) if message.HasField("verify_cost") else None,
+    )
+
+
+def encode_open_answer(answer: OpenAnswer) -> pb.OpenSessionResponse:
+    """Return the message for ``answer``."""
+    return pb.OpenSessionResponse(
+        graph_generation=answer.graph_generation,
+        vocabulary_size=answer.tokenizer.vocabulary_size,
+        tokenizer_sha256=_digest_bytes(answer.tokenizer.sha256),
+        tokenizer_name=answer.tokenizer.name,
+        max_order=answer.max_order,
+        next_position=answer.next_position,
+    )
+
+
+def decode_open_answer(message: pb.OpenSessionResponse) -> OpenAnswer:
+    """Return the answer to the opening of a session."""
+    tokenizer = Fingerprint(message.tokenizer_name, message.tokenizer_sha256.hex(), message.vocabulary_size)
+    return OpenAnswer(message.graph_generation, tokenizer, message.max_order, message.next_position)
+
+
+def _cost(message: pb.VerifyCost) -> CostCurve:
+    if len(message.tokens) > MAX_COST_POINTS:
+        raise DraftLimitError(f"verify_cost has {len(message.tokens)} points; send at most {MAX_COST_POINTS}")
+    try:
+        return CostCurve(tuple(message.tokens), tuple(message.relative_costs))
+    except ConfigError as error:
+        raise DraftRequestError(f"verify_cost: {error}") from None
+
+
+def _digest_bytes(sha256: str) -> bytes:
+    try:
+        return bytes.fromhex(sha256)
+    except ValueError:
+        raise DraftRequestError(f"{sha256!r} is not the hex digest of a tokenizer") from None
+
+
+def encode_step(step_id: int | None, request: StepRequest) -> bytes:
+    """Return the StreamDraftRequest of a step, or without an id the DraftRequest alone.
+
+    Arrays that hold nothing but defaults stay empty.
+
+    Raises:
+        DraftRequestError: a number does not fit into its field, or budgets are mixed.
+    """
+    return write_request(request.graph.encode(), encode_options(request.options), request.sequences, step_id)
+
+
+def decode_step_answer(
+    payload: bytes,
+    *,
+    budgets: Sequence[int],
+    strategy: StrategyName,
+    vocabulary_size: int,
+    is_enveloped: bool = True,
+) -> StepAnswer:
+    """Return the answer to a step.
+
+    Args:
+        payload: the StreamDraftResponse, or the DraftResponse alone.
+        budgets: most nodes asked for, per sequence.
+        strategy: the strategy asked for.
+        vocabulary_size: drafted token ids and those of q must be below it.
+        is_enveloped: which of the two messages it is.
+
+    Raises:
+        SpeculantError: the step failed, for the reason in the message.
+        DraftRequestError: the answer breaks a rule of the wire. A draft that passes can be verified safely.
+    """
+    answer = read_answer(payload, is_enveloped, budgets, vocabulary_size, strategy)
+    if isinstance(answer, bytes):
+        raise _failure_of(answer)
+    generation, draft_id, server_time_ns, statuses, next_positions, drafts, generations = answer
+    names = [_STATUSES[status] for status in statuses]
+    sequences = tuple(map(SequenceAnswer, names, next_positions, drafts, generations))
+    return StepAnswer(generation, draft_id, sequences, server_time_ns)
+
+
+def encode_step_failure(step_id: int, error: BaseException) -> bytes:
+    """Return the StreamDraftResponse of a step that failed, without any text that is not ours."""
+    code, message = to_status(error)
+    failure = pb.StepError(code=status_number(code), message=message)
+    if isinstance(error, DraftLimitError):
+        failure.retry_delay.CopyFrom(duration_of(error.retry_delay_s))
+    return pb.StreamDraftResponse(step_id=step_id, error=failure).SerializeToString()
+
+
+def duration_of(seconds: float) -> Duration:
+    """Return seconds as a protobuf Duration."""
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def _failure_of(payload: bytes) -> SpeculantError:
+    """Return the error that a StepError stands for."""
+    try:
+        failed = pb.StepError.FromString(payload)
+    except DecodeError:
+        return DrafterUnavailableError("what answers is no drafter, or a broken one; check the address")
+    error = from_status(status_of_number(failed.code), failed.message)
+    if isinstance(error, DraftLimitError):
+        error.retry_delay_s = failed.retry_delay.ToNanoseconds() / 1e9
+    return error
