@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
 from speculant_graph._core import read_answer, read_answer_step_id, read_step_id, write_request
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.errors import (
     ConfigError,
     DrafterUnavailableError,
@@ -36,6 +35,9 @@ from speculant_graph.rpc.messages import (
 from speculant_graph.rpc.status import from_status, status_number, status_of_number, to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import CouplingName, DraftOptions, Fingerprint, SiblingsName, SourceName, StrategyName
+
+if TYPE_CHECKING:
+    from speculant_graph.draft.cost import CostCurve
 
 __all__ = ["read_answer_step_id", "read_step_id"]
 
@@ -162,6 +164,8 @@ def decode_open_answer(message: pb.OpenSessionResponse) -> OpenAnswer:
 
 
 def _cost(message: pb.VerifyCost) -> CostCurve:
+    from speculant_graph.draft.cost import CostCurve  # loads pydantic, which clients do without
+
     if len(message.tokens) > MAX_COST_POINTS:
         raise DraftLimitError(f"verify_cost has {len(message.tokens)} points; send at most {MAX_COST_POINTS}")
     try:

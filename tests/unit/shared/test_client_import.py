@@ -15,12 +15,9 @@ def test_a_client_loads_no_graph_and_no_settings() -> None:
     code = "import sys, speculant_graph.client; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = set(shown.split())
-    assert {"grpc", "numpy", "speculant_graph._core"} <= loaded
+    assert {"grpc", "speculant_graph._core"} <= loaded
     assert not loaded & set(HEAVY)
-    assert {name for name in loaded if name.startswith("speculant_graph.draft")} == {
-        "speculant_graph.draft",
-        "speculant_graph.draft.cost",
-    }
+    assert not {name for name in loaded if name.startswith("speculant_graph.draft")}
 
 
 def test_a_drafter_in_this_process_is_there_when_it_is_wanted() -> None:
