@@ -74,4 +74,4 @@ def test_commands(folder: Path, address: str, line: str, capsys, monkeypatch: py
 def test_the_tables_are_complete() -> None:
     assert {row[0].strip("`").split()[0] for row in rows(section(PAGE, "Chat"))} == set(COMMANDS)
     named = " ".join(row[0] for row in rows(section(PAGE, "Doctor")))
-    assert set(re.findall(r"`--([a-z-]+)`", named)) == {"model", "graph-path", "address"}
+    assert set(re.findall(r"`--([a-z-]+)`", named)) == {"model", "graph", "drafter"}

@@ -22,7 +22,7 @@ from speculant_verifier.demo.run import MODEL_FOLDER
 
 DOCS = Path(__file__).parents[2] / "docs"
 GENERATE = (
-    'speculant generate "def loads(s, *, cls=None" --model my-model --graph-path stdlib.pkl '
+    'speculant generate "def loads(s, *, cls=None" --model my-model --graph stdlib.pkl '
     "--max-tokens 90 --speculation on --color always"
 )
 DEMO = "speculant demo"
