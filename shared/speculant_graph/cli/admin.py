@@ -40,8 +40,6 @@ class AdminSettings(CommandSettings):
     service.admin_listen."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Patience with each server; loading reads the whole file."""
-    json_output: bool = False
-    """Print one JSON object instead of a table."""
     client: ClientConfig = ClientConfig()
     """Token and certificates; the other settings have no effect here."""
 
@@ -70,11 +68,9 @@ def run(arguments: Sequence[str]) -> int:
         answers.append({"address": endpoint.address, **answer})
         if "error" in answer:
             sys.stderr.write(f"speculant: admin: {endpoint.address}: {printable(answer['error'])}\n")
-    if settings.json_output:
-        action = f"adapter {settings.name}" if is_adapter else settings.action
-        sys.stdout.write(json.dumps({"action": action, "verifiers" if is_adapter else "sidecars": answers}) + "\n")
-    else:
-        sys.stdout.write(_table([row for answer in answers if "error" not in answer for row in _rows(answer)]))
+    action = f"adapter {settings.name}" if is_adapter else settings.action
+    report = {"action": action, "verifiers" if is_adapter else "sidecars": answers}
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
     return int(any("error" in answer for answer in answers))
 
 
@@ -134,39 +130,3 @@ def _plain_value(value: Any) -> Any:
     if hasattr(value, "ToTimedelta"):
         return value.ToTimedelta().total_seconds()
     return _plain(value) if hasattr(value, "DESCRIPTOR") else [_plain_value(item) for item in value]
-
-
-def _rows(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for every graph, or one for the server."""
-    address = {"address": answer["address"]}
-    if "state" in answer:
-        return [address | _adapter_row(answer["state"])]
-    if "graphs" in answer or "graph" in answer:
-        return [address | graph for graph in answer.get("graphs", [answer.get("graph")])]
-    return [answer]
-
-
-def _adapter_row(state: dict[str, Any]) -> dict[str, Any]:
-    present, previous = state["present"], state["previous"]
-    shares = (state["acceptance"], state["previous_acceptance"])
-    now, before = ("" if share is None else f"{share:.1%}" for share in shares)
-    return {
-        "drafts": present["name"] or "(none)",
-        "acceptance": now,
-        "sha256": present["sha256"][:12],
-        "before": "" if previous is None else previous["name"] or "(none)",
-        "acceptance before": before,
-        "adapters": ", ".join(state["names"]),
-    }
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as aligned columns; numbers stand to the right."""
-    columns = []
-    for name in rows[0] if rows else ():
-        cells = [printable(row[name]) if isinstance(row[name], str) else f"{row[name]:,}" for row in rows]
-        width = max(map(len, (name, *cells)))
-        justify = str.ljust if isinstance(rows[0][name], str) else str.rjust
-        if name != "tokenizer_sha256":
-            columns.append([justify(cell, width) for cell in (name.replace("_", " "), *cells)])
-    return "".join("  ".join(line).rstrip() + "\n" for line in zip(*columns, strict=True))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from pydantic_settings import CliPositionalArg, PydanticBaseSettingsSource, Toml
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import (
     ClientConfig,
+    Config,
     DraftConfig,
     DraftModelConfig,
     GenerationConfig,
@@ -42,8 +42,6 @@ class ShowSettings(CommandSettings):
     """What to do."""
     section: Section | None = None
     """Only this section."""
-    json_output: bool = False
-    """Print one JSON object instead."""
 
 
 class AllSettings(CommandSettings):
@@ -61,18 +59,6 @@ class AllSettings(CommandSettings):
     service: ServiceConfig = ServiceConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """One setting."""
-
-    value: Any
-    """Its value, plain; None if it is not set."""
-    origin: str
-    """Where it comes from: "default", "environment" or a file."""
-    is_secret: bool = False
-    """The value is a mask."""
-
-
 def run(arguments: Sequence[str]) -> int:
     """Print the settings.
 
@@ -81,29 +67,20 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = load_settings(ShowSettings, "config", arguments)
     path = config_file(arguments)
+    settings, sources = load_with_sources(AllSettings, "config", [] if path is None else [f"--config={path}"])
     sections = SECTIONS if options.section is None else (options.section,)
-    shown = _collect([] if path is None else [f"--config={path}"], sections)
-    if options.json_output:
-        report = {
-            section: {name: {"value": one.value, "origin": one.origin} for name, one in values.items()}
-            for section, values in shown.items()
-        }
-        sys.stdout.write(json.dumps(report) + "\n")
-    else:
-        sys.stdout.write(_as_toml(shown))
+    sys.stdout.write("\n".join(_as_toml(section, getattr(settings, section), sources) for section in sections))
     return 0
 
 
-def _collect(arguments: Sequence[str], sections: Sequence[str]) -> dict[str, dict[str, _Shown]]:
-    settings, sources = load_with_sources(AllSettings, "config", arguments)
-    shown: dict[str, dict[str, _Shown]] = {}
-    for section in sections:
-        shown[section] = {}
-        for name, value in getattr(settings, section):
-            is_secret = isinstance(value, SecretStr)
-            origin = _origin_of(section, name, sources)
-            shown[section][name] = _Shown(_MASK if is_secret else _plain(value), origin, is_secret)
-    return shown
+def _as_toml(section: str, settings: Config, sources: Sequence[PydanticBaseSettingsSource]) -> str:
+    lines = [f"[{section}]"]
+    for name, value in settings:
+        is_set = value is not None and not isinstance(value, SecretStr)
+        shown = _toml_value(value) if is_set else '""' if value is None else f'"{_MASK}"'
+        origin = _origin_of(section, name, sources)
+        lines.append(f"{'' if is_set else '# '}{name} = {shown}  # {printable(origin)}")
+    return "\n".join(lines) + "\n"
 
 
 def _origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSource]) -> str:
@@ -113,36 +90,18 @@ def _origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSo
     return "default"
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return sorted(value) if isinstance(value, frozenset) else value
-
-
-def _as_toml(shown: Mapping[str, Mapping[str, _Shown]]) -> str:
-    parts = []
-    for section, settings in shown.items():
-        lines = [f"[{section}]"]
-        for name, one in settings.items():
-            is_set = one.value is not None and not one.is_secret
-            value = '""' if one.value is None else _toml_value(one.value)
-            lines.append(f"{'' if is_set else '# '}{name} = {value}  # {printable(one.origin)}")
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
-
-
 def _toml_value(value: Any) -> str:
     """Return a value as TOML, which is JSON for all but tables, infinity, and what a terminal would heed."""
     match value:
         case dict():
             return f"{{ {', '.join(f'{_toml_value(key)} = {_toml_value(item)}' for key, item in value.items())} }}"
+        case frozenset():
+            return _toml_value(sorted(value))
         case list() | tuple():
             return f"[{', '.join(map(_toml_value, value))}]"
         case float():
             return repr(value)
-        case str():
-            text = json.dumps(value, ensure_ascii=False)
+        case str() | Path():
+            text = json.dumps(str(value), ensure_ascii=False)
             return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in text)
     return json.dumps(value)
