@@ -1,19 +1,29 @@
-"""HTTP beside gRPC: /metrics for Prometheus, /healthz for probes of other protocols, and the explorer."""
+"""HTTP beside gRPC: /metrics for Prometheus, /healthz for probes of other protocols, and the explorer.
+
+The explorer is a page on which people look into the graphs that are served, and the JSON behind it. It runs in the
+thread of HTTP; look-ups, one at a time, in another one. They reach the graphs: no sessions, no learned text, no keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from speculant_drafter.explorer_endpoints import SECURITY, Explorer, json_response
+from speculant_drafter.graphs import GraphRegistry, ServedGraph
+from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import (
     AccessError,
     DrafterUnavailableError,
@@ -23,10 +33,33 @@ from speculant_graph.errors import (
     UnauthenticatedError,
     UnknownGraphError,
 )
-from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.rpc.addresses import is_loopback
+from speculant_graph.serving.access import AccessPolicy, Principal
 from speculant_graph.serving.http import METRICS_TYPE
-from speculant_graph.serving.http_middleware import AccessMiddleware, AccessRules
+from speculant_graph.serving.http_middleware import PRINCIPAL, AccessMiddleware, AccessRules
+from speculant_graph.types import Fingerprint
+from speculant_graph.view.look_up import GraphLookUp, described, find_tokenizer, listed
+from speculant_graph.view.question import Question
 
+PATH = "/explorer"
+API = "/explorer/api/v1/"
+_GRAPHS = API + "graphs"
+_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+SECURITY = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+"""Headers of every answer."""
+_MAX_WAITING = 8
+"""Most requests for data at a time."""
+_MAX_BODY_BYTES, _BODY_TIMEOUT_S = 1 << 18, 5.0
 _STATUS_OF_ERROR: dict[type[BaseException], int] = {
     DraftRequestError: 400,
     UnknownGraphError: 404,
@@ -41,7 +74,7 @@ _NO_STORE = {"Cache-Control": "no-store"}
 
 def create_app(
     explorer: Explorer,
-    rules: AccessRules,
+    config: ServerConfig,
     read_policy: Callable[[], AccessPolicy],
     render_metrics: Callable[[], bytes],
     read_problem: Callable[[], str],
@@ -50,11 +83,18 @@ def create_app(
 
     Args:
         explorer: answers below ``/explorer``.
-        rules: what requests for its data must satisfy.
+        config: where HTTP is.
         read_policy: returns which clients may call, at present.
         render_metrics: text for Prometheus.
         read_problem: why nothing is served, one line; empty if it is.
     """
+    rules = AccessRules(
+        prefixes=(API,) if explorer.is_open else (),
+        max_requests=_MAX_WAITING,
+        max_body_bytes=_MAX_BODY_BYTES,
+        body_timeout_s=_BODY_TIMEOUT_S,
+        own_host=_host(config),
+    )
 
     def index(request: Request) -> Response:
         return PlainTextResponse(f"speculant drafter: {_PATHS}\n", headers=_NO_STORE)
@@ -96,3 +136,135 @@ def refuse(error: Exception) -> Response:
     if isinstance(error, DraftLimitError) and error.retry_delay_s:
         headers["Retry-After"] = f"{error.retry_delay_s:.0f}"
     return json_response({"error": message}, status, headers)
+
+
+def is_open(config: ServerConfig) -> bool:
+    """Return whether the explorer is served: on this machine alone, and not where gRPC asks for certificates."""
+    return config.explorer and is_loopback(_host(config)) and config.tls_client_ca is None
+
+
+def _host(config: ServerConfig) -> str:
+    return config.metrics_listen.rpartition(":")[0].strip("[]")
+
+
+class Explorer:
+    """Answers what is below ``/explorer``."""
+
+    def __init__(self, config: ServerConfig, draft: DraftConfig, graphs: GraphRegistry) -> None:
+        """Make an explorer that has looked at nothing yet.
+
+        Args:
+            config: whether it is served.
+            draft: how the sidecar drafts.
+            graphs: what may be looked at.
+        """
+        self.is_open = is_open(config)
+        """Whether it is served."""
+        self._draft = draft
+        self._graphs = graphs
+        self._tokenizer_folder = config.graph.parent
+        self._tokenizers: dict[str, tuple[CorpusTokenizer | None, str]] = {}
+        self._look_ups: dict[int, GraphLookUp] = {}
+        self._worker = ThreadPoolExecutor(1, "explorer")
+        self._files = _read_files() if self.is_open else {}
+
+    async def prepare(self, tokenizers: Iterable[Fingerprint]) -> None:
+        """Load tokenizers before anything is drafted: the library that reads them stops all threads for a second."""
+        if self.is_open:
+            for tokenizer in tokenizers:
+                await asyncio.get_running_loop().run_in_executor(self._worker, self._tokenizer, tokenizer)
+
+    def close(self) -> None:
+        """Wait for the look-up that runs."""
+        self._worker.shutdown(cancel_futures=True)
+
+    def routes(self) -> list[Route]:
+        """Return what answers."""
+        if not self.is_open:
+            return [Route(PATH, self._closed), Route(PATH + "/{name:path}", self._closed)]
+        return [
+            Route(_GRAPHS, self._list),
+            Route(_GRAPHS + "/{name}/look", self._look, methods=["POST"]),
+            Route(PATH, self._redirect),
+            Route(PATH + "/", self._page),
+            Route(PATH + "/{name}", self._page),
+        ]
+
+    async def _closed(self, request: Request) -> Response:
+        raise HTTPException(
+            404, "the explorer is off at this address; set server.metrics_listen to 127.0.0.1, or ask for it by SSH"
+        )
+
+    async def _redirect(self, request: Request) -> Response:
+        return RedirectResponse(f"{PATH}/", 308, SECURITY)
+
+    async def _page(self, request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in self._files:
+            raise HTTPException(404)
+        suffix = name[name.rfind(".") :]
+        return Response(self._files[name], headers=SECURITY, media_type=_MEDIA_TYPES[suffix])
+
+    async def _list(self, request: Request) -> Response:
+        principal: Principal = request.scope[PRINCIPAL]
+        if not self._graphs.is_ready:
+            raise DrafterUnavailableError("the drafter is loading its graphs; try again in a moment")
+        graphs = [
+            described(
+                served.graph,
+                served.name,
+                served.tokenizer.name,
+                served.generation,
+                is_default=served.name == self._graphs.default,
+            )
+            for served in self._graphs
+            if principal.may_use_graph(served.name)
+        ]
+        return json_response(listed(graphs, self._draft))
+
+    async def _look(self, request: Request) -> Response:
+        # Pages elsewhere can't send this kind without the browser asking first, which is answered no.
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise DraftRequestError("send the question as Content-Type: application/json")
+        served = self._served(request.scope[PRINCIPAL], request.path_params["name"])
+        body = await request.body()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, self._answer, served, body)
+
+    def _served(self, principal: Principal, name: str) -> ServedGraph:
+        # A graph that a client may not use is like one that is not there.
+        served = next((served for served in self._graphs if served.name == name), None)
+        if served is None and not self._graphs.is_ready:
+            raise DrafterUnavailableError("the drafter is loading its graphs; try again in a moment")
+        if served is None or not principal.may_use_graph(name):
+            raise UnknownGraphError(f"no graph of this name is served; ask GET {_GRAPHS} which there are")
+        return served
+
+    # In the worker's thread.
+
+    def _answer(self, served: ServedGraph, body: bytes) -> Response:
+        question = Question.read(body)
+        for generation in self._look_ups.keys() - {each.generation for each in self._graphs}:
+            del self._look_ups[generation]
+        look_up = self._look_ups.get(served.generation)
+        if look_up is None:
+            tokenizer, problem = self._tokenizer(served.graph.metadata.tokenizer)
+            look_up = self._look_ups[served.generation] = GraphLookUp(served.graph, self._draft, tokenizer, problem)
+        answer = {"graph": served.name, "generation": served.generation, **look_up.answer(question)}
+        return json_response(answer)
+
+    def _tokenizer(self, expected: Fingerprint) -> tuple[CorpusTokenizer | None, str]:
+        if expected.sha256 not in self._tokenizers:
+            self._tokenizers[expected.sha256] = find_tokenizer(expected, self._tokenizer_folder)
+        return self._tokenizers[expected.sha256]
+
+
+def json_response(content: dict[str, Any], status: int = 200, headers: Mapping[str, str] = SECURITY) -> Response:
+    """Return an answer of one line of ASCII, as it is also read by curl."""
+    body = json.dumps(content, allow_nan=False).encode() + b"\n"
+    return Response(body, status, headers, media_type="application/json")
+
+
+def _read_files() -> dict[str, bytes]:
+    page = files("speculant_graph.view").joinpath("page")
+    return {file.name: file.read_bytes() for file in page.iterdir()}

@@ -12,8 +12,7 @@ from loguru import logger
 
 from speculant_drafter import admin, service
 from speculant_drafter.admin import DrafterAdminService
-from speculant_drafter.app import create_app
-from speculant_drafter.explorer_endpoints import PATH, Explorer, access_rules, http_tls
+from speculant_drafter.app import PATH, Explorer, create_app
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.metrics import ServerCounts, ServerState, render_metrics
 from speculant_drafter.service import DrafterService, StepAnswerer
@@ -22,7 +21,7 @@ from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallInterceptor
-from speculant_graph.serving.credentials import server_credentials, warn_of_exposure
+from speculant_graph.serving.credentials import server_credentials
 from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
 from speculant_graph.serving.http import HttpServer, HttpThread
 from speculant_graph.serving.process import serve_until_stopped
@@ -72,7 +71,6 @@ class DrafterServer:
         self._health_names += [f"{service.SERVICE_NAME}/{name}" for name in self._graphs.configured_names]
         self._credentials = server_credentials(config)
         self._explorer = Explorer(config, draft, self._graphs)
-        self._http_tls = http_tls(config)
         self._http = self._http_thread() if config.metrics_listen else None
         self._endpoints: list[GrpcEndpoint] = []
         self._chores: list[asyncio.Task[None]] = []
@@ -119,9 +117,7 @@ class DrafterServer:
         if self._http is not None:
             self.metrics_address = await self._http.start()
             if self._explorer.is_open:
-                scheme = "http" if self._http_tls is None else "https"
-                self.explorer_url = f"{scheme}://{self.metrics_address}{PATH}/"
-                warn_of_exposure(self._config, [self.metrics_address])
+                self.explorer_url = f"http://{self.metrics_address}{PATH}/"
         await self._explorer.prepare(tokenizers)
         await self._graphs.load_configured()
         await self._tell_health()
@@ -198,13 +194,13 @@ class DrafterServer:
     def _http_thread(self) -> HttpThread:
         app = create_app(
             self._explorer,
-            access_rules(self._config),
+            self._config,
             lambda: self._interceptor.policy,
             lambda: render_metrics(self._counts, self._state()),
             self._problem,
         )
         address, option = self._config.metrics_listen, "--server.metrics-listen"
-        server = HttpServer(app, address, option, tls=self._http_tls, max_connections=_MAX_CONNECTIONS)
+        server = HttpServer(app, address, option, max_connections=_MAX_CONNECTIONS)
         return HttpThread(server)
 
     def _state(self) -> ServerState:

@@ -176,12 +176,8 @@ class ServerConfig(EndpointConfig):
     """Address of the admin service, which must not be public; empty: not served."""
     metrics_listen: str = ""
     """'host:port' of Prometheus metrics, /healthz and the explorer over HTTP; empty: not served."""
-    explorer: Literal["auto", "on", "off"] = "auto"
-    """Serve /explorer/, a page that shows what the graphs hold, at 'metrics_listen': 'on', 'off', or 'auto': if only
-    this machine can reach it. Where it is 'on' and 'tls_certificate' is set, that address is encrypted."""
-    explorer_tokenizer: Path | None = None
-    """Folder of the tokenizer with which the explorer shows text, for graphs whose own is not where it was when they
-    were built."""
+    explorer: bool = True
+    """Serve /explorer/, a page that shows what the graphs hold, at 'metrics_listen' if it is for this machine alone."""
     graph: Path = Path("graph.pkl")
     """Graph file to serve by default. Its name is the file's, without the suffix."""
     graphs: dict[str, Path] = Field(default={})

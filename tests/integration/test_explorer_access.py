@@ -1,25 +1,21 @@
-"""Where the explorer is served, and to whom: settings, keys, certificates and foreign names on real connections."""
+"""Where the explorer is served, and to whom: settings, keys and foreign names on real connections."""
 
 from __future__ import annotations
 
 import hashlib
-import http.client
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
-from speculant_drafter.explorer_endpoints import is_open
+from speculant_drafter.app import is_open
 from speculant_graph.config import ServerConfig
-from speculant_graph.errors import ConfigError
 from support.explorer import API, Asker
 from support.server import LiveServer, graph_file, serving
 
-OPEN_BY_DEFAULT = {"localhost:9": True, "127.0.0.1:9": True, "127.8.0.1:9": True, "[::1]:9": True, "": False,
-                   "0.0.0.0:9": False, "[::]:9": False, "192.0.2.1:9": False, "drafter.internal:9": False}  # fmt: skip
+OPEN = {"localhost:9": True, "127.0.0.1:9": True, "127.8.0.1:9": True, "[::1]:9": True, "": False,
+        "0.0.0.0:9": False, "[::]:9": False, "192.0.2.1:9": False, "drafter.internal:9": False}  # fmt: skip
 
 
 DIGESTS = {token: hashlib.sha256(token.encode()).hexdigest() for token in ("one", "two")}
@@ -33,7 +29,6 @@ graphs = ["two"]
 name = "chat"
 token_sha256 = "{DIGESTS["two"]}"
 """
-HUNG_UP = (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)
 
 
 def write_access(path: Path, text: str) -> Path:
@@ -57,8 +52,8 @@ def keyed(tmp_path: Path, graphs: dict[str, Any]) -> Iterator[LiveServer]:
         yield server
 
 
-def asker_of(server: LiveServer, tls: ssl.SSLContext | None = None, **headers: str) -> Asker:
-    return Asker(server.server.metrics_address, tls, **headers)
+def asker_of(server: LiveServer, **headers: str) -> Asker:
+    return Asker(server.server.metrics_address, **headers)
 
 
 def names_in(asker: Asker) -> list[str]:
@@ -67,31 +62,19 @@ def names_in(asker: Asker) -> list[str]:
     return [graph["name"] for graph in answer.json["graphs"]]
 
 
-@pytest.mark.parametrize(("address", "expected"), OPEN_BY_DEFAULT.items())
-def test_by_default_it_is_for_this_machine(address: str, expected: bool) -> None:
+@pytest.mark.parametrize(("address", "expected"), OPEN.items())
+def test_it_is_for_this_machine(address: str, expected: bool) -> None:
     assert is_open(ServerConfig(metrics_listen=address)) == expected
-    assert not is_open(ServerConfig(metrics_listen=address, explorer="off"))
-    if address:
-        assert is_open(ServerConfig(metrics_listen=address, explorer="on"))
-
-
-def test_by_default_it_is_not_open_where_grpc_asks_for_certificates() -> None:
-    assert not is_open(ServerConfig(metrics_listen="127.0.0.1:9", tls_client_ca=Path("ca.pem")))
-
-
-def test_it_is_not_turned_on_without_http_or_where_keys_would_be_read_on_the_way() -> None:
-    with pytest.raises(ConfigError, match=r"set server\.metrics_listen"):
-        is_open(ServerConfig(explorer="on"))
-    with pytest.raises(ConfigError, match=r"in the clear .* set server\.tls_certificate"):
-        is_open(ServerConfig(explorer="on", metrics_listen="0.0.0.0:9", access_file=Path("access.toml")))
+    assert not is_open(ServerConfig(metrics_listen=address, explorer=False))
+    assert not is_open(ServerConfig(metrics_listen=address, tls_client_ca=Path("ca.pem")))
 
 
 def test_it_is_off_where_it_is_turned_off(tmp_path: Path, graphs: dict[str, Any]) -> None:
-    with serving(tmp_path / "two.pkl", tmp_path, explorer="off") as server:
+    with serving(tmp_path / "two.pkl", tmp_path, explorer=False) as server:
         assert not server.server.explorer_url
-        for path in ("/explorer", "/explorer/", "/explorer/page.css", API):
+        for path in ("/explorer/", API):
             answer = asker_of(server).get(path)
-            assert (answer.status, "set server.explorer to on" in answer.error) == (404, True)
+            assert (answer.status, "the explorer is off" in answer.error) == (404, True)
         assert asker_of(server).get("/healthz").status == 200
 
 
@@ -125,46 +108,3 @@ def test_a_foreign_name_is_refused_unless_there_are_keys(
                 assert asker_of(server, Host=host).look("two", token_ids=[]).status == 403
     for host in bad:
         assert asker_of(keyed, Host=host, Authorization="Bearer two").get(API).status == 200
-
-
-@pytest.mark.parametrize("asks_for_certificates", [False, True])
-def test_turned_on_it_is_encrypted_and_asks_for_the_certificates_that_grpc_asks_for(
-    tmp_path: Path, graphs: dict[str, Any], asks_for_certificates: bool
-) -> None:
-    authority, stranger = trustme.CA(), trustme.CA()
-    own = authority.issue_cert("127.0.0.1")
-    own.private_key_pem.write_to_path(tmp_path / "key.pem")
-    own.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    entry = '[[clients]]\nname = "search"\ncertificate_name = "search.internal"\ngraphs = ["three"]\n'
-    settings: dict[str, Any] = {
-        "tls_certificate": tmp_path / "chain.pem",
-        "tls_key": tmp_path / "key.pem",
-        "explorer": "on",
-        **graphs,
-    }
-    if asks_for_certificates:
-        settings["tls_client_ca"] = tmp_path / "ca.pem"
-        settings["access_file"] = write_access(tmp_path / "access.toml", entry)
-
-    def context(name: str = "", issuer: trustme.CA = authority) -> ssl.SSLContext:
-        made = ssl.create_default_context()
-        authority.configure_trust(made)
-        if name:
-            issuer.issue_cert(name).configure_cert(made)
-        return made
-
-    with serving(tmp_path / "two.pkl", tmp_path, **settings) as server:
-        assert server.server.explorer_url.startswith("https://")
-        assert asker_of(server, context()).get("/healthz").status == 200
-        with pytest.raises(HUNG_UP):
-            asker_of(server).get("/healthz")
-        if not asks_for_certificates:
-            assert names_in(asker_of(server, context())) == ["two", "three"]
-            return
-        assert names_in(asker_of(server, context("search.internal"))) == ["three"]
-        assert asker_of(server, context("chat.internal")).get(API).status == 401
-        missing = asker_of(server, context()).get(API)
-        assert (missing.status, "server.tls_client_ca" in missing.error) == (401, True)
-        with pytest.raises(HUNG_UP):
-            asker_of(server, context("search.internal", stranger)).get(API)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,19 +66,14 @@ class Answer:
 class Asker:
     """Asks one explorer."""
 
-    def __init__(self, address: str, tls: ssl.SSLContext | None = None, **headers: str) -> None:
+    def __init__(self, address: str, **headers: str) -> None:
         self.address = address
-        self._tls = tls
         self._headers = headers
 
     def ask(self, method: str, path: str, body: bytes | str | None = None, **headers: str) -> Answer:
         """Send a request on a connection of its own."""
         host, _, port = self.address.rpartition(":")
-        connection = (
-            http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
-            if self._tls is None
-            else http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=self._tls)
-        )
+        connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
         try:
             connection.request(method, path, body, {**self._headers, **headers})
             response = connection.getresponse()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -17,17 +17,27 @@ from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, Fingerprint, TokenId
 from speculant_graph.version import VERSION
-from speculant_graph.view.control_pictures import CONTROL_PICTURES
 from speculant_graph.view.question import (
     MAX_BUDGET,
     MAX_CHARACTERS,
     MAX_SUCCESSORS,
     MAX_TOKENS,
-    BlendName,
     Question,
     default_budget,
 )
 
+CONTROL_PICTURES = {
+    **{chr(code): chr(0x2400 + code) for code in range(0x20)},
+    "\t": "⇥",
+    "\n": "↵",
+    " ": "·",
+    "\x7f": "␡",
+    "\u00a0": "⍽",
+    "\u200b": "∅",
+    "\u2028": "↵",
+    "\u2029": "¶",
+}
+"""What the page shows for characters that can't be seen, by character."""
 _SHOWN_TOKENS = 64
 """Most tokens of the text that are sent back one by one."""
 _MOST_BRANCHES = 64
@@ -68,7 +78,6 @@ class GraphLookUp:
         whole = self._token_ids(question)
         token_ids = whole[-MAX_TOKENS:]
         strategy = question.strategy or self._draft.strategy
-        blend = question.blend or ("calibrated" if strategy in CALIBRATED else "longest")
         match = self._graph.match(token_ids[-self._graph.max_order :])
         return {
             "token_ids": token_ids,
@@ -82,7 +91,7 @@ class GraphLookUp:
                 self._order(token_ids, order, question.successors) for order in range(1, self._graph.max_order + 1)
             ],
             "anywhere": self._most_frequent(question.successors) if match is None else [],
-            "blend": {"name": blend, **self._blended(token_ids, blend, question.successors)},
+            "blend": self._blended(token_ids, strategy in CALIBRATED, question.successors),
             "draft": self._drafted(token_ids, len(whole), question),
         }
 
@@ -127,8 +136,8 @@ class GraphLookUp:
         pairs = [(token_id, count) for (token_id,), count in self._graph.most_common(most)]
         return self._counted(pairs, int(self._graph.counts(1).sum(dtype=np.uint64)))
 
-    def _blended(self, token_ids: list[TokenId], blend: BlendName, most: int) -> dict[str, Any]:
-        if blend == "calibrated":
+    def _blended(self, token_ids: list[TokenId], is_calibrated: bool, most: int) -> dict[str, Any]:
+        if is_calibrated:
             options = DraftOptions("tree", max_depth=1, max_branches=_MOST_BRANCHES)
             draft = self._from_contexts(token_ids, len(token_ids), min(most, MAX_SUCCESSORS), 0, options)
             pairs = list(zip(draft.token_ids, draft.path_probabilities, strict=True))
@@ -143,7 +152,11 @@ class GraphLookUp:
                 best = np.argsort(-proposal.probabilities, kind="stable")[:most]
                 pairs = list(zip(proposal.token_ids[best].tolist(), proposal.probabilities[best].tolist(), strict=True))
         successors = [{**self._token(token_id), "probability": _rounded(share)} for token_id, share in pairs]
-        return {"num_successors": num_different, "successors": successors}
+        return {
+            "name": "calibrated" if is_calibrated else "longest",
+            "num_successors": num_different,
+            "successors": successors,
+        }
 
     def _drafted(self, token_ids: list[TokenId], position: int, question: Question) -> dict[str, Any]:
         strategy = question.strategy or self._draft.strategy
@@ -214,7 +227,6 @@ def listed(graphs: Sequence[dict[str, Any]], draft: DraftConfig) -> dict[str, An
         "graphs": graphs,
         "defaults": {"strategy": draft.strategy, "budget": default_budget(draft.k)},
         "strategies": list(STRATEGIES),
-        "blends": get_args(BlendName),
         "limits": {
             "characters": MAX_CHARACTERS,
             "tokens": MAX_TOKENS,
@@ -245,8 +257,8 @@ def find_tokenizer(expected: Fingerprint, folder: Path | None) -> tuple[CorpusTo
         if tokenizer is not None and tokenizer.fingerprint.sha256 == expected.sha256:
             return tokenizer, ""
     return None, (
-        f"the sidecar does not have tokenizer {public_name(expected.name)} on its machine; set "
-        "server.explorer_tokenizer to its folder, or use token ids"
+        f"the sidecar does not have tokenizer {public_name(expected.name)} on its machine; put "
+        "its tokenizer.json beside the graph file, or use token ids"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -12,9 +12,6 @@ from speculant_graph.validation_messages import humanise
 
 MAX_CHARACTERS, MAX_TOKENS = 20_000, 4_096
 MAX_SUCCESSORS, MAX_BUDGET = 100, 64
-
-BlendName = Literal["longest", "calibrated"]
-"""How all orders become one distribution: the longest known one alone, or as calibrated strategies do it."""
 
 _LONGEST_NAME = 40
 
@@ -35,8 +32,6 @@ class Question(BaseModel):
     """as token ids."""
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
     """Most successors shown of a context."""
-    blend: BlendName | None = None
-    """Which distribution of all orders together; None for the one that the strategy drafts from."""
     strategy: StrategyName | None = None
     """How to draft; None for the server's setting."""
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] | None = None

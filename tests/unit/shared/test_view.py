@@ -131,7 +131,7 @@ def test_a_page_shows_what_it_was_saved_with(tmp_path: Path, graph_file: Path) -
         page.hover("#tree .step >> nth=2")
         expect(page.locator("#node")).to_contain_text("order")
         assert page.input_value("#typed") == "when the parties", "nothing can be asked"
-        for control in ("#graph", "#blend", "#most", "#strategy", "#budget", "#back", "#clear"):
+        for control in ("#graph", "#most", "#strategy", "#budget", "#back", "#clear"):
             expect(page.locator(control)).to_be_disabled()
         expect(page.locator("#problem")).to_be_hidden()
 

@@ -11,7 +11,7 @@ const PASSING = [0, 429, 503];  // statuses of what may be over in a moment; 0 i
 const main = document.querySelector("main"), typed = byId("typed"), wrong = byId("wrong");
 
 /** Everything that Back brings back. */
-let state = { graph: "", ids: [], isCut: false, order: "blend", strategy: "", budget: 0, seed: 0, blend: "", most: 20 };
+let state = { graph: "", ids: [], isCut: false, order: "blend", strategy: "", budget: 0, seed: 0, most: 20 };
 let about = null;
 let answer = null;
 let asking = null;
@@ -30,7 +30,6 @@ async function refresh(question, { remember = "", keepTyped = false, isCut = sta
   asking = mine;
   main.setAttribute("aria-busy", "true");
   const asked = { ...question, successors: state.most, strategy: state.strategy, budget: state.budget, seed: state.seed };
-  if (state.blend) asked.blend = state.blend;
   try {
     const found = await look(state.graph, asked, mine.signal);
     await letGo;
@@ -131,7 +130,6 @@ function cutNote() {
 
 function drawSuccessors() {
   const { order } = state;
-  byId("blend-field").hidden = order !== "blend";
   let successors, note, mark;
   if (order === "blend") {
     successors = answer.blend.successors;
@@ -187,9 +185,6 @@ function options(select, values, chosen) {
 function fillControls() {
   options(byId("graph"), about.graphs.map((each) => each.name), state.graph);
   options(byId("strategy"), about.strategies, state.strategy);
-  const blend = byId("blend");
-  options(blend, ["", ...about.blends], state.blend);
-  blend.options[0].textContent = "as drafted";
   byId("budget").max = about.limits.budget;
   byId("budget").value = state.budget;
   byId("seed").value = state.seed;
@@ -244,7 +239,6 @@ byId("strategy").addEventListener("change", (event) => {
   byId("seed-field").hidden = event.target.value !== "sampling";
   again({ strategy: event.target.value });
 });
-byId("blend").addEventListener("change", (event) => again({ blend: event.target.value }));
 byId("most").addEventListener("change", (event) => again({ most: Number(event.target.value) }));
 byId("graph").addEventListener("change", (event) => {
   state = { ...state, graph: event.target.value };
