@@ -11,7 +11,6 @@ from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.types import Draft, SequenceStep
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.engine.drafting import depths_of
 from speculant_verifier.model import TargetModel
 from support.drafters import ScriptedDrafter
 from support.http_api import MODEL, serving
@@ -20,7 +19,6 @@ from support.verifier_service import collected, play
 
 REQUEST_OPTIONS: list[dict[str, Any]] = [
     {},
-    {"node_budget": 50},
     {"node_budget": 0},
     {"node_budget": 4, "max_depth": 1, "draft_temperature": 1.5},
 ]
@@ -93,27 +91,3 @@ def test_the_drafter_is_asked_for_the_same(target: TargetModel, requested: dict[
     assert {each[1:] for each in asked} <= {(requested.get("max_depth"), requested.get("draft_temperature"))}
     assert by_grpc(target, requested, tmp_path) == by_http(target, requested) == (text, asked)
     assert text == by_library(target, {"node_budget": 0})[0]
-
-
-def test_trees_keep_their_width_and_lose_their_depth(target: TargetModel) -> None:
-    drafter = ScriptedDrafter(lambda step: Draft((7, 8, 9, 10), (0, 0, 1, 3)))
-    config = VerifierConfig(measure_costs=False)
-    with SpeculativeDecoder(target=target, verifier_config=config, drafter=drafter) as decoder:
-        [result] = decoder.generate([[1, 2, 3]], GenerationConfig(max_tokens=9, speculation="on", max_depth=2))
-    assert depths_of(Draft((7, 8, 9, 10), (0, 0, 1, 3))) == [1, 1, 2, 3]
-    assert len(result.drafted_by_depth) == 2
-
-
-@pytest.mark.parametrize(("name", "value"), [("max_depth", 0), ("max_depth", 256), ("draft_temperature", 0.0)])
-def test_what_is_out_of_bounds_is_refused_by_name(target: TargetModel, name: str, value: float, tmp_path: Path) -> None:
-    request = pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(**{name: value}))
-
-    async def scenario(stub: Any, _: Any) -> None:
-        call = stub.Generate(request)
-        assert (await call.code()).name == "INVALID_ARGUMENT"
-        assert name in await call.details()
-
-    play(target, tmp_path, scenario, lambda _: decoder_of(target))
-    with decoder_of(target) as decoder, serving(decoder) as api:
-        answer = api.post("completions", {"model": MODEL, "prompt": "a", "speculant": {name: value}})
-        assert (answer.status_code, f"speculant.{name}" in answer.text) == (400, True)

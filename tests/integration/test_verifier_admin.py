@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -140,33 +139,6 @@ def test_swaps_under_sixteen_streams(folder: Path, folders: dict[str, Path], tmp
 
     play(tmp_path, lambda: adapted_decoder(folder, folders), scenario)
     assert len(swapped) >= 3, swapped
-
-
-def test_loading_holds_up_no_request(folder: Path, folders: dict[str, Path], tmp_path: Path) -> None:
-    begun, goes_on = threading.Event(), threading.Event()
-
-    async def scenario(admin: Any, stub: Any, server: Any, decoder: SpeculativeDecoder) -> None:
-        assert decoder.adapters is not None
-        load = decoder.adapters._loaded
-
-        def slowly(*given: Any) -> Any:
-            begun.set()
-            assert goes_on.wait(60)
-            return load(*given)
-
-        decoder.adapters._loaded = slowly
-        loading = asyncio.create_task(asyncio.wait_for(admin.LoadAdapter(pb.LoadAdapterRequest(name="small")), 60))
-        await asyncio.to_thread(begun.wait, 60)
-        responses = [each async for each in stub.Generate(pb.GenerateRequest(prompt="Hello"))]
-        assert responses[-1].finish_reason
-        assert not loading.done()
-        goes_on.set()
-        assert (await loading).state.present.name == "small"
-
-    try:
-        play(tmp_path, lambda: adapted_decoder(folder, folders), scenario)
-    finally:
-        goes_on.set()
 
 
 def test_who_may(folder: Path, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -66,14 +66,3 @@ def test_stop_texts(api: Api, answer: list[int]) -> None:
     assert (choice.message.content, choice.finish_reason) == ("Fünf", "stop")
     chunks = list(api.client().chat.completions.create(**fields, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Fünf"
-
-
-def test_completions_are_left_as_they_are(api: Api, answer: list[int]) -> None:
-    done = api.client().completions.create(model="m", prompt="x", max_tokens=len(answer))
-    assert done.choices[0].text == ANSWER
-
-
-def test_reasoning_effort(api: Api, answer: list[int]) -> None:
-    takes = "reasoning_effort" in api.decoder.target.tokenizer.get_chat_template()
-    body = {"model": "m", "messages": MESSAGES, "max_tokens": 2, "reasoning_effort": "high"}
-    assert api.post("chat/completions", body).status_code == (200 if takes else 400)

@@ -94,13 +94,6 @@ def test_text_is_held_back_only_while_it_may_begin_a_stop_text():
     assert stream.is_complete
 
 
-def test_what_was_held_back_comes_at_the_end():
-    stream = Detokenizer(decode_bytes, ["</s>"])
-    assert stream.push(TOKENIZER.encode("a</s")) == "a"
-    assert stream.push([], final=True) == "</s"
-    assert not stream.is_complete
-
-
 def test_the_first_of_several_end_tokens_or_stop_texts_ends_the_text():
     def ending(*strings, ends=(256, 257), max_tokens=9):
         check = Detokenizer(decode_bytes, strings).stop_within if strings else None
@@ -127,12 +120,6 @@ def test_the_first_of_several_end_tokens_or_stop_texts_ends_the_text():
     assert push(TOKENIZER.encode("cd")) == (1, "stop")
 
 
-def test_of_texts_complete_at_one_token_the_one_that_begins_first_counts():
-    for strings, text, count, shown in ((["b", "aab", "ab"], "xaab", 4, "x"), (["b", "aabc", "ab"], "xaabc", 4, "xa")):
-        assert Detokenizer(decode_bytes, strings).stop_within(TOKENIZER.encode(text)) == count
-        assert Detokenizer(decode_bytes, strings).push(TOKENIZER.encode(text)[:count]) == shown
-
-
 def test_decoders_that_tidy_up_spaces_end_somewhere():
     words = ["word", " .", " next"]
     stops = Detokenizer(lambda ids: "".join(words[token] for token in ids).replace(" .", "."), ["word. n"])
@@ -147,13 +134,6 @@ def test_pieces_make_up_the_text_and_no_piece_is_half_a_character(text, sizes):
     pieces = [stream.push(block) for block in blocks_of(token_ids, sizes)]
     assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
     assert "".join(pieces) + stream.push([], final=True) == decode_bytes(token_ids)
-
-
-def test_a_broken_character_at_the_end_is_shown_when_it_is_final():
-    token_ids = TOKENIZER.encode("ä")
-    stream = Detokenizer(decode_bytes)
-    assert stream.push(token_ids[:1]) == ""
-    assert stream.push([], final=True) == "\ufffd"
 
 
 def test_spaces_that_depend_on_the_token_before_survive_empty_steps():

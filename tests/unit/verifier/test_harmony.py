@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from speculant_graph.types import TokenId
 from speculant_verifier.detokenizer import Detokenizer
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
-from speculant_verifier.http.logprobs import Offsets, TokenTexts
+from speculant_verifier.http.logprobs import TokenTexts
 from support.harmony import HARMONY_NAMES, HARMONY_TEMPLATE, harmony_tokenizer
 from support.http_api import tiny_decoder
 
@@ -153,14 +153,6 @@ class Target:
 
     def __init__(self, split: Split) -> None:
         self.tokenizer, self.decode = split.tokenizer, split.decode
-
-
-def test_where_tokens_begin(split: Split) -> None:
-    text = "Zwölf Füchse 🦊🦊 end"
-    token_ids = split.encode(text)
-    offsets = Offsets(Target(split))  # type: ignore[arg-type]
-    for number, token in enumerate(token_ids):
-        assert offsets.next(token) == len(split.decode(token_ids[:number]).rstrip("\ufffd"))
 
 
 def test_tokens_as_bytes(split: Split) -> None:
