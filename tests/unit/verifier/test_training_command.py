@@ -112,7 +112,7 @@ def test_a_signal_ends_a_training_and_keeps_the_best(
 def test_a_killed_training_leaves_the_adapter_that_serves(tmp_path: Path, checkpoint: Path, records: Path) -> None:
     output = tmp_path / "adapter"
     given = ("--records", records, "--draft-model", checkpoint, "-o", output, *FAST, "--tenant", "a")
-    assert main(["train", *map(str, given), "--epochs", "30"]) == 0
+    assert main(["train", *map(str, given), "--epochs", "6"]) == 0
     digest = read_adapter(output).digest
     for wait_s in (2.0, 5.0, 8.0):  # while it loads, and while it trains
         with subprocess.Popen(command(*given, "--epochs", 100_000), stderr=subprocess.DEVNULL) as process:
