@@ -118,7 +118,7 @@ class VerifierConfig(Config):
     """Most memory, such as 6GB, of the process, or of the GPU if the model runs on one. Weights beyond are streamed
     from the disk, or from this machine's memory. 0 is what is free."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
-    """Decoder layers that stay in memory, or whose experts have space there, instead of as many as fit."""
+    """Most decoder layers that stay in memory, or whose experts have space there, instead of as many as fit."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 

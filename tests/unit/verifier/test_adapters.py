@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig, RecordConfig, VerifierConfig
+from speculant_graph.config import DraftModelConfig, GenerationConfig
 from speculant_graph.errors import ConfigError
-from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter
 from speculant_verifier.draft_model.adapters import BASE, Adapters, described
 from speculant_verifier.draft_model.drafter import HIT_WINDOW
 from speculant_verifier.model import TargetModel
-from speculant_verifier.records.database import read_records
 from speculant_verifier.records.record import RecordIdentity
 from support.adapters import adapter_folders
 from support.draft_models import model_drafter
@@ -113,44 +110,3 @@ def test_an_adapter_says_whose_text_it_learned(folders: dict[str, Path], tmp_pat
         adapters.load("legal")
     both, alone = frozenset({"acme", ""}), frozenset({"acme"})
     assert given == [alone, None, alone, None, both], "those who name no tenant are served if they are acme's"
-
-
-def test_one_is_loaded_at_a_time(folders: dict[str, Path]) -> None:
-    _, adapters, _ = made(folders)
-    begun, goes_on = threading.Event(), threading.Event()
-    loaded = adapters._loaded
-
-    def slowly(*given: Any) -> Any:
-        begun.set()
-        assert goes_on.wait(60)
-        return loaded(*given)
-
-    adapters._loaded = slowly
-    threads = [threading.Thread(target=adapters.load, args=(name,)) for name in ("small", "random")]
-    threads[0].start()
-    assert begun.wait(60)
-    threads[1].start()
-    assert adapters.state.present == BASE, "what serves can be asked meanwhile"
-    goes_on.set()
-    for thread in threads:
-        thread.join(60)
-    assert (adapters.state.present.name, adapters.state.previous.name) == ("random", "small")
-
-
-def test_records_name_the_adapter(folders: dict[str, Path], tmp_path: Path) -> None:
-    checkpoint = folders["small"].parents[1] / "tiny"
-    verifier = VerifierConfig(model_name=str(checkpoint), device="cpu", num_threads=1, measure_costs=False)
-    decoder = SpeculativeDecoder(
-        verifier_config=verifier,
-        draft_config=DraftConfig(strategy="model", k=4),
-        draft_model=DraftModelConfig(name=str(checkpoint), adapters={"small": folders["small"]}),
-        record=RecordConfig(folder=tmp_path / "records", threshold=1.0),
-    )
-    config = GenerationConfig(max_tokens=8, speculation="on")
-    with decoder:
-        assert decoder.adapters is not None
-        first = decoder.generate([[5, 6, 7]], config)[0].token_ids
-        decoder.adapters.load("small")
-        assert decoder.generate([[5, 6, 7]], config)[0].token_ids == first
-    digests = [record.adapter for record in read_records(tmp_path / "records")]
-    assert digests == ["", read_adapter(folders["small"]).digest]

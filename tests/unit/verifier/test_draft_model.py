@@ -37,14 +37,14 @@ def learned(num_tokens, right_of_ngrams, right_of_model, seed=0):
 
 
 @pytest.mark.parametrize(("of_ngrams", "of_model"), [(0.9, 0.2), (0.2, 0.9), (0.6, 0.6)])
-def test_trust_goes_to_whoever_is_right(of_ngrams, of_model):
+def test_reliability_is_that_of_either_source(of_ngrams, of_model):
     reliability = learned(600, of_ngrams, of_model)
     mixed = {each.token_id: each.probability for each in reliability.mix([(1, 0.6)], [(2, 0.6), (3, 0.1)])}
     if of_ngrams != of_model:
         assert (mixed[1] > mixed.get(2, 0.0)) == (of_ngrams > of_model)
     # They say something else, so at most one of them is right.
     either = 1.0 - of_ngrams * of_model
-    assert mixed[1] == pytest.approx(of_ngrams * (1.0 - of_model) / either, abs=0.1), "what is promised is what happens"
+    assert mixed[1] == pytest.approx(of_ngrams * (1.0 - of_model) / either, abs=0.1), "predicted as often as realised"
     assert mixed.get(2, 0.0) == pytest.approx(of_model * (1.0 - of_ngrams) / either, abs=0.1)
 
 
@@ -142,7 +142,10 @@ def test_what_does_not_go_together_is_refused(tmp_path):
     wanted = DraftModelConfig(name="small")
     for options, part in (
         ({"draft_config": DraftConfig(strategy="model")}, "name one with --draft-model"),
-        ({"draft_config": DraftConfig(strategy="greedy"), "draft_model": wanted}, "choose tree or model"),
+        (
+            {"draft_config": DraftConfig(strategy="greedy"), "draft_model": wanted},
+            "drafts by the strategies tree and model",
+        ),
         (
             {
                 "draft_config": DraftConfig(strategy="model"),

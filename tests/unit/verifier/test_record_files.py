@@ -172,22 +172,6 @@ def test_a_record_over_the_limit_or_without_unicode_is_lost_alone(tmp_path, warn
     assert len(warnings) == 1
 
 
-def test_a_folder_that_can_not_be_written_costs_records_and_one_warning(tmp_path, warnings):
-    folder = tmp_path / "folder"
-    with writing(folder) as writer:
-        shutil.rmtree(folder)
-        folder.write_bytes(b"a file in its place")
-        for number in range(3):
-            writer.record(record_of(number))
-            writer.flush()
-        assert counts(writer) == (3, 0, 0, 3)
-        assert len(warnings) == 1
-        assert str(folder) in warnings[0]
-        folder.unlink()
-        writer.record(record_of(3))
-    assert numbers(folder) == [3]
-
-
 def test_what_the_disk_does_not_keep_up_with_is_lost_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING", 100)
     with writing(tmp_path) as writer:

@@ -36,18 +36,15 @@ def require_strategy(
     Raises:
         ConfigError: it is so.
     """
+    problem = ""
     if wanted is None and strategy == "model":
-        raise ConfigError("strategy model drafts by a draft model; name one with --draft-model")
-    if strategy == "model" and has_ngrams:
-        raise ConfigError(
-            "strategy model drafts by the draft model alone; choose tree, or leave the graph and the sidecar out"
-        )
-    if wanted is not None and has_drafter:
-        raise ConfigError("a drafter was given and a draft model; give one of them")
-    if wanted is not None and strategy not in _WITH_MODEL:
-        raise ConfigError(
-            f"strategy {strategy} has no use for a draft model; choose tree or model, or leave --draft-model out"
-        )
+        problem = "strategy model drafts by a draft model; name one with --draft-model"
+    elif strategy == "model" and has_ngrams:
+        problem = "strategy model drafts by the draft model alone; choose tree, or leave the graph and the sidecar out"
+    elif wanted is not None and (has_drafter or strategy not in _WITH_MODEL):
+        problem = "a draft model drafts by the strategies tree and model, with no drafter of your own; leave one out"
+    if problem:
+        raise ConfigError(problem)
 
 
 def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) -> tuple[PreTrainedModel, Fingerprint]:

@@ -158,14 +158,11 @@ def plan_for(
     unit = max(map(_size, modules.values())) // divisor
     fixed = total - sum(map(_size, modules.values()))
     least = divisor if experts else _NUM_SLABS
-    num_slots = min((budget - taken - fixed) // unit, _MOST_SLOTS)
+    num_slots = (budget - taken - fixed) // unit
     if wanted is not None:
-        num_slots = min(max(least, divisor * wanted), _MOST_SLOTS) if experts else least + wanted
-    if bound and wanted is not None and taken + fixed + num_slots * unit > budget:
-        raise ConfigError(
-            f"resident_layers = {wanted} takes {_gb(taken + fixed + num_slots * unit)}, more than the budget of "
-            f"{_gb(budget)}; leave it out (--verifier.resident-layers), or raise --verifier.memory-budget"
-        )
+        chosen = max(least, divisor * wanted) if experts else least + wanted
+        num_slots = min(chosen, num_slots) if bound else chosen
+    num_slots = min(num_slots, _MOST_SLOTS)
     if num_slots < least:
         raise ConfigError(
             f"of model '{verifier.model_name}' {_gb(fixed)} must stay in memory, and with all else that takes "
