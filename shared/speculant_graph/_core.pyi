@@ -39,21 +39,6 @@ class Trie:
         Return the last tokens and the counts of a range of n-grams of one length.
         """
 
-    def argmax_child(self, order: int, node: int) -> int:
-        """
-        Return the most frequent successor of a context, of equals the lowest id; -1: none.
-        """
-
-    def shift(self, order: int, node: int, token_id: int) -> tuple[int, int]:
-        """
-        Return (order, record) of the context one token on: of the same order, or the longest that has successors; (-1, 0) if the token never followed.
-        """
-
-    def draft_greedy(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: int) -> list[int]:
-        """
-        Return up to k most frequent successors in a row, of the longest known context.
-        """
-
     def spell(self, length: int, low: int, high: int) -> numpy.typing.NDArray[numpy.uint32]:
         """
         Return a range of n-grams of one length, one after another: ``length`` tokens each.

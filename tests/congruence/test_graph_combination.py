@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
+from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import GraphError, GraphFileError, TokenizerMismatchError
 from speculant_graph.graph.build import assemble, count, emit, keys
 from speculant_graph.graph.build.builder import build_from_token_ids
@@ -37,7 +38,8 @@ def check(graph: NgramGraph, documents: Corpus, min_count: int = 1) -> None:
     assert counts_of(graph) == slow.ngram_counts
     assert sum(graph.metadata.contexts_per_order) == len(slow.context_index)
     for document in documents:
-        assert graph.draft_greedy(document[:12], 12) == slow.draft(document[:12], 12, "greedy")[0]
+        draft = DraftGenerator(graph).draft(document[:12], 12, "greedy")
+        assert list(draft.token_ids) == slow.draft(document[:12], 12, "greedy")[0]
     for length in range(2, graph.max_order + 2):
         shorter = {tuple(ngram): number for number, ngram in enumerate(graph.ngrams(length - 1).tolist())}
         links = graph.trie.level(length)[:-1, -1].tolist()

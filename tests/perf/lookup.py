@@ -34,6 +34,7 @@ from speculant_graph.machine import describe_machine
 K, CONTEXT_TOKENS, PROCESSES, WARM_UP = 10, 16, 3, 50
 OPEN = """
 import sys, time
+from speculant_graph.graph.ngrams import NgramGraph
 start = time.perf_counter()
 graph = NgramGraph.load(sys.argv[1])
 print(1e3 * (time.perf_counter() - start), flush=True)

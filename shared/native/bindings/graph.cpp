@@ -7,7 +7,6 @@
 #include <array>
 
 #include "arrays.hpp"
-#include "graph_drafter.hpp"
 #include "graph_view.hpp"
 
 namespace speculant {
@@ -105,37 +104,6 @@ void bind_graph(nb::module_& module) {
           nb::sig("def read(self, length: int, low: int, high: int) -> "
                   "tuple[numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.uint32]]"),
           "Return the last tokens and the counts of a range of n-grams of one length.")
-      .def(
-          "argmax_child",
-          [](const GraphView& self, std::int64_t order, std::int64_t node) {
-            const Context context = checked(self, order, node);
-            const Range children = self.trie.children(context);
-            if (children.empty()) return Token{-1};
-            return self.trie.level(order + 1).token(self.trie.argmax_child(context, children));
-          },
-          "order"_a, "node"_a, "Return the most frequent successor of a context, of equals the lowest id; -1: none.")
-      .def(
-          "shift",
-          [](const GraphView& self, std::int64_t order, std::int64_t node, std::int64_t id) {
-            const Trie& trie = self.trie;
-            const Context context = checked(self, order, node);
-            const Token token = 0 <= id && id < trie.vocabulary_size() ? static_cast<Token>(id) : kNoToken;
-            const std::int64_t child = trie.find_child(trie.level(order + 1), trie.children(context), token);
-            if (child < 0) return Pair{-1, 0};
-            const Context shifted = trie.shift(context, child);
-            return Pair{shifted.order, shifted.node};
-          },
-          "order"_a, "node"_a, "token_id"_a,
-          "Return (order, record) of the context one token on: of the same order, or the longest that has successors; "
-          "(-1, 0) if the token never followed.")
-      .def(
-          "draft_greedy",
-          [](const GraphView& self, const Ids& ids, std::size_t k) {
-            std::vector<Token> tokens(k);
-            tokens.resize(draft_greedy(self.trie, self.trie.match(tokens_of(self, ids)), tokens));
-            return tokens;
-          },
-          "token_ids"_a, "k"_a, "Return up to k most frequent successors in a row, of the longest known context.")
       .def(
           "spell",
           [](const GraphView& self, std::int64_t length, std::int64_t low, std::int64_t high) {

@@ -19,8 +19,8 @@ from loguru import logger
 from speculant_graph import _core
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.learning.calibration import load_calibration
 from speculant_graph.draft.learning.store import LearnedStore, Memory
+from speculant_graph.draft.learning.tables import load_calibration
 from speculant_graph.draft.options import CALIBRATED, DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array

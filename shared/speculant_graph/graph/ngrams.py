@@ -132,12 +132,8 @@ class NgramGraph:
 
     def match(self, context: Sequence[TokenId]) -> Match | None:
         """Return the longest end of ``context``, of at most N tokens, that was seen and has successors."""
-        order, node = self.match_state(context)
+        order, node = self.core.match(self._token_array(context[-self.max_order :]))
         return Match(order, node) if order else None
-
-    def match_state(self, context: Sequence[TokenId]) -> tuple[int, int]:
-        """Return (order, record) of :meth:`match`; (0, 0) if there is none."""
-        return self.core.match(self._token_array(context[-self.max_order :]))
 
     def match_order(self, context: Sequence[TokenId], order: int) -> Match | None:
         """Return the last ``order`` tokens of ``context`` as a match; None if they have no successors."""
@@ -149,22 +145,6 @@ class NgramGraph:
         low, high = self.core.children(order, node)
         return Match(order, node) if low < high else None
 
-    def slide(self, match: Match, token_id: TokenId) -> Match | None:
-        """Return the context one token on: of the same order, or the longest one that has successors.
-
-        Args:
-            match: the context.
-            token_id: one of its successors.
-
-        Raises:
-            GraphError: the token never followed it.
-        """
-        known = token_id if 0 <= token_id < self.vocabulary_size else -1
-        order, node = self.core.shift(match.order, match.node, known)
-        if order < 0:
-            raise GraphError(f"token {token_id} never followed this context; slide along its successors")
-        return Match(order, node) if order else None
-
     def successors(self, context: Match | Sequence[TokenId]) -> Successors:
         """Return the tokens that followed exactly this context, with their counts; none if it is unknown."""
         match = context if isinstance(context, Match) else self.match_order(context, len(context))
@@ -172,18 +152,6 @@ class NgramGraph:
             return NO_SUCCESSORS
         low, high = self.core.children(match.order, match.node)
         return Successors(*self.core.read(match.order + 1, low, high))
-
-    def most_frequent(self, match: Match) -> TokenId:
-        """Return the token that followed a context most often; of equals the lowest id."""
-        return self.core.argmax_child(match.order, match.node)
-
-    def draft_greedy(self, context: Sequence[TokenId], k: int) -> list[TokenId]:
-        """Return up to k most frequent successors in a row, from the longest known end of ``context`` on.
-
-        The order of the match is kept while the window slides, until the window has no successors; then the longest
-        known context goes on.
-        """
-        return self.core.draft_greedy(self._token_array(context[-self.max_order :]), max(0, k))
 
     def probability(self, context: Sequence[TokenId], token_id: TokenId) -> float:
         """Return P(token | exactly this context): its share of all successors' counts; 0 if never seen."""
@@ -210,11 +178,6 @@ class NgramGraph:
             return 0
         level = self.trie.level(len(ngram))
         return int(level[node + 1, CUMULATIVE]) - int(level[node, CUMULATIVE])
-
-    def order_of(self, context: Sequence[TokenId]) -> int | None:
-        """Return the order of exactly this context if it is known and has successors."""
-        match = self.match_order(context, len(context))
-        return None if match is None else match.order
 
     def counts(self, length: int) -> UInt32Array:
         """Return the counts of all n-grams of one length in lexicographic order, shape ``[n]``; a copy.
@@ -313,10 +276,10 @@ class ContextIndex(Mapping[tuple[int, ...], int]):
 
     def __getitem__(self, context: tuple[int, ...]) -> int:
         is_context = isinstance(context, tuple) and all(type(token_id) is int for token_id in context)
-        order = self._graph.order_of(context) if is_context else None
-        if order is None:
+        match = self._graph.match_order(context, len(context)) if is_context else None
+        if match is None:
             raise KeyError(context)
-        return order
+        return match.order
 
     def __len__(self) -> int:
         return sum(self._graph.metadata.contexts_per_order)

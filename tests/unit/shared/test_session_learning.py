@@ -11,8 +11,8 @@ import pytest
 
 from speculant_graph._core import Calibration
 from speculant_graph.draft.learning import store as store_module
-from speculant_graph.draft.learning.calibration import load_calibration, save_calibration
 from speculant_graph.draft.learning.store import LearnedStore
+from speculant_graph.draft.learning.tables import load_calibration, save_calibration
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
 from support.graphs import graph_of

@@ -20,9 +20,8 @@ from loguru import logger
 from numpy.typing import NDArray
 
 from speculant_graph._core import Calibration, LearnedMemory, TargetRows
-from speculant_graph.draft.learning.calibration import load_calibration, save_calibration
 from speculant_graph.draft.learning.files import LearnedFiles
-from speculant_graph.draft.learning.target_rows import load_rows, save_rows
+from speculant_graph.draft.learning.tables import load_calibration, load_rows, save_calibration, save_rows
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Fingerprint
 
