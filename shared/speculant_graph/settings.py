@@ -29,14 +29,21 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from speculant_graph.config import (
+    ClientConfig,
+    DraftConfig,
+    DraftModelConfig,
+    GenerationConfig,
+    GraphConfig,
+    RecordConfig,
+    ServerConfig,
+    ServiceConfig,
+    TrainConfig,
+    VerifierConfig,
+)
 from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter
 from speculant_graph.validation_messages import humanise
-
-SECTIONS = (
-    "graph", "draft", "draft_model", "verifier", "record", "train", "generation", "client", "server", "service",
-)  # fmt: skip
-"""Tables that a TOML file may have."""
 
 CONFIG_VARIABLE = "SPECULANT_CONFIG"
 DEFAULT_FILE = Path("speculant.toml")
@@ -75,6 +82,24 @@ class CommandSettings(BaseSettings):
     config: Path | None = None
     """TOML file with settings; without it speculant.toml in this folder, if there is one."""
 
+
+class AllSettings(CommandSettings):
+    """Every section there is."""
+
+    graph: GraphConfig = GraphConfig()
+    draft: DraftConfig = DraftConfig()
+    draft_model: DraftModelConfig = DraftModelConfig()
+    verifier: VerifierConfig = VerifierConfig()
+    record: RecordConfig = RecordConfig()
+    train: TrainConfig = TrainConfig()
+    generation: GenerationConfig = GenerationConfig()
+    client: ClientConfig = ClientConfig()
+    server: ServerConfig = ServerConfig()
+    service: ServiceConfig = ServiceConfig()
+
+
+SECTIONS = tuple(name for name in AllSettings.model_fields if name != "config")
+"""Tables that a TOML file may have."""
 
 Settings = TypeVar("Settings", bound=CommandSettings)
 

@@ -13,11 +13,8 @@ import pytest
 from speculant_graph.cli.graphs import BuildSettings
 from speculant_graph.cli.main import COMMANDS, main
 from speculant_graph.settings import load_settings
-from speculant_verifier.demo.command import DemoSettings
-from speculant_verifier.demo.report import DemoReport
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.generate.command import GenerateSettings
-from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent
 from support.pages import ROOT
 
 
@@ -176,26 +173,6 @@ def test_a_bug_in_the_verifier_is_not_called_a_missing_extra() -> None:
     )
     assert "speculant_verifier.engine" in result.stderr.splitlines()[-1]
     assert "pip install" not in result.stderr
-
-
-@pytest.mark.parametrize("is_coloured", [True, False])
-def test_the_demo_explains_colours_where_there_are_any(capsys, monkeypatch, is_coloured: bool) -> None:
-    if is_coloured:
-        monkeypatch.setenv("FORCE_COLOR", "1")
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.delenv("NO_COLOR", raising=False)
-    result = GenerationResult("ab", (5,), (), "length", 1, 0, (), (), PhaseTimes())
-    event = StepEvent(0, (5,), 1, "ab", "a", result)
-    assert DemoReport([]).show_stream("speculative", iter([event])) is result
-    shown = capsys.readouterr().out
-    assert "[speculative]" in shown
-    assert ("accepted from the draft" in shown) == ("\x1b[" in shown) == is_coloured
-
-
-def test_a_setting_of_the_demo_leaves_its_other_defaults() -> None:
-    chosen = load_settings(DemoSettings, "demo", ["--speculation", "on"]).generation
-    assert (chosen.speculation, chosen.max_tokens) == ("on", 160)
-    assert load_settings(DemoSettings, "demo", ["--max-tokens", "32"]).generation.max_tokens == 32
 
 
 @pytest.mark.slow

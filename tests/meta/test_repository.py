@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import speculant_graph
-from speculant_graph.settings import SECTIONS
 from support.configs import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -71,12 +69,3 @@ def test_no_address_of_a_registry_or_hub() -> None:
             continue
         found = pattern.search(path.read_text(encoding="utf-8"))
         assert found is None, f"{path}: {found and found.group()}"
-
-
-def test_the_example_of_all_settings_is_true() -> None:
-    content = tomllib.loads((ROOT / "deploy" / "speculant.toml").read_text(encoding="utf-8"))
-    assert content.keys() == KINDS.keys() == set(SECTIONS)
-    for section, kind in KINDS.items():
-        assert kind.model_validate(content[section]) == kind()
-        unset = {name for name, field in kind.model_fields.items() if field.default is None}
-        assert content[section].keys() == kind.model_fields.keys() - unset

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from speculant_graph import config
+from speculant_graph.settings import SECTIONS, AllSettings
 
-KINDS = {
-    "client": config.ClientConfig, "draft": config.DraftConfig, "generation": config.GenerationConfig,
-    "draft_model": config.DraftModelConfig, "record": config.RecordConfig,
-    "train": config.TrainConfig, "graph": config.GraphConfig, "server": config.ServerConfig,
-    "service": config.ServiceConfig, "verifier": config.VerifierConfig,
-}  # fmt: skip
+KINDS = {name: AllSettings.model_fields[name].annotation for name in SECTIONS}

@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from speculant_graph.cli.config import AllSettings
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.errors import SpeculantError
-from speculant_graph.settings import DEFAULT_FILE, config_file, load_settings
+from speculant_graph.settings import DEFAULT_FILE, AllSettings, config_file, load_settings
 from speculant_graph.types import Fingerprint, SequenceStep
 from speculant_graph.version import VERSION
 

@@ -12,27 +12,18 @@ from pydantic import SecretStr
 from pydantic_settings import CliPositionalArg, PydanticBaseSettingsSource, TomlConfigSettingsSource
 
 from speculant_graph.cli.terminal import printable
-from speculant_graph.config import (
-    ClientConfig,
-    Config,
-    DraftConfig,
-    DraftModelConfig,
-    GenerationConfig,
-    GraphConfig,
-    RecordConfig,
-    ServerConfig,
-    ServiceConfig,
-    TrainConfig,
-    VerifierConfig,
+from speculant_graph.config import Config
+from speculant_graph.errors import ConfigError
+from speculant_graph.settings import (
+    SECTIONS,
+    AllSettings,
+    CommandSettings,
+    config_file,
+    load_settings,
+    load_with_sources,
 )
-from speculant_graph.settings import SECTIONS, CommandSettings, config_file, load_settings, load_with_sources
 
 _MASK = "********"
-
-
-Section = Literal[
-    "graph", "draft", "draft_model", "verifier", "record", "train", "generation", "client", "server", "service"
-]
 
 
 class ShowSettings(CommandSettings):
@@ -40,23 +31,8 @@ class ShowSettings(CommandSettings):
 
     action: CliPositionalArg[Literal["show"]] = "show"
     """What to do."""
-    section: Section | None = None
+    section: str | None = None
     """Only this section."""
-
-
-class AllSettings(CommandSettings):
-    """Every section there is."""
-
-    graph: GraphConfig = GraphConfig()
-    draft: DraftConfig = DraftConfig()
-    draft_model: DraftModelConfig = DraftModelConfig()
-    verifier: VerifierConfig = VerifierConfig()
-    record: RecordConfig = RecordConfig()
-    train: TrainConfig = TrainConfig()
-    generation: GenerationConfig = GenerationConfig()
-    client: ClientConfig = ClientConfig()
-    server: ServerConfig = ServerConfig()
-    service: ServiceConfig = ServiceConfig()
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -69,6 +45,8 @@ def run(arguments: Sequence[str]) -> int:
     path = config_file(arguments)
     settings, sources = load_with_sources(AllSettings, "config", [] if path is None else [f"--config={path}"])
     sections = SECTIONS if options.section is None else (options.section,)
+    if sections[0] not in SECTIONS:
+        raise ConfigError(f"there is no section {sections[0]}", fix=f"it may be: {', '.join(SECTIONS)}")
     sys.stdout.write("\n".join(_as_toml(section, getattr(settings, section), sources) for section in sections))
     return 0
 

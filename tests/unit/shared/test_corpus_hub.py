@@ -14,11 +14,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import pytest
-
-from speculant_graph.corpus.hub import only_local
-from speculant_graph.errors import ConfigError
-
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
 import json, sys
@@ -129,13 +124,3 @@ def test_a_hub_that_says_nothing_is_not_waited_for(tokenizer_folder: Path, tmp_p
         revision, unknown = load(tmp_path, endpoint, *names, HF_HUB_ETAG_TIMEOUT="1")
     assert revision == COMMIT
     assert "Timeout" in unknown
-
-
-def test_a_hub_that_may_not_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^there is no folder nobody here, .*\(OfflineModeIsEnabled: "):
-        only_local("nobody", "--model")
-    file = tmp_path / "model.safetensors"
-    file.touch()
-    with pytest.raises(ConfigError, match=r"there is no folder .*; set --model to one$"):
-        only_local(str(file), "--model")
-    assert not only_local(str(tmp_path), "--model")

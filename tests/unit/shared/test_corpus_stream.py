@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import json
@@ -101,25 +100,6 @@ def test_a_stream_is_its_documents_one_after_another(
     )
     assert reports == sorted(reports)
     assert reports[-1] == (sum(path.stat().st_size for path in paths), stream.num_tokens)
-
-
-def test_long_files_of_all_kinds(tmp_path: Path, tokenizer: CorpusTokenizer, sample_text: str) -> None:
-    long = sample_text * 300 + "a" * 5000 + " " * 5000 + "1 2,3\n" * 40_000 + sample_text * 40
-    paths = write(
-        tmp_path,
-        {
-            "a.txt": long,
-            "b.txt.gz": gzip.compress(long.encode()),
-            "c.jsonl": "\n".join(json.dumps({"text": text}) for text in (sample_text, long, sample_text)),
-            "d.json": json.dumps([{"text": sample_text}] * 300),
-        },
-    )
-    documents = [long, long, sample_text, long, sample_text] + [sample_text] * 300
-    stream = write_token_stream(
-        tokenizer, paths, tmp_path / "out", GraphConfig(jobs=3, chunk_size=5000, document_boundaries=True)
-    )
-    assert ids_of(stream) == expected_ids(tokenizer, documents, boundaries=True)
-    assert stream.num_documents == 305
 
 
 @pytest.mark.parametrize("boundaries", [False, True])

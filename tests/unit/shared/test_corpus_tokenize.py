@@ -70,10 +70,3 @@ def test_paths_that_lead_to_no_folder_are_no_names(tmp_path: Path, monkeypatch: 
     for given in (name, Path(name)) if not name.startswith("./") else (name,):
         with pytest.raises(ConfigError, match=message):
             CorpusTokenizer.load(given)
-
-
-def test_a_tilde_is_the_home_folder(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(tokenizer_folder, tmp_path / "mine")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("~/mine", Path("~/mine")):
-        assert CorpusTokenizer.load(name).fingerprint.name == str(tmp_path / "mine")

@@ -98,15 +98,6 @@ def test_what_follows_a_prompt(folder: Path, capsys: pytest.CaptureFixture[str])
             assert item["probability"] == pytest.approx(item["count"] / counts.total(), abs=1e-6)
 
 
-def test_a_prompt_that_is_short_or_unknown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown, report = inspect(capsys, folder / "g.pkl", "--prompt", "~")
-    assert report["draft_token_ids"] == []
-    assert [order["count"] for order in report["orders"]] == [0, 0, 0]  # type: ignore[attr-defined]
-    assert "(longer than the prompt)" in shown
-    _, report = inspect(capsys, folder / "g.pkl", "--prompt", "")
-    assert report["draft_token_ids"] == []
-
-
 def test_coverage_of_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown, report = inspect(capsys, folder / "g.pkl", "--coverage", folder / "text.txt")
     coverage: dict[str, object] = report["coverage"]  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger
 
-from speculant_graph.log import LogFormat, json_line, log_to_stderr, silence
+from speculant_graph.log import LogFormat, json_line, log_to_stderr
 
 
 def fail(secret: str) -> None:
@@ -82,13 +82,3 @@ def test_a_bound_request_id_is_shown(capsys: pytest.CaptureFixture[str], log_for
     assert "req-1" in first
     assert ("not for people" in first) is (log_format == "json")
     assert "req-1" not in second
-
-
-def test_silence_and_levels(capsys: pytest.CaptureFixture[str]) -> None:
-    log_to_stderr("WARNING", "json")
-    logger.info("no")
-    logger.warning("yes")
-    logger.disable(__name__)
-    silence()
-    assert [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == ["yes"]
-    logger.enable(__name__)
