@@ -190,7 +190,7 @@ def chain(model, how, lengths, trim_below=0.0):
 
 def tree(model, replace, lengths):
     """Draw siblings from the same q, independently or without replacement; of a shape that is chosen beforehand."""
-    shapes = [(0, 0, 1, 1), (0, 0, 2), (0, 1, 1), (0, 0)]
+    shapes = [(0, 0, 1, 1), (0, 0, 2), (0, 1, 1), (0, 0, 0)]
     shape = shapes[0 if lengths == "fixed" else model.chance.choose([1, 1, 1, 1])]
     tokens, contexts = [], [()]
     for node, parent in enumerate(shape):
@@ -216,6 +216,8 @@ def error(rule, kind, draw, length=4):
             draft = draw(model)
             verdict = rule(draft, Target(model, draft), lambda: Uniform(chance))
             assert len(verdict.token_ids) == len(verdict.path) + 1
+            assert [draft.parents[node] for node in verdict.path] == [0, *(node + 1 for node in verdict.path)][:-1]
+            assert [draft.token_ids[node] for node in verdict.path] == list(verdict.token_ids[:-1])
             return tuple(verdict.token_ids)
 
         found = np.zeros((SIZE,) * length)
@@ -267,9 +269,8 @@ def drawing_again(name):
 def of_length(draft, target, numbers, length):
     """Accept so much of a draft, and draw from max(p - q, 0)."""
     weights = target.p(length)
-    if length < len(draft):
-        left = np.maximum(weights - dense_rows(draft, SIZE)[length], 0)
-        weights = left if left.sum() > 1e-9 else weights
+    if length < len(draft) and (left := np.maximum(weights - dense_rows(draft, SIZE)[length], 0)).sum() > ROUNDING:
+        weights = left
     own = target.after(length).draw(numbers(), np.arange(SIZE), weights, 1.0)
     return Verdict(tuple(range(length)), (*draft.token_ids[:length], own))
 

@@ -38,7 +38,8 @@ def callables(module):
             continue
         for method, function in vars(value).items():
             function = getattr(function, "__func__", function)
-            is_shown = method == "__init__" or not method.startswith("_")
+            is_generated = "__dataclass_fields__" in vars(value)
+            is_shown = (method == "__init__" and not is_generated) or not method.startswith("_")
             if is_shown and inspect.isfunction(function) and function.__qualname__.startswith(value.__qualname__):
                 yield f"{name}.{method}", function
 
@@ -66,11 +67,6 @@ def test_every_public_name_explains_itself(name):
             assert all(field.description for field in value.model_fields.values()), path
     for path, function in callables(module):
         text, given = function.__doc__ or "", parameters(function)
-        is_generated = function.__name__ == "__init__" and "__dataclass_fields__" in dir(
-            sys.modules[function.__module__].__dict__.get(function.__qualname__.split(".")[0], object)
-        )
-        if is_generated:
-            continue
         assert text or not given, f"{path} has no docstring"
         described = set(re.findall(r"^\s+\*{0,2}(\w+):", text.partition("Args:")[2], re.MULTILINE))
         if "Args:" in text:

@@ -1,8 +1,4 @@
-"""Verification rules over whole vocabularies, straight from their formulas, and a target made of such rows.
-
-Numbers are taken in the order that the rules document, so that a rule and its oracle can be held against each other
-draw for draw.
-"""
+"""A target made of rows over a whole vocabulary, and what block verification should accept, from its formula."""
 
 from __future__ import annotations
 
@@ -11,15 +7,6 @@ from bisect import bisect_right
 import numpy as np
 
 from speculant_graph.types import Draft, Proposal
-
-NOTHING = 1e-9
-
-
-def inverse_cumulative(weights, number):
-    """The first token whose cumulative weight exceeds the number's share of the total."""
-    cumulative = np.cumsum(weights)
-    above = np.nonzero(cumulative > number * cumulative[-1])[0]
-    return int(above[0]) if above.size else int(np.nonzero(weights)[0][-1])
 
 
 class DenseDistribution:
@@ -102,24 +89,6 @@ def dense_rows(draft, size):
     return rows
 
 
-def from_remainder(p, remainder, rejected, number):
-    """Draw from what q leaves; if that is nothing, from p without the rejected token."""
-    others = np.where(np.arange(len(p)) == rejected, 0.0, p)
-    for weights in (remainder, others, p):
-        if weights.sum() > NOTHING:
-            return inverse_cumulative(weights, number)
-    raise AssertionError("p is no distribution")
-
-
-def token_oracle(draft, p, numbers):
-    q = dense_rows(draft, len(p[0]))
-    for node, x in enumerate(draft.token_ids):
-        if not numbers() * q[node][x] < p[node][x]:
-            remainder = np.maximum(p[node] - q[node], 0)
-            return [*draft.token_ids[:node], from_remainder(p[node], remainder, x, numbers())]
-    return [*draft.token_ids, inverse_cumulative(p[len(draft)], numbers())]
-
-
 def block_ratios(draft, p, q):
     """a of every length from 0 to that of the draft."""
     ratios = [1.0]
@@ -138,46 +107,3 @@ def block_pass_probabilities(draft, p):
         total = mass + 1 - ratios[length]
         passing.append(mass / total if total > 0 else 1.0)
     return [*passing, ratios[-1]] if len(draft) else []
-
-
-def block_oracle(draft, p, numbers):
-    size = len(draft)
-    q = dense_rows(draft, len(p[0]))
-    ratios = block_ratios(draft, p, q)
-    longest = 0
-    for length, passing in enumerate(block_pass_probabilities(draft, p), 1):
-        if ratios[length] > 0 and numbers() < passing:
-            longest = length
-    if longest == size:
-        return [*draft.token_ids, inverse_cumulative(p[size], numbers())]
-    remainder = np.maximum(ratios[longest] * p[longest] - q[longest], 0)
-    correction = from_remainder(p[longest], remainder, draft.token_ids[longest], numbers())
-    return [*draft.token_ids[:longest], correction]
-
-
-def tree_oracle(draft, p, numbers, without_replacement):
-    """The rules for sampled trees: children of a node share its q and come in the order of drawing."""
-    rows = dense_rows(draft, len(p[0]))
-    position, emitted = 0, []
-    while siblings := [node for node, parent in enumerate(draft.parents) if parent == position]:
-        left, q = p[position].copy(), rows[siblings[0]].copy()
-        accepted = None
-        for node in siblings:
-            x = draft.token_ids[node]
-            if q[x] == 0:
-                continue
-            if numbers() * q[x] < left[x]:
-                accepted = node
-                break
-            left = np.maximum(left - q, 0)
-            if left.sum() <= NOTHING:
-                return [*emitted, from_remainder(p[position], left, x, numbers())]
-            left /= left.sum()
-            if without_replacement:
-                q[x] = 0
-                q = q / q.sum() if q.sum() > 0 else q
-        if accepted is None:
-            return [*emitted, inverse_cumulative(left, numbers())]
-        emitted.append(draft.token_ids[accepted])
-        position = accepted + 1
-    return [*emitted, inverse_cumulative(p[position], numbers())]

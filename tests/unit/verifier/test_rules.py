@@ -1,4 +1,4 @@
-"""Every rule against its formula over whole vocabularies, draw for draw."""
+"""Rules where drafts and probabilities are at an edge; that they are exact is in ``congruence/test_rules_exact.py``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ from speculant_verifier.rules import RULES, WANTS_PROPOSALS
 from support.rule_oracles import (
     DenseDistribution,
     DenseTarget,
-    block_oracle,
     block_pass_probabilities,
     chain_of,
     dense_rows,
     proposal_of,
-    token_oracle,
-    tree_oracle,
 )
 
 SIZE = 5
@@ -72,58 +69,6 @@ def trees(draw, repeats):
             q.append(draw(rows()).astype(np.float32))
     p = [row.astype(np.float64) if draw(st.integers(0, 3)) == 0 else draw(rows()) for row in q]
     return Draft(tuple(tokens), tuple(parents), proposals=tuple(proposals)), p
-
-
-def check(rule, draft, p, seed, expected):
-    verdict = RULES[rule](draft, DenseTarget(draft, p), numbers_of(seed))
-    assert list(verdict.token_ids) == expected
-    position = 0
-    for node, token in zip(verdict.path, verdict.token_ids, strict=False):
-        assert draft.parents[node] == position
-        assert draft.token_ids[node] == token
-        position = node + 1
-    assert len(verdict.token_ids) == len(verdict.path) + 1
-
-
-@settings(max_examples=120)
-@given(chains(), st.integers(0, 2**32))
-def test_token_equals_its_formula(case, seed):
-    draft, p = case
-    for other in range(seed, seed + 8):
-        check("token", draft, p, other, token_oracle(draft, p, numbers_of(other)))
-
-
-@settings(max_examples=120)
-@given(chains(), st.integers(0, 2**32))
-def test_block_equals_its_formula(case, seed):
-    draft, p = case
-    for other in range(seed, seed + 8):
-        check("block", draft, p, other, block_oracle(draft, p, numbers_of(other)))
-
-
-@settings(max_examples=60)
-@given(trees(repeats=True), st.integers(0, 2**32))
-def test_independent_siblings_equal_the_formula(case, seed):
-    draft, p = case
-    for other in range(seed, seed + 8):
-        check("tree-iid", draft, p, other, tree_oracle(draft, p, numbers_of(other), without_replacement=False))
-
-
-@settings(max_examples=60)
-@given(st.booleans().flatmap(trees), st.integers(0, 2**32))
-def test_siblings_without_replacement_equal_the_formula(case, seed):
-    draft, p = case
-    for other in range(seed, seed + 8):
-        check("tree-wor", draft, p, other, tree_oracle(draft, p, numbers_of(other), without_replacement=True))
-
-
-@settings(max_examples=60)
-@given(chains(), st.integers(0, 2**32))
-def test_a_sampled_chain_is_verified_by_tree_rules_as_by_token(case, seed):
-    draft, p = case
-    if draft.proposals:
-        for rule in ("tree-wor", "tree-iid"):
-            check(rule, draft, p, seed, token_oracle(draft, p, numbers_of(seed)))
 
 
 @settings(max_examples=60)

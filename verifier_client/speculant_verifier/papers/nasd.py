@@ -125,7 +125,13 @@ class OneLevelNGramStorage(_CountingStorage):
     """N-grams of n tokens alone: nothing is known of shorter contexts."""
 
     def __init__(self, n: int, vocab_size: int, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
-        """Make an empty storage; see :class:`NGramStorage`."""
+        """Make an empty storage.
+
+        Args:
+            n: tokens of an n-gram, one more than its context.
+            vocab_size: tokens of the model.
+            max_contexts: most contexts stored.
+        """
         super().__init__(n, vocab_size, n - 1, max_contexts)
 
     @property
