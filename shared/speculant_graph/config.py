@@ -53,8 +53,6 @@ class GraphConfig(Config):
     """Count no n-gram that crosses from one document (file or JSON record) into the next."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
     """Most memory a build may take, such as 2GB; corpora may be larger. Mapped files don't count."""
-    jobs: Annotated[int, Field(ge=0, le=1_024)] = 0
-    """Threads of a build; 0 takes one per core."""
 
 
 class DraftConfig(Config):

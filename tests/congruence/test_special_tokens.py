@@ -110,7 +110,7 @@ def test_ids_are_those_of_the_whole_text(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_module, "_PIECE_CHARACTERS", piece)
         patch.setattr(text_module, "_PATIENCE", patience)
-        stream = write_token_stream(tokenizers[mode], [folder / "a.txt"], folder / "out", GraphConfig(jobs=1))
+        stream = write_token_stream(tokenizers[mode], [folder / "a.txt"], folder / "out", GraphConfig())
     oracle.encode_special_tokens = mode == "text"
     assert np.fromfile(stream.path, "<u4").tolist() == oracle.encode(text, add_special_tokens=False).ids
 

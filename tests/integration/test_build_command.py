@@ -197,7 +197,7 @@ def test_a_build_stays_within_its_memory(tmp_path: Path) -> None:
         for _ in range(80):
             text.write(" ".join(words[number] for number in random.zipf(1.2, 100_000).clip(max=4_999)) + "\n")
     memory = 512_000_000
-    summary = build(tmp_path, "text.txt", "-o", "graph.pkl", "--memory", memory, "--jobs", "2")
+    summary = build(tmp_path, "text.txt", "-o", "graph.pkl", "--memory", memory)
     layout = KeyLayout.of(4_096, 5)
     assert 2 * layout.bytes * summary["tokens"] > memory, "all keys at once would not fit"
     assert summary["peak_anon_bytes"] <= memory

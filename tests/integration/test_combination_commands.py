@@ -81,10 +81,10 @@ def test_what_contradicts_the_graph_is_one_line(
         (("update", pruned, second), "prune afterwards"),
         (("update", tmp_path / "none.pkl", second), "can't be opened"),
         (("merge", graph, pruned, "-o", tmp_path / "x.pkl"), "prune afterwards"),
-        (("prune", graph, "-o", tmp_path / "x.pkl", "--min-count", 1), "min-count"),
+        (("prune", graph, "-o", tmp_path / "x.pkl", "--min-count", 1), "min_count"),
         (("prune", graph, "-o", tmp_path / "x.pkl", "--min-count", 99), "prune to less"),
         (("export", graph, "-o", graph), "--output"),
-        (("export", graph, "--min-count", 0), "min-count"),
+        (("export", graph, "--min-count", 0), "min_count"),
     ):
         assert speculant(*arguments) in (1, 2)
         error = capsys.readouterr().err

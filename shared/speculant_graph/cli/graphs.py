@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from speculant_graph.cli.terminal import printable
 from speculant_graph.config import GraphConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
+from speculant_graph.machine import num_cores
 from speculant_graph.settings import CommandSettings, TypedPath, load_settings
 from speculant_graph.view.formatting import PHASE_LABELS, counted
 
@@ -109,7 +109,7 @@ def merge(arguments: Sequence[str]) -> int:
     log_to_stderr("INFO")
     first, second = (NgramGraph.load(path, verify=True) for path in (settings.first, settings.second))
     with show_progress() as progress:
-        graph = merge_graphs(first, second, settings.output, jobs=os.cpu_count() or 1, progress=progress)
+        graph = merge_graphs(first, second, settings.output, jobs=num_cores(), progress=progress)
     _print_graph(settings.output, graph, settings.json_output)
     return 0
 
@@ -136,7 +136,7 @@ def prune(arguments: Sequence[str]) -> int:
     log_to_stderr("INFO")
     old = NgramGraph.load(settings.path, verify=True)
     with show_progress() as progress:
-        graph = prune_graph(old, settings.min_count, settings.output, jobs=os.cpu_count() or 1, progress=progress)
+        graph = prune_graph(old, settings.min_count, settings.output, jobs=num_cores(), progress=progress)
     removed = sum(old.trie.nodes_per_level) - sum(graph.trie.nodes_per_level)
     _print_graph(settings.output, graph, settings.json_output, min_count=settings.min_count, removed_nodes=removed)
     return 0

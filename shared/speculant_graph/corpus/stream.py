@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.corpus.text import cut_text
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import CorpusError, GraphError
+from speculant_graph.machine import num_cores
 
 DOCUMENT_SEPARATOR = 0xFFFF_FFFF
 """Stands between documents in a stream; no tokenizer has this id."""
@@ -55,19 +55,18 @@ def write_token_stream(
     """Write the token ids of all documents of all files, one after another, to a file.
 
     Each text is wrapped in the tokenizer's BOS and EOS tokens, if it has them; token ids are taken as they are.
-    Documents with neither are left out. The stream is the same whatever ``jobs`` and ``chunk_size`` are.
+    Documents with neither are left out. The stream is the same whatever ``chunk_size`` is.
 
-    About ``jobs × chunk_size`` characters are held at a time. Some things are held whole, however large they are: a
-    text without a point to cut at, such as one huge line of base64; a JSON record; a PDF, both its file and its text;
-    and every document, if the tokenizer is one whose texts can't be cut (:attr:`CorpusTokenizer.is_cuttable`).
+    About ``chunk_size`` characters are held at a time for each core. Some things are held whole, however large they
+    are: a text without a point to cut at, such as one huge line of base64; a JSON record; a PDF, both its file and its
+    text; and every document, if the tokenizer is one whose texts can't be cut (:attr:`CorpusTokenizer.is_cuttable`).
 
     Args:
         tokenizer: makes the ids.
         files: what to read, in this order.
         path: the file to write; what is in it after an error is of no use.
-        config: ``chunk_size``, ``text_field``, ``token_ids_field``, ``document_boundaries`` (one
-            :data:`DOCUMENT_SEPARATOR` between documents) and ``jobs`` are used; what special tokens are is the
-            tokenizer's.
+        config: ``chunk_size``, ``text_field``, ``token_ids_field`` and ``document_boundaries`` (one
+            :data:`DOCUMENT_SEPARATOR` between documents) are used; what special tokens are is the tokenizer's.
         on_progress: called with the bytes of files whose tokens are written, and the number of these tokens.
 
     Raises:
@@ -130,7 +129,7 @@ class _Corpus:
 
     def encoded(self, files: Sequence[Path]) -> Generator[tuple[_Batch, NDArray[np.uint32]]]:
         """Stream batches in order with their ids; threads encode those ahead, up to a bound of text in flight."""
-        num_threads = self._config.jobs or os.cpu_count() or 1
+        num_threads = num_cores()
         most_in_flight = min(self._config.chunk_size * num_threads, self._config.memory // _BYTES_PER_CHARACTER)
         pending: deque[tuple[_Batch, Future[NDArray[np.uint32]]]] = deque()
         in_flight = 0

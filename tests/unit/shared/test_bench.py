@@ -61,7 +61,7 @@ def bench(capsys: pytest.CaptureFixture[str], tokenizer_folder: Path) -> Run:
 
 def test_bench_build(bench: Run, corpus: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept.pkl"
-    report = bench("build", "--corpus", corpus, "-o", kept, "--max-order", 3, "--dict-tokens", 500, "--jobs", 1)
+    report = bench("build", "--corpus", corpus, "-o", kept, "--max-order", 3, "--dict-tokens", 500)
     assert report.keys() >= BUILD_KEYS
     assert report["file_bytes"] == kept.stat().st_size
     assert report["text_bytes"] == corpus.stat().st_size

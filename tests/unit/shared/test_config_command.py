@@ -62,9 +62,9 @@ def test_origins_and_secrets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, elsewhere: Path
 ) -> None:
     (elsewhere / "speculant.toml").write_text(
-        "[graph]\nmax_order = 4\nhf_token = 'hush'\njobs = 3\n[server.graphs]\na = 'a.pkl'\n", encoding="utf-8"
+        "[graph]\nmax_order = 4\nhf_token = 'hush'\nchunk_size = 3000\n[server.graphs]\na = 'a.pkl'\n", encoding="utf-8"
     )
-    monkeypatch.setenv("SPECULANT_GRAPH__JOBS", "2")
+    monkeypatch.setenv("SPECULANT_GRAPH__CHUNK_SIZE", "2000")
     monkeypatch.setenv("speculant_draft__k", "5")
     monkeypatch.setenv("SPECULANT_CLIENT__TOKEN", "hush")
     monkeypatch.setenv("SPECULANT_SERVER__GRAPHS__B", "b.pkl")
@@ -74,13 +74,13 @@ def test_origins_and_secrets(
     assert {name: origin for name, origin in found.items() if origin != "default"} == {
         "graph.max_order": "speculant.toml",
         "graph.hf_token": "speculant.toml",
-        "graph.jobs": "environment",
+        "graph.chunk_size": "environment",
         "draft.k": "environment",
         "client.token": "environment",
         "server.graphs": "environment",
         "generation.seed": "environment",
     }
-    assert (settings["graph"]["max_order"], settings["graph"]["jobs"], settings["draft"]["k"]) == (4, 2, 5)
+    assert (settings["graph"]["max_order"], settings["graph"]["chunk_size"], settings["draft"]["k"]) == (4, 2000, 5)
     assert (settings["server"]["graphs"], settings["generation"]["seed"]) == ({"a": "a.pkl", "b": "b.pkl"}, 7)
     assert "hf_token" not in settings["graph"]
     assert '# hf_token = "********"  # speculant.toml\n' in toml

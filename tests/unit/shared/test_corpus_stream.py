@@ -60,7 +60,6 @@ def write(folder: Path, texts: dict[str, bytes | str]) -> list[Path]:
 @given(
     files=st.lists(st.one_of(DOCUMENTS, st.lists(DOCUMENTS, max_size=4)), min_size=1, max_size=5),
     piece=st.integers(1, 70),
-    jobs=st.integers(1, 3),
     chunk_size=st.integers(1024, 3000),
     boundaries=st.booleans(),
 )
@@ -69,7 +68,6 @@ def test_a_stream_is_its_documents_one_after_another(
     tokenizer: CorpusTokenizer,
     files: list[str | list[str]],
     piece: int,
-    jobs: int,
     chunk_size: int,
     boundaries: bool,
 ) -> None:
@@ -82,7 +80,7 @@ def test_a_stream_is_its_documents_one_after_another(
         for number, file in enumerate(files)
     }
     paths = write(folder, texts)
-    config = GraphConfig(jobs=jobs, chunk_size=chunk_size, document_boundaries=boundaries)
+    config = GraphConfig(chunk_size=chunk_size, document_boundaries=boundaries)
     reports: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_module, "_PIECE_CHARACTERS", piece)
@@ -109,7 +107,7 @@ def test_token_ids_are_taken_as_they_are_beside_texts(
     records = [list(range(length % 300)) for length in range(0, 3000, 7)]
     lines = "\n".join(json.dumps({"answer": {"ids": record}, "text": "unread"}) for record in records)
     paths = write(tmp_path, {"a.txt": "one two", "b.jsonl": lines, "c.txt": "three"})
-    config = GraphConfig(token_ids_field="answer.ids", document_boundaries=boundaries, jobs=2, chunk_size=1024)
+    config = GraphConfig(token_ids_field="answer.ids", document_boundaries=boundaries, chunk_size=1024)
     stream = write_token_stream(tokenizer, paths, tmp_path / "out", config)
     texts = [expected_ids(tokenizer, [text]) for text in ("one two", "three")]
     documents = [texts[0], *filter(None, records), texts[1]]
@@ -144,7 +142,7 @@ def test_nothing_is_left_behind_by_an_interrupt(tmp_path: Path, tokenizer: Corpu
 
     paths = write(tmp_path, {"a.txt": "word " * 100_000})
     with pytest.raises(KeyboardInterrupt):
-        write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(jobs=2), interrupt)
+        write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(), interrupt)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tokenize")]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import check_description
 from speculant_graph.graph.workspace import checked_output, workspace
+from speculant_graph.machine import num_cores
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 from speculant_graph.version import VERSION
 
@@ -82,11 +82,6 @@ class GraphBuilder:
         self.report: BuildReport | None = None
         """What the last build took."""
         self._graph: NgramGraph | None = None
-
-    @property
-    def jobs(self) -> int:
-        """Threads that a build takes."""
-        return self.config.jobs or os.cpu_count() or 1
 
     def build(
         self,
@@ -155,7 +150,7 @@ class GraphBuilder:
         if calibrate is not None:
             report(BuildProgress("calibrate", 0, 0, stream.num_tokens))
             with watch.measuring("calibrate"):
-                calibration = calibrate(stream.path, metadata, int(self.config.memory), self.jobs)
+                calibration = calibrate(stream.path, metadata, int(self.config.memory), num_cores())
             report(BuildProgress("calibrate", 1, 1, stream.num_tokens))
             metadata = dataclasses.replace(metadata, calibration=calibration)
         check_description(metadata)
@@ -165,7 +160,7 @@ class GraphBuilder:
             metadata,
             folder,
             memory=int(self.config.memory),
-            jobs=self.jobs,
+            jobs=num_cores(),
             watch=watch,
             on_count=lambda done, total: report(BuildProgress("count", done, total, stream.num_tokens)),
             on_save=lambda done, total: report(BuildProgress("save", done, total, stream.num_tokens)),
@@ -239,7 +234,7 @@ def build_from_token_ids(
         CorpusError: there are no tokens.
         GraphError: an id is outside the vocabulary.
     """
-    builder = GraphBuilder(max_order=max_order, jobs=jobs)
+    GraphBuilder(max_order=max_order)  # checks it
     stream = _joined(token_ids, documents)
     with tempfile.TemporaryDirectory(prefix="speculant-") as temporary:
         folder = Path(temporary)
@@ -253,7 +248,7 @@ def build_from_token_ids(
             document_boundaries=documents is not None,
         )
         output = folder / "graph.pkl"
-        count_tokens(folder / "tokens", output, metadata, folder, memory=memory, jobs=builder.jobs)
+        count_tokens(folder / "tokens", output, metadata, folder, memory=memory, jobs=jobs)
         return NgramGraph.load(output)
 
 

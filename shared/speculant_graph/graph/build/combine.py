@@ -29,6 +29,7 @@ from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.graph.store import check_description, check_graph
 from speculant_graph.graph.workspace import checked_output, only_writer, workspace
+from speculant_graph.machine import num_cores
 from speculant_graph.version import VERSION
 
 
@@ -113,7 +114,7 @@ def update_graph(
         graph = NgramGraph.load(path, verify=True)
         builder = GraphBuilder(**_settings_for(graph.metadata, config or GraphConfig()))
         new = builder.build(corpus, folder / "new.pkl", progress=progress)
-        return merge_graphs(graph, new, output, jobs=builder.jobs, progress=progress)
+        return merge_graphs(graph, new, output, jobs=num_cores(), progress=progress)
 
 
 def _settings_for(facts: GraphMetadata, config: GraphConfig) -> dict[str, Any]:
