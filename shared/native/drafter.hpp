@@ -94,7 +94,7 @@ class Drafter {
   /// Draft for a batch; drafts are noted in their sequences. `max_entries`: see draft_from_graph.
   DraftBatch draft(std::span<const DraftRequest> requests, const DraftSettings& settings, std::size_t max_entries);
 
-  /// Draft for sequences that nobody opened, of which these are the last tokens; nothing is remembered.
+  /// Draft for sequences that are not open, of which these are the last tokens; nothing is remembered.
   DraftBatch draft_after(std::span<const std::vector<Token>> contexts, std::vector<DraftRequest> requests,
                          const DraftSettings& settings, std::size_t max_entries);
 

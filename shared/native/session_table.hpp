@@ -40,7 +40,7 @@ struct Session {
   std::shared_ptr<Sequence> sequence;
   std::int64_t idle_timeout_ns, last_used_ns;
   std::int64_t num_bytes = 0;  // as they were counted last
-  std::uint64_t draft_id = 0;  // of its latest draft, so that feedback on it can be placed
+  std::uint64_t draft_id = 0;  // of its latest draft, which feedback names
   bool is_in_prompt = true;    // no draft was asked for yet: a prompt may come in several steps
   bool is_open = true;
   std::int64_t num_steps = 0, num_drafted = 0;
@@ -63,8 +63,8 @@ class SessionTable {
   /// Memory of all sessions.
   std::int64_t num_bytes() const { return num_bytes_; }
 
-  /// Open a session for a new sequence; its number must not be in use. Throws LimitError if there is no room, and
-  /// nobody is idle. `idle_timeout_ns`: a longer one than the server's own is cut to it.
+  /// Open a session for a new sequence; its number must not be in use. Throws LimitError if there is no capacity
+  /// and no session is idle. `idle_timeout_ns`: a longer one than the server's own is cut to it.
   std::shared_ptr<Session> open(std::uint64_t id, ServedDrafter graph, std::string tenant,
                                 std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs,
                                 std::optional<std::int64_t> idle_timeout_ns, std::int64_t now_ns);
@@ -73,7 +73,7 @@ class SessionTable {
   /// Note that a session is used; false if it was idle for too long and has ended.
   bool use(Session& session, std::int64_t now_ns);
   /// Note the memory that a session takes now, and end idle ones if all together take too much. Throws LimitError if
-  /// they do and nobody is idle; then this session has ended.
+  /// they do and no other is idle; then this session has ended.
   void account(Session& session, std::int64_t now_ns);
   /// End a session; what it accepted is learned if it was opened so.
   void end(Session& session, SessionEnd reason);

@@ -70,7 +70,7 @@ wire::Written StepAnswerer::answer(std::string_view payload, bool is_enveloped, 
   const std::size_t num_dropped = sessions_->num_dropped();
   for (std::size_t index = 0; index < step.size(); ++index) take(step, index, tenants);
   if (sessions_->num_dropped() != num_dropped) {
-    for (Step::Part& part : step.parts) {  // sessions that made room for others of the same step
+    for (Step::Part& part : step.parts) {  // sessions that were dropped for others of the same step
       if (part.session && !part.session->is_open) part = {.status = SequenceStatus::kSessionLost};
     }
   }
@@ -191,8 +191,8 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   part.status = SequenceStatus::kOk;
   const auto unseen = std::span<const Token>(tokens).subspan(static_cast<std::size_t>(known - position));
   if (unseen.empty()) return;
-  // Rows of a draft that is not the latest can't be placed, and those of a step sent again were taken. Without a token
-  // none was verified; such rows would only pile up.
+  // Rows of a draft that is not the latest can't be assigned, and those of a step sent again were taken. Without a
+  // token none was verified; such rows would only pile up.
   const std::size_t num_rows = request.feedback_row_counts[index], width = request.feedback_width;
   if (num_rows * width > 0 && position == known && request.feedback_draft_ids[index] == session->draft_id) {
     std::vector<std::int64_t> nodes;
@@ -206,7 +206,7 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   if (sequence.num_bytes() != session->num_bytes) sessions_->account(*session, step.now_ns);
 }
 
-/// Draft for all sequences that were taken, and for those that nobody opened.
+/// Draft for all sequences that were taken, and for those without a session.
 void StepAnswerer::draft_all(Step& step, StepHost& host) {
   struct Group {
     ServedDrafter graph;

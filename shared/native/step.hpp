@@ -24,10 +24,10 @@ struct StepLimits {
   std::uint32_t budget;                   // where a request leaves it to the server
 };
 
-/// Who asks: the tenants whose sessions it may use, all if there is no list.
+/// The tenants whose sessions the caller may use, all if there is no list.
 using Tenants = std::optional<std::vector<std::string>>;
 
-/// What a step needs of those who know more than the core.
+/// What a step needs of Python.
 class StepHost {
  public:
   virtual ~StepHost() = default;
@@ -39,7 +39,7 @@ class StepHost {
   virtual std::uint64_t default_generation() = 0;
 };
 
-/// What a step tells those who count.
+/// Counts of a step.
 struct StepCounts {
   std::size_t num_sequences = 0, num_nodes = 0, num_empty = 0;
   std::int64_t elapsed_ns = 0;

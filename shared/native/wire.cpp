@@ -86,7 +86,7 @@ class Reader {
  public:
   explicit Reader(std::string_view data) : data_(data) {}
 
-  /// Go to the next field, past the one before if nobody read it; false at the end.
+  /// Go to the next field, past the one before if it was not read; false at the end.
   bool next() {
     if (!is_read_) skip(type_, field_, 0);
     if (data_.empty()) return false;

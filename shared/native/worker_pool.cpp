@@ -65,7 +65,7 @@ class Pool {
     has_work_.notify_all();
     take_turns(0);
     std::unique_lock lock(mutex_);
-    num_helpers_ = 0;  // who has not woken up yet is not waited for
+    num_helpers_ = 0;  // helpers that have not woken up yet are not waited for
     is_done_.wait(lock, [this] { return num_busy_ == 0; });
     if (failure_) std::rethrow_exception(failure_);
   }

@@ -207,7 +207,9 @@ def sort_keys(keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), or
     """
 
 class Emitter:
-    """Turns sorted keys, given in any portions, into records."""
+    """
+    Turns sorted keys, given in any portions, into records. For one thread.
+    """
 
     def __init__(self, length: int, bits: int, capacity: int) -> None:
         """Keep at most ``capacity`` records of every level at a time."""
@@ -233,7 +235,9 @@ class Emitter:
         """Sums of counts so far of every level."""
 
 class KeyReader:
-    """Walks through a graph and writes the keys of n-grams with own counts."""
+    """
+    Walks through a graph and writes the keys of n-grams with own counts. For one thread.
+    """
 
     def __init__(self, graph: Trie, bits: int, min_count: int) -> None:
         """
@@ -306,7 +310,7 @@ class SessionTable:
     def open(self, session_id: int, drafter: Drafter, generation: int, tenant: str, memory: LearnedMemory, learns: bool, costs: _Sequence[float], idle_timeout_ns: int | None, now_ns: int) -> None:
         """
         Open a session on a generation of a graph; its number must not be in use. DraftLimitError: there is no
-        room, and nobody is idle.
+        capacity, and no session is idle.
         """
 
     def position(self, session_id: int) -> int | None:
@@ -351,7 +355,7 @@ class StepAnswerer:
         Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are
         empty though some nodes were asked for, and nanoseconds.
 
-        ``tenants``: whose sessions may be used; None: everybody's. ``host`` knows the rest:
+        ``tenants``: whose sessions may be used; None: all. ``host`` knows the rest:
         ``check_options(bytes)`` refuses what is not served, ``graph_for(name, principal)`` finds the graph of
         sequences without a session, ``default_generation()`` names the generation where no graph answers.
         """

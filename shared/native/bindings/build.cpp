@@ -47,21 +47,6 @@ using Keys = Table<std::uint64_t>;
 using ConstKeys = Table<const std::uint64_t>;
 using Tokens = Vector<const std::uint32_t>;
 
-/// An object that one thread at a time works with.
-template <class Object>
-struct Guarded : Object {
-  using Object::Object;
-
-  template <class Call>
-  auto exclusively(Call&& call) {
-    nb::gil_scoped_release release;
-    std::lock_guard lock(mutex);
-    return call();
-  }
-
-  std::mutex mutex;
-};
-
 void bind_keys(nb::module_& module) {
   module.def(
       "count_values",
@@ -98,21 +83,20 @@ void bind_keys(nb::module_& module) {
 }
 
 void bind_emitter(nb::module_& module) {
-  using Shared = Guarded<Emitter>;
-  nb::class_<Shared>(module, "Emitter", "Turns sorted keys, given in any portions, into records.")
+  nb::class_<Emitter>(module, "Emitter", "Turns sorted keys, given in any portions, into records. For one thread.")
       .def(
           "__init__",
-          [](Shared* self, std::int64_t length, int bits, std::size_t capacity) {
-            new (self) Shared(KeyLayout(length, bits), capacity);
+          [](Emitter* self, std::int64_t length, int bits, std::size_t capacity) {
+            new (self) Emitter(KeyLayout(length, bits), capacity);
           },
           "length"_a, "bits"_a, "capacity"_a, "Keep at most ``capacity`` records of every level at a time.")
       .def(
           "emit",
-          [](Shared& self, const ConstKeys& keys, const std::optional<Ids>& weights, std::size_t row) {
+          [](Emitter& self, const ConstKeys& keys, const std::optional<Ids>& weights, std::size_t row) {
             require(std::cmp_equal(keys.shape(1), self.layout().num_words), "keys have the words of their layout");
             require(!weights || weights->size() == keys.shape(0), "give one weight for each key");
-            return self.exclusively(
-                [&] { return self.emit(as_span(keys), weights ? as_span(*weights) : Weights{}, row); });
+            nb::gil_scoped_release release;
+            return self.emit(as_span(keys), weights ? as_span(*weights) : Weights{}, row);
           },
           "keys"_a, "weights"_a.none(), "row"_a,
           "Write the records of keys from ``row`` on until a buffer is full, and return the next row. Keys ascend and\n"
@@ -120,7 +104,7 @@ void bind_emitter(nb::module_& module) {
       .def_prop_ro(
           "records",
           [](nb::handle self) {
-            auto& emitter = nb::cast<Shared&>(self);
+            auto& emitter = nb::cast<Emitter&>(self);
             nb::list levels;
             for (std::int64_t depth = 0; depth < emitter.layout().length; ++depth) {
               const auto records = emitter.records(static_cast<std::size_t>(depth));
@@ -131,30 +115,27 @@ void bind_emitter(nb::module_& module) {
           },
           nb::sig("def records(self) -> list[NDArray[numpy.uint32]]"),
           "The records of every level that the last call wrote, shape ``[n, 4]``; not copies.")
-      .def_prop_ro(
-          "num_nodes", [](Shared& self) { return self.exclusively([&] { return self.num_nodes(); }); },
-          "Records so far of every level.")
-      .def_prop_ro(
-          "totals", [](Shared& self) { return self.exclusively([&] { return self.totals(); }); },
-          "Sums of counts so far of every level.");
+      .def_prop_ro("num_nodes", &Emitter::num_nodes, "Records so far of every level.")
+      .def_prop_ro("totals", &Emitter::totals, "Sums of counts so far of every level.");
 }
 
 void bind_streams(nb::module_& module) {
-  using Shared = Guarded<KeyReader>;
-  nb::class_<Shared>(module, "KeyReader", "Walks through a graph and writes the keys of n-grams with own counts.")
+  nb::class_<KeyReader>(module, "KeyReader",
+                        "Walks through a graph and writes the keys of n-grams with own counts. For one thread.")
       .def(
           "__init__",
-          [](Shared* self, const GraphView& graph, int bits, std::int64_t min_count) {
-            new (self) Shared(graph.trie, bits, min_count);
+          [](KeyReader* self, const GraphView& graph, int bits, std::int64_t min_count) {
+            new (self) KeyReader(graph.trie, bits, min_count);
           },
           "graph"_a, "bits"_a, "min_count"_a, nb::keep_alive<1, 2>(),
           "Leave out n-grams with lower counts; their counts stay with the n-gram that they continue.")
       .def(
           "read",
-          [](Shared& self, const Keys& keys, const Vector<std::int64_t>& weights) {
+          [](KeyReader& self, const Keys& keys, const Vector<std::int64_t>& weights) {
             require(std::cmp_equal(keys.shape(1), self.layout().num_words), "keys have the words of their layout");
             require(weights.size() == keys.shape(0), "give space for one weight for each key");
-            return self.exclusively([&] { return self.read(as_span(keys), as_span(weights)); });
+            nb::gil_scoped_release release;
+            return self.read(as_span(keys), as_span(weights));
           },
           "keys"_a.noconvert(), "weights"_a.noconvert(),
           "Write the next keys, ascending, and return their number; 0 when the walk is over.");

@@ -70,7 +70,7 @@ void bind_table(nb::module_& module) {
           "session_id"_a, "drafter"_a, "generation"_a, "tenant"_a, "memory"_a, "learns"_a, "costs"_a,
           "idle_timeout_ns"_a.none(), "now_ns"_a,
           "Open a session on a generation of a graph; its number must not be in use. DraftLimitError: there is no\n"
-          "room, and nobody is idle.")
+          "capacity, and no session is idle.")
       .def(
           "position",
           [](const SessionTable& self, std::uint64_t id) {
@@ -155,7 +155,7 @@ void bind_steps(nb::module_& module) {
                   "draft_id: int, now_ns: int, host: object, principal: object) -> tuple[bytes, int, int, int, int]"),
           "Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are\n"
           "empty though some nodes were asked for, and nanoseconds.\n\n"
-          "``tenants``: whose sessions may be used; None: everybody's. ``host`` knows the rest:\n"
+          "``tenants``: whose sessions may be used; None: all. ``host`` knows the rest:\n"
           "``check_options(bytes)`` refuses what is not served, ``graph_for(name, principal)`` finds the graph of\n"
           "sequences without a session, ``default_generation()`` names the generation where no graph answers.");
 }

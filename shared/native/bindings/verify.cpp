@@ -23,7 +23,7 @@ void bind_verify(nb::module_& module) {
       [](const Vector<const float>& scores, const Vector<const float>& probabilities, float most_removed,
          const Vector<float>& kept) {
         if (probabilities.size() != scores.size() || kept.size() != scores.size()) {
-          throw std::invalid_argument("give one probability and one place for each score");
+          throw std::invalid_argument("give one probability and one kept score for each score");
         }
         NucleusBorder border;
         {

@@ -16,6 +16,7 @@ class Emitter {
  public:
   /// Buffer so many records of every level.
   Emitter(const KeyLayout& layout, std::size_t capacity);
+  Emitter(const Emitter&) = delete;
 
   /// Overwrite the buffers with the records of keys from `row` on until one is full, and return the next row.
   ///

@@ -30,7 +30,7 @@ struct KeyLayout {
 
 /// Add up which values follow a prefix: `++counts[value]`.
 ///
-/// Throws std::invalid_argument where a value has no place in `counts`.
+/// Throws std::invalid_argument where a value is not an index of `counts`.
 void count_values(std::span<const std::uint32_t> tokens, std::span<const std::uint64_t> prefix,
                   std::span<std::int64_t> counts);
 

@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -187,29 +186,6 @@ def test_a_database_does_not_grow(tmp_path: Path) -> None:
         files.append("", ids([5]))
     with opened(tmp_path, 1000) as files:
         assert loaded(files) == [[number] * 10 for number in range(1995, 2000)] + [[5]]
-
-
-def test_threads_lose_nothing_to_each_other(tmp_path: Path) -> None:
-    with opened(tmp_path, 100_000) as files:
-
-        def append(first: int) -> None:
-            for number in range(first, first + 200):
-                files.append("", ids([number] * 5))
-                files.append(str(first), ids([number] * 5))
-
-        threads = [threading.Thread(target=append, args=(first,)) for first in (0, 1000, 2000)]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            files.save()
-            files.load("")
-        for thread in threads:
-            thread.join()
-        numbers = [text[0] for text in loaded(files)]
-        for first in (0, 1000, 2000):
-            ours = list(range(first, first + 200))
-            assert [number for number in numbers if number in ours] == ours
-            assert [text[0] for text in loaded(files, str(first))] == ours
 
 
 def test_after_closing_everything_is_an_error(tmp_path: Path) -> None:

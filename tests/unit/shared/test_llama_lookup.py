@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from speculant_graph.errors import ConfigError, GraphFileError
 from speculant_graph.graph import llama_lookup
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, trie_of
-from speculant_graph.graph.llama_lookup import ALWAYS_ENOUGH, LARGEST_COUNT, export_llama_lookup
+from speculant_graph.graph.llama_lookup import ALWAYS_ENOUGH, export_llama_lookup
 from speculant_graph.graph.ngrams import NgramGraph
 from support.graphs import graph_of
 from support.oracle import OracleGraph
@@ -98,13 +98,6 @@ def test_every_byte(tmp_path: Path) -> None:
     graph = graph_of([[7, 3, 7, 3, 9]], 2, VOCABULARY_SIZE)
     assert export_llama_lookup(graph, tmp_path / "a.bin", min_share=0.6) == 1  # after 7, 3 come 7 and 9
     assert (tmp_path / "a.bin").read_bytes() == struct.pack("<7i", 3, 7, -1, -1, 1, 3, 4)
-
-
-def test_counts_fit_into_the_arithmetic_of_llama_cpp(tmp_path: Path) -> None:
-    graph = times(graph_of([[1, 2, 1, 2, 1, 2]], 1, VOCABULARY_SIZE), 2**29)
-    export_llama_lookup(graph, tmp_path / "large.bin")
-    assert read_cache(tmp_path / "large.bin") == {(1,): {2: LARGEST_COUNT}, (2,): {1: LARGEST_COUNT}}
-    assert 100 * LARGEST_COUNT < 2**31
 
 
 def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from speculant_graph.draft.pretraining import (
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids, describe_tokens
-from speculant_graph.graph.build.combine import merge_graphs, prune_graph
+from speculant_graph.graph.build.combine import merge_graphs
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import MAX_CALIBRATION_BYTES, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
@@ -168,15 +168,6 @@ def graphs(tmp_path: Path) -> tuple[NgramGraph, NgramGraph]:
     """A small graph and a larger one, with calibrations."""
     small, large = (graph_of([sample_tokens(size, seed=size).tolist()], 3, VOCABULARY_SIZE) for size in (300, 500))
     return calibrated(small, tmp_path / "small", b"\x00small\xff"), calibrated(large, tmp_path / "large", b"large")
-
-
-def test_a_calibration_stays_with_its_graph(graphs: tuple[NgramGraph, NgramGraph], tmp_path: Path) -> None:
-    small, large = graphs
-    assert (small.metadata.calibration, large.metadata.calibration) == (b"\x00small\xff", b"large")
-    small.save(tmp_path / "again")
-    assert NgramGraph.load(tmp_path / "again").metadata == small.metadata
-    assert prune_graph(small, 2, tmp_path / "pruned").metadata.calibration == b"\x00small\xff"
-    assert calibrated(small, tmp_path / "full", b"x" * MAX_CALIBRATION_BYTES).metadata.calibration[-1:] == b"x"
 
 
 def test_a_merge_keeps_the_calibration_of_the_larger_corpus(

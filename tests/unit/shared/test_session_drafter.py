@@ -12,7 +12,6 @@ import pytest
 from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import COST_CURVES, CostCurve
-from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import CALIBRATED, STRATEGIES
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
@@ -151,14 +150,6 @@ def test_what_is_no_list_of_tokens_is_refused(token_ids: Any) -> None:
     assert draft_of(drafter, 1).token_ids[0] == 5
 
 
-def test_foreign_tokens_equal_nothing() -> None:
-    drafter = drafter_of()
-    assert started(drafter, 1, [-1, 5, -2], learn=True).token_ids == ()
-    drafter.accept(1, [-1, -1, -1, 7, 8])
-    drafter.close(1)
-    assert started(drafter, 2, [7]).token_ids == (), "nor what is not there before a sequence"
-
-
 def test_drafts_end_where_they_do_not_pay(graph: NgramGraph) -> None:
     drafter = drafter_of(graph)
     free = started(drafter, 1, CORPUS[:80])
@@ -201,32 +192,6 @@ def test_misses_cost_trust_and_hits_bring_it_back() -> None:
         draft = draft_of(drafter, 1)
         drafter.accept(1, text[20 : 21 + len(draft)])
     assert sequence.core.reliability > missed
-
-
-def test_drafts_of_threads_are_those_of_one_after_another(graph: NgramGraph) -> None:
-    drafter = drafter_of(graph, strategy="sampling")
-    for number in range(4):
-        drafter.open(number)
-        drafter.accept(number, CORPUS[number * 50 : number * 50 + 20])
-    drafts: dict[tuple[int, int, StrategyName], object] = {}
-    failures: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            for step in range(30):
-                for strategy in ("greedy", "sampling"):
-                    drafts[number, step, strategy] = values_of(draft_of(drafter, number, 5, strategy, seed=step))
-                drafter.accept(number, [CORPUS[number * 50 + 20 + step]])
-        except BaseException as error:
-            failures.append(error)
-
-    run(work)
-    assert not failures
-    generator = DraftGenerator(graph, drafter.config)
-    assert len(drafts) == 4 * 30 * 2
-    for (number, step, strategy), values in drafts.items():
-        context = CORPUS[number * 50 : number * 50 + 20 + step]
-        assert values == values_of(generator.draft(context, 5, strategy, step))
 
 
 def test_threads_that_learn_from_each_other(graph: NgramGraph) -> None:

@@ -15,7 +15,7 @@ from speculant_graph.draft.learning.tables import load_rows, save_rows
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
 from support.graphs import graph_of
-from support.learned import TOKENIZER, opened, path_of
+from support.learned import TOKENIZER, path_of
 from support.sessions import draft_of, drafter_of, started
 
 
@@ -68,17 +68,6 @@ def test_damaged_rows_are_refused(damage: str) -> None:
         load_rows(saved)
 
 
-def test_the_last_two_tokens_tell_more_than_the_last_one() -> None:
-    drafter = drafter_of()
-    for number, (before, following) in enumerate([(20, 70), (21, 71)] * 30):
-        started(drafter, number, [before, 1], learn=True)
-        drafter.recycle(number, [0], [[following]])
-        drafter.accept(number, [following])
-        drafter.close(number)
-    assert started(drafter, 100, [20, 1]).token_ids[0] == 70
-    assert started(drafter, 101, [21, 1]).token_ids[0] == 71
-
-
 def store_of(folder: Path) -> LearnedStore:
     return LearnedStore(1_000, folder, TOKENIZER)
 
@@ -103,14 +92,6 @@ def test_rows_of_a_tenant_survive_a_restart_and_are_nobody_elses(tmp_path: Path)
         store.forget("a")
         assert not path_of(tmp_path, "a").exists(), "forgotten on disk, too"
         assert started(drafter, 3, [30, 31], tenant="a").token_ids == ()
-
-
-def test_rows_that_are_damaged_on_disk_cost_no_start(tmp_path: Path) -> None:
-    with opened(tmp_path) as files:
-        files.save_state("a", "rows", save_rows(TargetRows())[:-7])
-    with store_of(tmp_path) as store:
-        drafter = drafter_of(graph_of([[1, 2]], 2, 100), learned=store)
-        assert started(drafter, 1, [30, 31], tenant="a").token_ids == ()
 
 
 def test_routine_saves_write_rows_now_and_then_and_others_always(tmp_path: Path) -> None:
