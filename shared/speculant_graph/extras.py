@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 _OPTIONAL_MODULES = frozenset({
     "accelerate", "fastapi", "gguf", "grpc_health", "grpc_reflection", "grpc_status", "httptools", "huggingface_hub",
-    "jinja2", "matplotlib", "peft", "prometheus_client", "prompt_toolkit", "psutil", "pypdf", "rich",
+    "jinja2", "peft", "prometheus_client", "prompt_toolkit", "psutil", "pypdf", "rich",
     "safetensors", "starlette", "tokenizers", "torch", "transformers", "uvicorn",
 })  # fmt: skip
 

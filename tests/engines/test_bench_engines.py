@@ -34,7 +34,7 @@ def test_no_token_differs_and_ours_need_the_fewest_passes(
     installed(program)
     gguf = tmp_path / "model.gguf"
     write_gguf(checkpoint, gguf)
-    sources = ["--model", str(checkpoint), "--gguf", str(gguf), "--graph-path", str(graph)]
+    sources = ["--model", str(checkpoint), "--gguf", str(gguf), "--graph", str(graph)]
     arguments = ["--engines", str(FOLDER), "--only", engine, "--limit", "16", "--max-tokens", "60"]
     assert main(["bench", "engines", *sources, *arguments, "--json"]) == 0
     results = [

@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from speculant_graph.bench.processes import free_ports
+from speculant_graph.bench.processes import OwnDrafter, free_port
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_verifier.bench.engine_candidates import PROPOSER
-from speculant_verifier.bench.serve_processes import OwnDrafter
+from speculant_verifier.bench.engines import PROPOSER
 from speculant_verifier.demo.corpus import beginnings
 from speculant_verifier.demo.run import MODEL_FOLDER
 from support.real_engines import installed
@@ -56,7 +55,7 @@ class _Server:
 
 @contextmanager
 def _serving(checkpoint: Path, folder: Path, settings: dict[str, Any] | None) -> Iterator[_Server]:
-    [port] = free_ports(1)
+    port = free_port()
     speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 8}
     drafting = [] if settings is None else [
         "--speculative-config", json.dumps(speculative), "--additional-config", json.dumps({"speculant": settings})
@@ -99,7 +98,6 @@ def test_no_request_fails_and_no_token_differs_when_the_sidecar_is_killed(
         plain = server.complete_all(prompts)
     drafter = OwnDrafter(graph, f"unix://{tmp_path}/d.sock")
     try:
-        drafter.await_ready()
         settings = {"client": {"address": drafter.address, "deadline_ms": 100}}
         with _serving(checkpoint, tmp_path, settings) as server:
             assert server.complete_all(prompts) == plain

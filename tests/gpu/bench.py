@@ -39,7 +39,7 @@ def run_all(model: Sequence[str], batch: int, limit: int) -> int:
         _write_traces(validation, traces)
         GraphBuilder(tokenizer_name=str(MODEL_FOLDER)).build(training, graph)
         common = [*model, "--tokenizer", str(MODEL_FOLDER), "--json"]
-        replay = ["generate", "--replay", str(traces), "--graph-path", str(graph), "--limit", str(limit), "-k", "15"]
+        replay = ["generate", "--replay", str(traces), "--graph", str(graph), "--limit", str(limit), "-k", "15"]
         for command in (["verify-cost", "--batch", f"1,{batch},{4 * batch}"], replay, [*replay, "--batch", str(batch)]):
             status = bench.run([*command, *common])
             if status:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speculant_graph.bench.drawn_texts import words_of_standard_library
+from speculant_graph.bench.texts import words_of_standard_library
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.learning.store import LearnedStore

@@ -23,8 +23,8 @@ import numpy as np
 import psutil
 from draft import OtherWork
 
-from speculant_graph.bench.dictionary import Counts, count_by_iterators
-from speculant_graph.bench.drawn_texts import words_of_standard_library
+from speculant_graph.bench.build import Counts, count_by_iterators
+from speculant_graph.bench.texts import words_of_standard_library
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.graph.build.builder import build_from_token_ids

@@ -18,24 +18,33 @@ from speculant_graph.errors import SpeculantError
 from speculant_graph.rpc.addresses import socket_path
 from speculant_graph.rpc.channel import connect_channel
 
-HOST = "localhost"
-"""Name of the loopback interface."""
-
-_PATIENCE_S = 300.0
+_START_S = 300.0
 _STOP_S = 10.0
 _CHECK_TIMEOUT_S = 1.0
+_RESTART_PAUSE_S = 1.0
 
 
-def start_module(
+@contextmanager
+def running_module(
     module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[str]:
-    """Start a module as a program; its messages go to this process's standard error.
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a module as a program inside of the block; its messages go to this process's standard error.
 
     Args:
         module: its name.
         arguments: its command line.
         environment: variables besides those of this process.
     """
+    process = _start(module, arguments, environment)
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
+def _start(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
@@ -46,32 +55,16 @@ def start_module(
 
 
 def stop(process: subprocess.Popen[str]) -> None:
-    """End a process gently, and if that takes too long at once."""
+    """End a process gently, and if that takes too long at once; its pipes are closed."""
     process.terminate()
     try:
         process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
-        kill(process)
-    _close_output(process)
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """End a process at once, even a stopped one."""
-    process.kill()
-    process.wait()
-    _close_output(process)
-
-
-@contextmanager
-def running_module(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """Run a module as a program inside of the block; see :func:`start_module`."""
-    process = start_module(module, arguments, environment)
-    try:
-        yield process
-    finally:
-        stop(process)
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def await_health(process: subprocess.Popen[str], address: str, interval_s: float = 0.05) -> float:
@@ -88,42 +81,63 @@ def await_health(process: subprocess.Popen[str], address: str, interval_s: float
     Raises:
         SpeculantError: it ended, or takes too long.
     """
-    deadline_s = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _START_S
     path = socket_path(address)
-    while path is not None and not _accepts(path) and time.monotonic() < deadline_s and process.poll() is None:
-        time.sleep(interval_s)  # a channel that is refused would wait before it connects again
-    with connect_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        while time.monotonic() < deadline_s and process.poll() is None:
+    while time.monotonic() < deadline_s and process.poll() is None:
+        if path is not None and not path.exists():
+            time.sleep(interval_s)
+            continue
+        with connect_channel(address) as channel:  # a new one: one that was refused waits before it connects again
+            check = health_pb2_grpc.HealthStub(channel).Check
             try:
-                answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=_CHECK_TIMEOUT_S)
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return time.perf_counter()
+                answer = check(health_pb2.HealthCheckRequest(), timeout=_CHECK_TIMEOUT_S)
             except grpc.RpcError:
                 pass
-            time.sleep(interval_s)
+            else:
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return time.perf_counter()
+        time.sleep(interval_s)
     raise SpeculantError("a server did not start; its message is above")
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that are free."""
-    listeners = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+class OwnDrafter:
+    """A sidecar of the bench's own, which can be killed and started again."""
 
+    def __init__(self, graph: Path, address: str) -> None:
+        """Start it, and wait until it serves.
 
-def _accepts(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_CHECK_TIMEOUT_S)
+        Raises:
+            SpeculantError: it does not start.
+        """
+        self._arguments = ["--listen", address, "--graph", str(graph), "--log-level", "WARNING"]
+        self.address = address
+        self.num_kills = 0
+        self.process = _start("speculant_drafter", self._arguments)
+        self._await_ready()
+
+    def kill_and_start(self) -> None:
+        """Kill it, and start another in its place a second later."""
+        self.process.kill()
+        self.num_kills += 1
+        time.sleep(_RESTART_PAUSE_S)
+        self.close()
+        self.process = _start("speculant_drafter", self._arguments)
+        self._await_ready()
+
+    def close(self) -> None:
+        """End it."""
+        stop(self.process)
+
+    def _await_ready(self) -> None:
         try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
+            await_health(self.process, self.address)
+        except BaseException:
+            self.close()
+            raise
 
 
-def _close_output(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    process.stdout.close()
+def free_port() -> int:
+    """Return a port of the loopback interface that is free."""
+    with socket.create_server(("localhost", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

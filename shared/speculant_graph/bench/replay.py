@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -11,17 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.arguments import COMMAS, EACH_ONCE, checked_arguments
+from speculant_graph.bench.report import (
+    COMMAS,
+    EACH_ONCE,
+    NONE,
+    BenchProgress,
+    BenchSettings,
+    ReportTable,
+    print_report,
+    show_progress,
+    shown,
+)
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.settings import CommandSettings, TypedPath, load_settings
+from speculant_graph.settings import TypedPath, load_settings
+from speculant_graph.view.formatting import counted
 
 if TYPE_CHECKING:
-    from speculant_graph.bench.progress import BenchProgress
-    from speculant_graph.bench.replay_loop import PromptLookupDrafter
-    from speculant_graph.bench.traces import Workload
+    from speculant_graph.bench.texts import Workload
     from speculant_graph.draft.cost import CostCurve
-    from speculant_graph.draft.session_drafter import SessionDrafter
     from speculant_graph.graph.ngrams import NgramGraph
 
 ReplayStrategyName = Literal[
@@ -29,15 +38,23 @@ ReplayStrategyName = Literal[
 ]  # fmt: skip
 """What can be replayed: the strategies of n-grams, and the baseline."""
 
-_UNHEEDED = {
-    "--draft.k": "set --budget, such as --budget 8,16,32",
-    "-k": "set --budget, such as --budget 8,16,32",
-    "--draft.strategy": "set --strategy, such as --strategy tree,adaptive",
-}
+_SET_BY_THE_BENCH = {"-k": "--budget", "--draft.k": "--budget", "--draft.strategy": "--strategy"}
 _WARM_UP_TOKENS = 16
+_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "strategy": lambda run: str(run["strategy"]),
+    "budget": lambda run: str(run["budget"]),
+    "tokens\nper step": lambda run: f"{run['mean_accepted_tokens']:.3f}",
+    "95 %\ninterval": lambda run: "–".join(f"{bound:.2f}" for bound in run["mean_accepted_tokens_interval"]),
+    "× prompt\nlookup": lambda run: shown(run["over_prompt_lookup"], ".2f"),
+    "accepted": lambda run: shown(run["acceptance_rate"], ".1%"),
+    "drafted\nper step": lambda run: f"{run['drafted_per_step']:.2f}",
+    "draft\nµs": lambda run: f"{run['draft_us_p50']:.1f}",
+    "relative\nspeed": lambda run: shown(run["relative_speed"], ".2f"),
+}
+"""Heading of a column -> its cell of a run."""
 
 
-class BenchReplaySettings(CommandSettings):
+class BenchReplaySettings(BenchSettings):
     """Replay recorded outputs as a greedy model would write them, and count the steps that drafts save.
 
     A step drafts at most so many nodes, keeps the longest path that agrees with the record and goes on one token behind
@@ -51,7 +68,7 @@ class BenchReplaySettings(CommandSettings):
     """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them and without
     --graph the drafts come from the sequences alone."""
     graph_path: Path | None = None
-    """Draft from this graph file (--graph for short) instead of counting a corpus."""
+    """Draft from this graph file instead of counting a corpus."""
     strategy: Annotated[list[ReplayStrategyName], COMMAS, EACH_ONCE] = [  # noqa: RUF012
         "adaptive", "tree", "prompt-lookup",
     ]  # fmt: skip
@@ -63,18 +80,10 @@ class BenchReplaySettings(CommandSettings):
     """What it costs to verify n tokens: 'flat', 'dense', 'cpu-moe', 'moe', or a file such as
     {"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}, which begins at 1 token; costs may be in any unit, for all are
     divided by the first. Drafts are then as long as they pay, up to the budget."""
-    fixed: bool = False
-    """Use --cost to price the drafts alone; their length does not depend on it."""
     online: bool = False
     """Learn: what earlier outputs accepted helps later ones, and the model's own tokens are fed back."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Replay only so many traces of each file, the first ones."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of strategies that draw and of the intervals."""
-    plot: Path | None = None
-    """Draw tokens per step by budget into this file, .png or .svg; with --cost, the relative speed."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     draft: DraftConfig = DraftConfig()
@@ -83,14 +92,14 @@ class BenchReplaySettings(CommandSettings):
 
 def run(arguments: Sequence[str]) -> int:
     """Replay and print."""
-    settings = load_settings(BenchReplaySettings, "bench replay", checked_arguments(arguments, _UNHEEDED))
+    for argument in arguments:
+        for flag, instead in _SET_BY_THE_BENCH.items():
+            if argument.startswith(flag):
+                raise ConfigError(f"{flag} is set by this bench itself; set {instead}")
+    # By itself --graph is the section with the tokenizer.
+    typed = [re.sub(r"^--graph(?==|$)", "--graph-path", argument) for argument in arguments]
+    settings = load_settings(BenchReplaySettings, "bench replay", typed)
     cost = _checked_cost(settings)
-    from speculant_graph.bench.plot import check_plot
-    from speculant_graph.bench.progress import show_progress
-    from speculant_graph.bench.replay_report import plot_replay, print_replay
-
-    if settings.plot is not None:
-        check_plot(settings.plot)
     with show_progress() as progress:
         graph, workloads = _read(settings, progress)
         results = _replay_all(settings, graph, cost, workloads, progress)
@@ -100,11 +109,9 @@ def run(arguments: Sequence[str]) -> int:
         "max_order": None if graph is None else graph.max_order,
         "online": settings.online,
         "cost": settings.cost,
-        "cost_aware": cost is not None and not settings.fixed,
     }
-    print_replay(figures, arguments, as_json=settings.json_output)
-    if settings.plot is not None:  # last, for a full disk shall not cost the figures
-        plot_replay(settings.plot, results)
+    rows = _rows(figures)
+    print_report("replay", rows, figures, arguments, as_json=settings.json_output, tables=_tables(results))
     return 0
 
 
@@ -119,8 +126,6 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
 
     if not settings.traces:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
-    if "corpus" in settings.model_fields_set and not settings.corpus:
-        raise ConfigError("--corpus names no file; name some, or leave it out to draft from the sequences alone")
     if settings.corpus and settings.graph_path is not None:
         raise ConfigError("--corpus and --graph both name what to draft from; give one of them")
     for name in settings.strategy:
@@ -128,12 +133,8 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
             raise ConfigError(
                 f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
             )
-    if settings.cost is None:
-        if settings.fixed:
-            raise ConfigError("--fixed has nothing to price drafts by; set --cost")
-        return None
-    if settings.cost in COST_CURVES:
-        return COST_CURVES[settings.cost]
+    if settings.cost is None or settings.cost in COST_CURVES:
+        return COST_CURVES.get(settings.cost or "")
     if not Path(settings.cost).is_file():
         raise ConfigError(
             f"--cost: there is no curve and no file '{settings.cost}'; choose from {', '.join(COST_CURVES)}, "
@@ -144,7 +145,7 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
 
 def _read(settings: BenchReplaySettings, progress: BenchProgress) -> tuple[NgramGraph | None, list[Workload]]:
     """Read the graph and the traces, and what may be refused at once before what takes long."""
-    from speculant_graph.bench.traces import read_workloads
+    from speculant_graph.bench.texts import read_workloads
     from speculant_graph.corpus.tokenize import CorpusTokenizer
     from speculant_graph.draft.pretraining import pretrain
     from speculant_graph.graph.build.builder import GraphBuilder
@@ -177,10 +178,8 @@ def _replay_all(
     progress: BenchProgress,
 ) -> list[dict[str, Any]]:
     """Replay every workload by every strategy at every budget; return the figures of each run, in this order."""
-    from speculant_graph.bench.replay_figures import compare_with_prompt_lookup, replay_figures
-    from speculant_graph.bench.replay_loop import PROMPT_LOOKUP, PromptLookupDrafter, ReplayOptions, replay
+    from speculant_graph.bench.replay_loop import PROMPT_LOOKUP, PromptLookupDrafter, replay, replay_figures
     from speculant_graph.draft.session_drafter import SessionDrafter
-    from speculant_graph.view.formatting import counted
 
     def fresh_drafter(strategy: str, budget: int) -> SessionDrafter | PromptLookupDrafter:
         if strategy == PROMPT_LOOKUP:
@@ -191,15 +190,53 @@ def _replay_all(
     results: list[dict[str, Any]] = []
     for workload, strategy, budget in product(workloads, settings.strategy, sorted(settings.budget)):
         label = f"{workload.name}, {strategy}, {counted(budget, 'node')}"
-        tell = progress.teller(label)
-        options = ReplayOptions(budget, settings.online, None if settings.fixed else cost, settings.seed)
+        tell = progress.begin(label)
         # Pages are read before anything is timed.
         first = workload.traces[0]
         warm_up = replace(first, output=first.output[:_WARM_UP_TOKENS])
-        replay(fresh_drafter(strategy, budget), [warm_up], options)
-        replayed = replay(fresh_drafter(strategy, budget), workload.traces, options, tell)
-        figures = replay_figures(replayed, cost, settings.seed)
+        replay(fresh_drafter(strategy, budget), [warm_up], budget, learn=settings.online, cost=cost)
+        drafter = fresh_drafter(strategy, budget)
+        replayed = replay(drafter, workload.traces, budget, learn=settings.online, cost=cost, tell=tell)
+        figures = replay_figures(replayed, cost)
         progress.tell(f"{label}: {figures['mean_accepted_tokens']:.3f} tokens per step")
         results.append({"workload": workload.name, "strategy": strategy, "budget": budget, **figures})
-    compare_with_prompt_lookup(results)
+    baselines = {
+        (each["workload"], each["budget"]): each["mean_accepted_tokens"]
+        for each in results
+        if each["strategy"] == PROMPT_LOOKUP
+    }
+    for each in results:
+        baseline = baselines.get((each["workload"], each["budget"]))
+        each["over_prompt_lookup"] = None if baseline is None else round(each["mean_accepted_tokens"] / baseline, 4)
     return results
+
+
+def _tables(results: Sequence[Mapping[str, Any]]) -> list[ReportTable]:
+    """Return a table for each workload, without columns that no run has a figure of."""
+    tables = []
+    for workload in dict.fromkeys(run["workload"] for run in results):
+        runs = [run for run in results if run["workload"] == workload]
+        cells = {heading: [cell(run) for run in runs] for heading, cell in _COLUMNS.items()}
+        columns = {heading: column for heading, column in cells.items() if set(column) != {NONE}}
+        title = (
+            f"{workload}: {counted(runs[0]['traces'], 'trace')}, {counted(runs[0]['output_tokens'], 'output token')}"
+        )
+        tables.append(ReportTable(list(columns), list(zip(*columns.values(), strict=True)), title))
+    return tables
+
+
+def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    tokens = figures["graph_tokens"]
+    graph = (
+        "none" if tokens is None else f"{tokens:,} tokens, contexts of up to {counted(figures['max_order'], 'token')}"
+    )
+    rows = [
+        ("tokens per step", "output tokens over steps of the model; plain decoding has 1"),
+        ("95 % interval", "for other traces of this kind"),
+        ("graph", graph),
+        ("traces learn from earlier ones", "yes" if figures["online"] else "no"),
+    ]
+    if figures["cost"] is not None:
+        rows.append(("cost of verifying", figures["cost"]))
+        rows.append(("relative speed", "tokens per unit of this cost, over plain decoding"))
+    return rows

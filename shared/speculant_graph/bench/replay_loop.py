@@ -1,13 +1,15 @@
-"""Replays a recorded output as if a model wrote it again: draft, keep what agrees, go on behind it."""
+"""Replays a recorded output as if a model wrote it again: draft, keep what agrees, go on behind it; and the figures."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from speculant_graph.bench.traces import Trace
+import numpy as np
+
+from speculant_graph.bench.texts import Trace
 from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 
 if TYPE_CHECKING:
@@ -17,20 +19,7 @@ if TYPE_CHECKING:
 PROMPT_LOOKUP = "prompt-lookup"
 """Name of the baseline in results."""
 _LONGEST_NGRAM = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """How outputs are replayed."""
-
-    node_budget: int
-    """Most nodes of a draft."""
-    learn: bool = False
-    """Let later traces gain by what earlier ones accepted, and feed the target's own tokens back."""
-    cost: CostCurve | None = None
-    """What the drafter knows of the cost of verifying."""
-    seed: int = 0
-    """Seed of strategies that draw."""
+_RESAMPLES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +92,10 @@ class PromptLookupDrafter:
 def replay(
     drafter: SessionDrafter | PromptLookupDrafter,
     traces: Sequence[Trace],
-    options: ReplayOptions,
+    node_budget: int,
+    *,
+    learn: bool = False,
+    cost: CostCurve | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[ReplayStep]]:
     """Replay traces one after another and return the steps of each.
@@ -111,43 +103,38 @@ def replay(
     Args:
         drafter: what drafts; it has no session yet.
         traces: what was recorded.
-        options: how.
+        node_budget: most nodes of a draft.
+        learn: let later traces gain by what earlier ones accepted, and feed the target's own tokens back.
+        cost: what the drafter knows of the cost of verifying.
         tell: called with the number of traces that are through, and that of all.
     """
+    from speculant_graph.draft.session_drafter import DraftRequest
+
     replayed = []
     for session_id, trace in enumerate(traces, start=1):
-        drafter.open(session_id, learn=options.learn, cost=options.cost)
+        drafter.open(session_id, learn=learn, cost=cost)
         drafter.accept(session_id, trace.prompt)
-        replayed.append(_replay_trace(drafter, session_id, trace.output, options))
+        steps: list[ReplayStep] = []
+        position = 0
+        while position < len(trace.output):
+            start_ns = time.perf_counter_ns()
+            (draft,) = drafter.draft([DraftRequest(session_id, node_budget)])
+            draft_ns = time.perf_counter_ns() - start_ns
+            assert len(draft) <= node_budget, "a draft over its budget would be compared unfairly"
+            path = agreeing_path(draft, trace.output[position : position + node_budget])
+            accepted = trace.output[position : position + len(path) + 1]
+            if learn:
+                # All that a record knows of the target: the one token that it wrote.
+                nodes = (0, *(node + 1 for node in path))[: len(accepted)]
+                drafter.recycle(session_id, nodes, [(token_id,) for token_id in accepted])
+            drafter.accept(session_id, accepted)
+            expected = sum(draft.path_probabilities) if draft.path_probabilities else None
+            steps.append(ReplayStep(len(draft), len(path), len(accepted), expected, draft_ns))
+            position += len(accepted)
+        replayed.append(steps)
         drafter.close(session_id)
         tell(session_id, len(traces))
     return replayed
-
-
-def _replay_trace(
-    drafter: SessionDrafter | PromptLookupDrafter, session_id: int, output: Sequence[TokenId], options: ReplayOptions
-) -> list[ReplayStep]:
-    from speculant_graph.draft.session_drafter import DraftRequest
-
-    order = DraftRequest(session_id, options.node_budget, options.seed)
-    steps: list[ReplayStep] = []
-    position = 0
-    while position < len(output):
-        start_ns = time.perf_counter_ns()
-        (draft,) = drafter.draft([order])
-        draft_ns = time.perf_counter_ns() - start_ns
-        assert len(draft) <= options.node_budget, "a draft over its budget would be compared unfairly"
-        path = agreeing_path(draft, output[position : position + options.node_budget])
-        accepted = output[position : position + len(path) + 1]
-        if options.learn:
-            # All that a record knows of the target: the one token that it wrote.
-            nodes = (0, *(node + 1 for node in path))[: len(accepted)]
-            drafter.recycle(session_id, nodes, [(token_id,) for token_id in accepted])
-        drafter.accept(session_id, accepted)
-        expected = sum(draft.path_probabilities) if draft.path_probabilities else None
-        steps.append(ReplayStep(len(draft), len(path), len(accepted), expected, draft_ns))
-        position += len(accepted)
-    return steps
 
 
 def agreeing_path(draft: Draft, output: Sequence[TokenId]) -> tuple[int, ...]:
@@ -166,3 +153,61 @@ def agreeing_path(draft: Draft, output: Sequence[TokenId]) -> tuple[int, ...]:
         path.append(deepest)
         deepest = draft.parents[deepest] - 1
     return tuple(reversed(path))
+
+
+def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | None) -> dict[str, Any]:
+    """Return the figures of one run, ready for JSON.
+
+    Args:
+        replayed: the steps of every trace, at least one each.
+        cost: prices the drafts; without it ``relative_speed`` and its interval are None.
+    """
+    steps = [step for of_trace in replayed for step in of_trace]
+    num_tokens = sum(step.num_tokens for step in steps)
+    num_drafted = sum(step.num_drafted for step in steps)
+    num_accepted = sum(step.num_accepted for step in steps)
+    expected = [step.expected for step in steps if step.expected is not None]
+    draft_us = np.array([step.draft_ns for step in steps]) / 1e3
+    figures = {
+        "traces": len(replayed),
+        "output_tokens": num_tokens,
+        "steps": len(steps),
+        "mean_accepted_tokens": round(num_tokens / len(steps), 4),
+        "mean_accepted_tokens_interval": _interval(replayed, len),
+        "drafted": num_drafted,
+        "accepted": num_accepted,
+        "acceptance_rate": _ratio(num_accepted, num_drafted),
+        "drafted_per_step": round(num_drafted / len(steps), 4),
+        "empty_rate": round(sum(not step.num_drafted for step in steps) / len(steps), 4),
+        "expected_over_actual": _ratio(sum(expected), num_accepted) if expected else None,
+        "draft_us_p50": round(float(np.percentile(draft_us, 50)), 2),
+        "draft_us_p99": round(float(np.percentile(draft_us, 99)), 2),
+        "relative_speed": None,
+        "relative_speed_interval": None,
+    }
+    if cost is not None:
+
+        def spent(some: Sequence[ReplayStep]) -> float:
+            return sum(cost.at(1 + step.num_drafted) for step in some)
+
+        figures["relative_speed"] = round(num_tokens / spent(steps), 4)
+        figures["relative_speed_interval"] = _interval(replayed, spent)
+    return figures
+
+
+def _interval(
+    replayed: Sequence[Sequence[ReplayStep]], spent_on: Callable[[Sequence[ReplayStep]], float]
+) -> list[float]:
+    """Return the interval that holds 95 % of tokens over what was spent when traces are drawn anew.
+
+    It is a percentile bootstrap.
+    """
+    tokens = np.array([sum(step.num_tokens for step in of_trace) for of_trace in replayed])
+    spent = np.array([spent_on(of_trace) for of_trace in replayed])
+    drawn = np.random.default_rng(0).integers(0, len(replayed), (_RESAMPLES, len(replayed)))
+    means = tokens[drawn].sum(axis=1) / spent[drawn].sum(axis=1)
+    return [round(float(bound), 4) for bound in np.percentile(means, (2.5, 97.5))]
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return round(above / below, 4) if below else None

@@ -15,14 +15,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.bench.report import BenchSettings, print_report
+from speculant_graph.settings import load_settings
 
 _IMPORT_CLIENT = (
     "import time; start = time.perf_counter(); import speculant_graph.client; print(time.perf_counter() - start)"
 )
 
 
-class BenchStartSettings(CommandSettings):
+class BenchStartSettings(BenchSettings):
     """Start a sidecar again and again, at first as on a machine where it never ran, until it serves.
 
     The first start finds the bytecode of the packages that pip has installed, none of ours, and no caches. Beside it
@@ -30,23 +31,28 @@ class BenchStartSettings(CommandSettings):
     """
 
     graph_path: Path
-    """Graph file (--graph for short) that is served."""
+    """Graph file that is served."""
     starts: Annotated[int, Field(ge=1, le=100)] = 5
     """Later starts, of which the median is shown."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchStartSettings, "bench start", arguments)
-    from speculant_graph.bench.report import print_report
     from speculant_graph.graph.ngrams import NgramGraph
 
     NgramGraph.load(settings.graph_path)  # a damaged file is refused at once
     with tempfile.TemporaryDirectory(prefix="speculant-start-") as folder:
         figures = _measured(settings.graph_path.absolute(), settings.starts, Path(folder))
-    print_report("start", _rows(figures), figures, arguments, as_json=settings.json_output)
+    rows = [
+        ("first start, no bytecode of ours and no caches", f"{figures['cold_s']:.2f} s"),
+        (f"later starts, median of {settings.starts}", f"{figures['warm_s']:.2f} s"),
+        ("a bare gRPC server, the same", f"{figures['echo_s']:.2f} s"),
+        ("resident memory beside the graph's file", f"{figures['own_bytes'] / 1e6:.0f} MB"),
+        ("graph", f"{figures['graph_bytes'] / 1e6:.0f} MB"),
+        ("import speculant_graph.client", f"{figures['import_client_s']:.2f} s"),
+    ]
+    print_report("start", rows, figures, arguments, as_json=settings.json_output)
     return 0
 
 
@@ -63,8 +69,10 @@ def _measured(graph: Path, starts: int, folder: Path) -> dict[str, Any]:
     cold_s, _ = _drafter(graph, folder, environment)
     later = [_drafter(graph, folder, environment) for _ in range(starts)]
     echo_s = statistics.median(_echo_s(folder, environment) for _ in range(starts))
-    _import_client_s(environment)  # writes its bytecode
-    import_s = statistics.median(_import_client_s(environment) for _ in range(starts))
+    imports_s = [
+        float(subprocess.check_output([sys.executable, "-c", _IMPORT_CLIENT], env={**os.environ, **environment}))
+        for _ in range(1 + starts)
+    ]
     memory = later[-1][1]
     return {
         "cold_s": round(cold_s, 3),
@@ -73,7 +81,7 @@ def _measured(graph: Path, starts: int, folder: Path) -> dict[str, Any]:
         "rss_bytes": memory["rss"],
         "own_bytes": memory["rss"] - memory["graph"],
         "graph_bytes": graph.stat().st_size,
-        "import_client_s": round(import_s, 3),
+        "import_client_s": round(statistics.median(imports_s[1:]), 3),  # the first one writes its bytecode
         "starts": starts,
     }
 
@@ -101,23 +109,7 @@ def _echo_s(folder: Path, environment: Mapping[str, str]) -> float:
     from speculant_graph.bench.processes import running_module
 
     start = time.perf_counter()
-    arguments = ["grpc", f"unix://{folder}/echo.sock"]
-    with running_module("speculant_graph.bench.echo", arguments, environment) as process:
+    with running_module("speculant_graph.bench.echo", [f"unix://{folder}/echo.sock"], environment) as process:
         assert process.stdout is not None
         process.stdout.readline()
         return time.perf_counter() - start
-
-
-def _import_client_s(environment: Mapping[str, str]) -> float:
-    return float(subprocess.check_output([sys.executable, "-c", _IMPORT_CLIENT], env={**os.environ, **environment}))
-
-
-def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("first start, no bytecode of ours and no caches", f"{figures['cold_s']:.2f} s"),
-        (f"later starts, median of {figures['starts']}", f"{figures['warm_s']:.2f} s"),
-        ("a bare gRPC server, the same", f"{figures['echo_s']:.2f} s"),
-        ("resident memory beside the graph's file", f"{figures['own_bytes'] / 1e6:.0f} MB"),
-        ("graph", f"{figures['graph_bytes'] / 1e6:.0f} MB"),
-        ("import speculant_graph.client", f"{figures['import_client_s']:.2f} s"),
-    ]

@@ -26,7 +26,7 @@ COMMANDS = {
     "prune": ("speculant_graph.cli.graphs:prune", "build", "drop what is rare from a graph"),
     "export": ("speculant_graph.cli.graphs:export", "build", "write a graph as llama.cpp's lookup cache"),
     "inspect": ("speculant_graph.cli.inspect:run", "build", "show what a graph holds and what it would draft"),
-    "view": ("speculant_graph.cli.view:run", "viz", "save the explorer's page of what may follow a text"),
+    "view": ("speculant_graph.cli.view:run", "build", "save the explorer's page of what may follow a text"),
     "drafter": ("speculant_drafter.cli:run", "drafter", "serve a graph as the drafter sidecar"),
     "verifier": (
         "speculant_verifier.service.command:run",

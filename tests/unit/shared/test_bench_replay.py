@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.bench.plot import Diagram, Line, check_plot, plot_lines
-from speculant_graph.bench.replay_figures import compare_with_prompt_lookup, replay_figures
-from speculant_graph.bench.replay_loop import PromptLookupDrafter, ReplayOptions, ReplayStep, agreeing_path, replay
-from speculant_graph.bench.traces import Trace
+from speculant_graph.bench.replay_loop import PromptLookupDrafter, ReplayStep, agreeing_path, replay, replay_figures
+from speculant_graph.bench.texts import Trace
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.errors import ConfigError
 from speculant_graph.types import EMPTY_DRAFT, Draft
 
 
@@ -29,7 +25,6 @@ class ScriptedDrafter:
     recycled: list[tuple[int, int]] = field(default_factory=list)
     opened: list[tuple[bool, object]] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
-    budgets: set[int] = field(default_factory=set)
     num_drafts: int = 0
 
     def open(self, session_id: int, *, tenant: str = "", learn: bool = False, cost: CostCurve | None = None) -> None:
@@ -46,7 +41,6 @@ class ScriptedDrafter:
             self.recycled.append((draft.token_ids[node - 1] if node else known[-1], token_id))
 
     def draft(self, orders: Sequence[object]) -> list[Draft]:
-        self.budgets |= {order.node_budget for order in orders}  # type: ignore[attr-defined]
         self.num_drafts += 1
         return [self.drafts[(self.num_drafts - 1) % len(self.drafts)]]
 
@@ -78,22 +72,6 @@ def drafts(draw: st.DrawFn) -> Draft:
 outputs = st.lists(st.integers(0, 2), min_size=1, max_size=20)
 
 
-@pytest.mark.parametrize(
-    ("draft", "output", "path"),
-    [
-        (EMPTY_DRAFT, [1, 2], ()),
-        (chain(1, 2, 3), [1, 2, 4, 5], (0, 1)),
-        (chain(9, 2, 3), [1, 2, 3], ()),
-        (chain(1, 2, 3), [1, 2], (0, 1)),  # the record ends within the draft
-        (Draft((1, 7, 2, 3, 8), (0, 0, 1, 3, 3)), [1, 2, 3, 4], (0, 2, 3)),
-        (Draft((7, 1, 2, 2), (0, 0, 1, 2)), [1, 2, 3], (1, 3)),  # what follows a wrong token is wrong
-        (Draft((1, 1, 2), (0, 0, 2)), [1, 2], (1, 2)),  # of two alike, the one that leads on
-    ],
-)
-def test_the_longest_path_that_agrees(draft: Draft, output: list[int], path: tuple[int, ...]) -> None:
-    assert agreeing_path(draft, output) == path
-
-
 @given(draft=drafts(), output=outputs)
 def test_the_longest_path_against_all_paths(draft: Draft, output: list[int]) -> None:
     path = list(agreeing_path(draft, output))
@@ -110,12 +88,11 @@ def test_every_token_is_accounted_for(scripted: list[Draft], texts: list[list[in
     traces = [Trace((2, 0), tuple(text)) for text in texts]
     drafter = ScriptedDrafter(scripted)
     told: list[tuple[int, int]] = []
-    replayed = replay(drafter, traces, ReplayOptions(8, learn=True), lambda *each: told.append(each))
+    replayed = replay(drafter, traces, 8, learn=True, tell=lambda *each: told.append(each))
     assert told == [(number, len(texts)) for number in range(1, len(texts) + 1)]
     assert drafter.accepted == {number: [2, 0, *text] for number, text in enumerate(texts, start=1)}
     assert drafter.closed == list(drafter.accepted)
     assert drafter.opened == [(True, None)] * len(texts)
-    assert drafter.budgets == {8}
     assert drafter.num_drafts == sum(map(len, replayed))
     pairs = [pair for text in texts for pair in zip([0, *text], text, strict=False)]
     assert drafter.recycled == pairs, "the true next token after every token"
@@ -127,37 +104,18 @@ def test_every_token_is_accounted_for(scripted: list[Draft], texts: list[list[in
 
 def test_what_the_drafter_is_told() -> None:
     drafter, curve = ScriptedDrafter([EMPTY_DRAFT]), CostCurve((1, 2), (1.0, 1.5))
-    (steps,) = replay(drafter, [Trace((), (5, 6, 7))], ReplayOptions(3, cost=curve))
+    replay(drafter, [Trace((), (5, 6, 7))], 3, cost=curve)
     assert drafter.opened == [(False, curve)]
     assert drafter.recycled == [], "only what learns is fed"
-    assert [step.num_tokens for step in steps] == [1, 1, 1]
     with pytest.raises(AssertionError, match="over its budget"):
-        replay(ScriptedDrafter([chain(1, 2)]), [Trace((), (5,))], ReplayOptions(1))
-
-
-def test_figures_by_hand() -> None:
-    scripted = [chain(1, 2, probabilities=(0.75, 0.25)), EMPTY_DRAFT, chain(9, probabilities=(0.5,))]
-    replayed = replay(ScriptedDrafter(scripted), [Trace((0,), (1, 2, 3, 4, 5, 6))], ReplayOptions(2))
-    # 1 2 agree and bring 3; nothing brings 4; 9 is wrong and 5 comes; of 1 2 nothing agrees with 6, the last token.
-    figures = replay_figures(replayed, CostCurve((1, 2, 3), (1.0, 1.5, 2.0)), 0)
-    assert figures["steps"] == 4
-    assert figures["output_tokens"] == 6
-    assert figures["mean_accepted_tokens"] == 1.5
-    assert figures["mean_accepted_tokens_interval"] == [1.5, 1.5], "there is only one trace to draw"
-    assert (figures["drafted"], figures["accepted"]) == (5, 2)
-    assert figures["acceptance_rate"] == 0.4
-    assert figures["drafted_per_step"] == 1.25
-    assert figures["empty_rate"] == 0.25
-    assert figures["expected_over_actual"] == 1.25  # (1 + 0.5 + 1) / 2
-    assert figures["relative_speed"] == round(6 / (2.0 + 1.0 + 1.5 + 2.0), 4)
-    assert figures["relative_speed_interval"] == [figures["relative_speed"]] * 2
+        replay(ScriptedDrafter([chain(1, 2)]), [Trace((), (5,))], 1)
 
 
 @given(scripted=st.lists(drafts(), min_size=1, max_size=6), texts=st.lists(outputs, min_size=1, max_size=4))
 def test_figures_against_slow_loops(scripted: list[Draft], texts: list[list[int]]) -> None:
     curve = CostCurve((1, 2, 4, 8, 16), (1.0, 1.1, 1.5, 2.0, 3.5))
-    replayed = replay(ScriptedDrafter(scripted), [Trace((), tuple(text)) for text in texts], ReplayOptions(8))
-    figures = replay_figures(replayed, curve, 1)
+    replayed = replay(ScriptedDrafter(scripted), [Trace((), tuple(text)) for text in texts], 8)
+    figures = replay_figures(replayed, curve)
     num_steps = drafted = accepted = empty = 0
     expected = spent = 0.0
     for text in texts:
@@ -188,23 +146,16 @@ def test_figures_against_slow_loops(scripted: list[Draft], texts: list[list[int]
     assert 1.0 <= low <= high <= max(map(len, texts))
 
 
-def test_figures_of_a_strategy_without_probabilities_and_without_hits() -> None:
-    figures = replay_figures([[ReplayStep(2, 0, 1, None, 1_000)]], None, 0)
-    assert figures["expected_over_actual"] is None
-    assert figures["relative_speed"] is figures["relative_speed_interval"] is None
-    assert figures["acceptance_rate"] == 0.0
-    assert figures["draft_us_p50"] == figures["draft_us_p99"] == 1.0
-
-
 def test_the_interval_holds_what_traces_vary() -> None:
     quick, slow = ReplayStep(3, 3, 4, None, 1), ReplayStep(0, 0, 1, None, 1)
-    figures = replay_figures([[quick]] * 20 + [[slow]] * 20, None, 0)
+    figures = replay_figures([[quick]] * 20 + [[slow]] * 20, None)
+    assert figures["expected_over_actual"] is figures["relative_speed"] is figures["relative_speed_interval"] is None
     low, high = figures["mean_accepted_tokens_interval"]
     assert low < figures["mean_accepted_tokens"] == 2.5 < high
     assert high - low == pytest.approx(2 * 1.96 * 1.5 / 40**0.5, rel=0.15), "about that of a mean of 40 numbers"
-    priced = replay_figures([[quick]] * 20 + [[slow]] * 20, CostCurve((1, 4), (1.0, 1.0)), 0)
+    priced = replay_figures([[quick]] * 20 + [[slow]] * 20, CostCurve((1, 4), (1.0, 1.0)))
     assert priced["relative_speed_interval"] == [low, high], "drafts are free"
-    priced = replay_figures([[quick]] * 20 + [[slow]] * 20, CostCurve((1, 4), (1.0, 4.0)), 0)
+    priced = replay_figures([[quick]] * 20 + [[slow]] * 20, CostCurve((1, 4), (1.0, 4.0)))
     assert priced["relative_speed_interval"] == [1.0, 1.0], "the quick ones cost what they bring"
 
 
@@ -223,45 +174,3 @@ def test_prompt_lookup_against_a_search(token_ids: list[int], cuts: int, budget:
     (draft,) = drafter.draft([SimpleNamespace(session_id=7, node_budget=budget)])  # type: ignore[list-item]
     assert list(draft.token_ids) == expected
     assert draft.is_chain
-    drafter.close(7)
-
-
-def test_comparison_with_prompt_lookup() -> None:
-    def result(strategy: str, budget: int, mean: float) -> dict[str, object]:
-        return {"workload": "chat", "strategy": strategy, "budget": budget, "mean_accepted_tokens": mean}
-
-    results = [result("tree", 8, 3.0), result("tree", 16, 4.0), result("prompt-lookup", 8, 2.0)]
-    compare_with_prompt_lookup(results)
-    assert [run["over_prompt_lookup"] for run in results] == [1.5, None, 1.0]
-
-
-@pytest.mark.parametrize("name", ["a.png", "a.SVG"])
-def test_a_picture(name: str, tmp_path: Path) -> None:
-    lines = [Line("tree", [8, 24], [2.0, 2.5], [(2.1, 2.2), (2.4, 2.6)]), Line("greedy", [8, 24], [1.5, 1.6])]
-    diagrams = [Diagram(lines, title=f"w$_{number}", y_label="tokens per step") for number in range(4)]
-    plot_lines(tmp_path / name, diagrams, "budget", baseline=1.0)
-    picture = (tmp_path / name).read_bytes()
-    if name == "a.png":
-        assert picture.startswith(b"\x89PNG")
-    else:
-        texts = (b">tokens per step<", b">budget<", b">w$_3<", b">24<", b">greedy<")
-        assert [text in picture for text in texts] == [True] * 5, "titles are text, and ticks are the points"
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_pictures_that_can_not_be_written(tmp_path: Path) -> None:
-    check_plot(tmp_path / "a.PNG")
-    assert list(tmp_path.iterdir()) == [], "trying leaves nothing"
-    (tmp_path / "folder.png").mkdir()
-    for path, message in (
-        (tmp_path, r"is a folder; name a file in it, such as .*picture\.png$"),
-        (tmp_path / "folder.png", "is a folder; name a file"),
-        (tmp_path / "a.gif", r"ends in none of \.png, \.svg; choose one"),
-        (
-            tmp_path / "no" / "a.png",
-            r"can't write to the folder .*/no \(No such file.*; make it or choose another path",
-        ),
-        (Path("/proc/a.png"), "can't write to the folder /proc"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            check_plot(path)

@@ -1,20 +1,36 @@
-"""``speculant bench adapter``: a draft model beside n-grams and alone, and what it learns from recorded requests."""
+"""``speculant bench adapter``: a draft model beside n-grams and alone, on text that one of them, or neither, knows."""
 
 from __future__ import annotations
 
+import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from speculant_graph.bench.progress import show_progress
-from speculant_graph.config import DraftModelConfig
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.bench.report import BenchProgress, BenchSettings, ReportTable, print_report, show_progress
+from speculant_graph.client import NullDrafter
+from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
+from speculant_graph.graph.build.builder import GraphBuilder
+from speculant_graph.settings import load_settings
+from speculant_verifier.bench.decoding import EngineDecoding, Trials, interleaved
+from speculant_verifier.bench.workload import BenchRequest, load_target, requests_of
+from speculant_verifier.demo import DRAFT_MODEL_FOLDER, MODEL_FOLDER
+from speculant_verifier.demo.corpus import beginnings_of, draft_files, training_files
+
+if TYPE_CHECKING:
+    from speculant_verifier.model import TargetModel
+
+_PLAIN, _NGRAMS, _MODEL, _BOTH = "plain", "tree", "model", "tree with the model"
+_REQUESTS_AT_A_TIME = 2
+"""Of each row, before the other ways take their turn; at the end rows wait for the slowest request."""
 
 
-class BenchAdapterSettings(CommandSettings):
+class BenchAdapterSettings(BenchSettings):
     """Decode the demo model's prompts plainly, by n-grams, by the demo's draft model, and by both, interleaved.
 
     The prompts are of three kinds: text that the draft model knows, text that the graph holds, and text that neither
@@ -27,32 +43,121 @@ class BenchAdapterSettings(CommandSettings):
     """Most new tokens of each, at least 8."""
     batch: Annotated[int, Field(ge=1, le=64)] = 1
     """Requests decoded together."""
-    draft_model: DraftModelConfig = DraftModelConfig()
-    """Another draft model than the demo's."""
-    loop: bool = False
-    """Measure something else: collect, train, gate and swap, by the documented commands, and requests of a domain that
-    the draft model never saw before and after."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Measure and print; 1 if drafts changed a token."""
     settings = load_settings(BenchAdapterSettings, "bench adapter", arguments)
-    from speculant_graph.bench.report import print_report
-    from speculant_verifier.bench.adapter_loop import loop_report, measure_loop
-    from speculant_verifier.bench.adapter_ways import measure_ways, ways_report
-    from speculant_verifier.console import quiet_transformers
-    from speculant_verifier.demo import DRAFT_MODEL_FOLDER
-
-    quiet_transformers()
-    if not settings.draft_model.name:
-        draft_model = settings.draft_model.model_copy(update={"name": str(DRAFT_MODEL_FOLDER)})
-        settings = settings.model_copy(update={"draft_model": draft_model})
-    measure, report = (measure_loop, loop_report) if settings.loop else (measure_ways, ways_report)
     with show_progress() as progress, tempfile.TemporaryDirectory(prefix="speculant-") as folder:
-        figures = measure(settings, Path(folder), progress)
-    rows, tables = report(figures)
-    rows.append(("all tokens identical", "yes" if figures["identical"] else "NO"))
+        figures = _measured(settings, Path(folder), progress)
+    ways = (_NGRAMS, _MODEL, _BOTH)
+    lines = [
+        (kind, *(cell for way in ways for cell in _cells(by_way[way]))) for kind, by_way in figures["kinds"].items()
+    ]
+    headings = [heading for way in ways for heading in (f"{way}:\ntokens a pass", "\nspeed")]
+    rows = [
+        *(
+            (f"{kind}: both, in tokens/s of the better", f"×{by_way['both_over_better']:.3f}")
+            for kind, by_way in figures["kinds"].items()
+        ),
+        ("all tokens identical", "yes" if figures["identical"] else "NO"),
+    ]
+    tables = [ReportTable(("", *headings), lines)]
     print_report("adapter", rows, figures, arguments, as_json=settings.json_output, tables=tables)
     return int(not figures["identical"])
+
+
+def _cells(figures: Mapping[str, float]) -> tuple[str, str]:
+    return f"{figures['tokens_per_pass']:.2f}", f"×{figures['speedup']:.2f}"
+
+
+def _measured(settings: BenchAdapterSettings, folder: Path, progress: BenchProgress) -> dict[str, Any]:
+    """Decode prompts of every kind in every way and return the figures, ready for JSON."""
+    from speculant_verifier.decoder import SpeculativeDecoder
+
+    progress.begin("loading models")
+    config = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=settings.batch)
+    target = load_target(config)
+    graph = folder / "graph.pkl"
+    kinds = _kinds(settings, target, graph, progress)
+    progress.begin("measuring passes")
+    model, draft = DraftModelConfig(name=str(DRAFT_MODEL_FOLDER)), DraftConfig(strategy="model")
+    decoders = {
+        _PLAIN: SpeculativeDecoder(None, config, DraftConfig(k=0), target=target),
+        _NGRAMS: SpeculativeDecoder(graph, config, target=target),
+        _MODEL: SpeculativeDecoder(None, config, draft, draft_model=model, target=target),
+        _BOTH: SpeculativeDecoder(graph, config, draft_model=model, target=target),
+    }
+    ways = {
+        way: EngineDecoding(
+            target, decoder.drafter, decoder.draft_config, settings.batch,
+            cost=decoder.costs.relative_of_widths if decoder.costs is not None else None,
+        ).decode
+        for way, decoder in decoders.items()
+    }  # fmt: skip
+    for decode in ways.values():
+        decode([request for requests in kinds.values() for request in requests[settings.limit :]])
+    at_a_time = _REQUESTS_AT_A_TIME * settings.batch
+    trials = {
+        kind: interleaved(ways, requests[: settings.limit], at_a_time, progress.begin(f"decoding: {kind}"))
+        for kind, requests in kinds.items()
+    }
+    for decoder in decoders.values():
+        decoder.close()
+    together = reduce(add, trials.values())
+    rates = {way: round(together.statistics(way).tokens_per_s, 3) for way in ways}
+    return {
+        "identical": all(together.is_identical(way, _PLAIN) for way in ways),
+        "batch": settings.batch,
+        "prompts": settings.limit,
+        "kinds": {kind: _figures(each) for kind, each in trials.items()},
+        "tree_tokens_per_s": rates[_NGRAMS],
+        "model_tokens_per_s": rates[_MODEL],
+        "tree_with_model_tokens_per_s": rates[_BOTH],
+    }
+
+
+def _figures(trials: Trials) -> dict[str, Any]:
+    by_way = {way: trials.statistics(way) for way in trials.runs}
+    rates = {way: each.tokens_per_s for way, each in by_way.items()}
+    figures: dict[str, Any] = {
+        way: {
+            "tokens_per_pass": round(each.mean_accepted_tokens, 4),
+            "tokens_per_s": round(rates[way], 3),
+            "speedup": round(rates[way] / rates[_PLAIN], 4),
+        }
+        for way, each in by_way.items()
+    }
+    return figures | {"both_over_better": round(rates[_BOTH] / max(rates[_NGRAMS], rates[_MODEL]), 4)}
+
+
+def _kinds(
+    settings: BenchAdapterSettings, target: TargetModel, graph: Path, progress: BenchProgress
+) -> dict[str, list[BenchRequest]]:
+    """Build the graph of a part of what the draft model never saw; return prompts of every kind.
+
+    Only functions that the demo model goes on to write are prompts. Behind those that were asked for there are some to
+    warm up with: others, as drafters learn from what is written.
+    """
+    unknown = draft_files()[1]
+    in_graph = [path for path in unknown if "http" in path.parts or "json" in path.parts]
+    files = {
+        "the draft model knows it": [path for path in training_files()[0] if path not in unknown],
+        "the graph holds it": in_graph,
+        "neither": [path for path in unknown if path not in in_graph],
+    }
+    GraphBuilder(tokenizer_name=target.fingerprint.name).build(in_graph, graph, progress=progress.show_build)
+    plain = EngineDecoding(target, NullDrafter(), DraftConfig(k=0), 1)
+    kinds: dict[str, list[BenchRequest]] = {}
+    for kind, paths in files.items():
+        progress.begin(f"choosing prompts: {kind}")
+        found = beginnings_of(paths)
+        random.Random(0).shuffle(found)
+        kinds[kind] = []
+        for request in requests_of(found, target, settings.max_tokens):
+            if len(kinds[kind]) == settings.limit + settings.batch:
+                break
+            if len(plain.decode([request]).rows[0].token_ids) > settings.max_tokens // 2:
+                kinds[kind].append(request)
+    plain.close()
+    return kinds

@@ -113,9 +113,9 @@ def start_llama_server(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
     """Start it, unmodified, as an order wants it; it decodes one sequence at a time."""
     import httpx2
 
-    from speculant_graph.bench.processes import free_ports
+    from speculant_graph.bench.processes import free_port
 
-    [port] = free_ports(1)
+    port = free_port()
     command = [
         order["program"], "-m", order["model"], "--host", "127.0.0.1", "--port", str(port), "-c",
         str(order["max_length"]), "-np", "1", "--no-webui", "--swa-full", "--cache-ram", "0",

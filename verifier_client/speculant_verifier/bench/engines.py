@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,32 +15,37 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from speculant_graph.bench.progress import BenchProgress, show_progress
-from speculant_graph.bench.report import ReportTable, print_report
+from speculant_graph.bench.processes import OwnDrafter, stop
+from speculant_graph.bench.report import BenchProgress, BenchSettings, ReportTable, print_report, show_progress, shown
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import SpeculantError
 from speculant_graph.graph.llama_lookup import export_llama_lookup
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.settings import CommandSettings, load_settings
-from speculant_verifier.bench.engine_candidates import (
-    MOST_DRAFTED,
-    NONE,
-    Candidate,
-    EngineFiles,
-    EngineName,
-    orders_of,
-    program_of,
-)
-from speculant_verifier.bench.serve_processes import OwnDrafter
-from speculant_verifier.bench.trials import interleaved
+from speculant_graph.settings import load_settings
+from speculant_verifier.bench.decoding import Decoded, DecodedRow, interleaved
 from speculant_verifier.bench.workload import BenchRequest, read_prompts
 from speculant_verifier.demo.corpus import beginnings
 
+EngineName = Literal["vllm", "llama-cpp-python", "llama-server"]
+"""An engine."""
+
+PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
+"""What vLLM is given as a class that drafts."""
+
+_NONE, _OURS = "none", "speculant"
+_MOST_DRAFTED = 8
+_WORKER = "speculant_verifier.bench.engine_worker"
+_PROGRAMS: dict[EngineName, str] = {
+    "vllm": "vllm/bin/python", "llama-cpp-python": "llama-cpp/bin/python", "llama-server": "llama-server",
+}  # fmt: skip
+"""Where ``make engines`` puts an engine's Python, or its program."""
 _BATCHES: dict[EngineName, tuple[int, ...]] = {"vllm": (1, 8), "llama-cpp-python": (1,), "llama-server": (1,)}
 _ROUNDS = (1, 2)
+_LAST_LINES = 2
+_STOP_S = 10.0
 
 
-class BenchEnginesSettings(CommandSettings):
+class BenchEnginesSettings(BenchSettings):
     """Let engines continue the same prompts greedily, without drafts, with their own, and with ours, interleaved.
 
     Engines come from 'make engines'; those that are not there are left out. Every prompt comes twice: new, and again
@@ -61,8 +69,6 @@ class BenchEnginesSettings(CommandSettings):
     """Most prompts."""
     max_tokens: Annotated[int, Field(ge=2)] = 60
     """Most new tokens of each, at least 2."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -73,78 +79,160 @@ def run(arguments: Sequence[str]) -> int:
     for engine in _BATCHES:
         if settings.only not in ("", engine):
             continue
-        if not program_of(engine, settings.engines).is_file():
+        if not (settings.engines / _PROGRAMS[engine]).is_file():
             results.append({"engine": engine, "skipped": "not installed; run: make engines"})
         elif engine != "vllm" and settings.gguf is None:
             results.append({"engine": engine, "skipped": "no model; name one with --gguf"})
         else:
             found.append(engine)
     if found:
-        with show_progress() as progress, _files(settings) as (files, requests):
-            for engine in found:
-                for batch in _BATCHES[engine]:
-                    results += _measure(engine, batch, files, requests, progress)
-    rows, tables = _shown(results)
+        tokenizer = CorpusTokenizer.load(settings.model, special_tokens="parse")
+        texts = read_prompts(settings.prompts, settings.limit) if settings.prompts else beginnings(settings.limit)
+        requests = [BenchRequest(tuple(map(int, tokenizer.encode_prompt(each))), settings.max_tokens) for each in texts]
+        with show_progress() as progress, tempfile.TemporaryDirectory(prefix="speculant-engines-") as name:
+            folder = Path(name)
+            export_llama_lookup(NgramGraph.load(settings.graph_path), folder / "lookup.bin")
+            with contextlib.closing(OwnDrafter(settings.graph_path, f"unix://{folder}/drafter.sock")):
+                for engine in found:
+                    for batch in _BATCHES[engine]:
+                        results += _measure(engine, batch, settings, folder, requests, progress)
+    rows, tables = _report(results)
     print_report("engines", rows, {"results": results}, arguments, as_json=settings.json_output, tables=tables)
     return int(any(not result.get("identical", True) for result in results))
 
 
-@contextmanager
-def _files(settings: BenchEnginesSettings) -> Iterator[tuple[EngineFiles, list[BenchRequest]]]:
-    """Make what engines are given, with a sidecar that runs inside of the block."""
-    tokenizer = CorpusTokenizer.load(settings.model, special_tokens="parse")
-    texts = read_prompts(settings.prompts, settings.limit) if settings.prompts else beginnings(settings.limit)
-    requests = [BenchRequest(tuple(map(int, tokenizer.encode_prompt(text))), settings.max_tokens) for text in texts]
-    with tempfile.TemporaryDirectory(prefix="speculant-engines-") as name:
-        folder = Path(name)
-        lookup = folder / "lookup.bin"
-        export_llama_lookup(NgramGraph.load(settings.graph_path), lookup)
-        with closing(OwnDrafter(settings.graph_path, f"unix://{folder}/drafter.sock")) as drafter:
-            drafter.await_ready()
-            yield (
-                EngineFiles(
-                    settings.engines,
-                    settings.model,
-                    settings.gguf,
-                    settings.graph_path,
-                    lookup,
-                    drafter.address,
-                    folder,
-                ),
-                requests,
+def _methods(engine: EngineName, batch: int, graph: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the ways of drafting of an engine, by name, and what its worker gets for each."""
+    width = ["--spec-draft-n-max", str(_MOST_DRAFTED)]
+    cache = ["--spec-type", "ngram-cache", *width]
+    sources: dict[str, dict[str, Any]] = {
+        _OURS: {"graph_path": str(graph.absolute())},
+        # What earlier runs taught the sidecar is no help for a later one.
+        f"{_OURS}, sidecar": {"client": {"address": f"unix://{folder}/drafter.sock", "tenant": f"{engine}-{batch}"}},
+    }
+    if engine == "llama-server":
+        return {
+            _NONE: {"flags": []},
+            "ngram-simple": {"flags": ["--spec-type", "ngram-simple", *width]},
+            "ngram-mod": {"flags": ["--spec-type", "ngram-mod"]},
+            "ngram-cache": {"flags": cache},
+            _OURS: {"flags": [*cache, "--lookup-cache-dynamic", str(folder / "lookup.bin")]},
+        }
+    if engine == "llama-cpp-python":
+        return {_NONE: {}, "lookup": {}, **{method: {"settings": each} for method, each in sources.items()}}
+    custom = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": _MOST_DRAFTED}
+    ngram = {"method": "ngram", "num_speculative_tokens": _MOST_DRAFTED, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    return {
+        _NONE: {},
+        "ngram": {"speculative": ngram},
+        "suffix": {"speculative": {"method": "suffix", "num_speculative_tokens": _MOST_DRAFTED}},
+        **{method: {"speculative": custom, "additional": {"speculant": each}} for method, each in sources.items()},
+    }
+
+
+class Candidate:
+    """An engine that is running with one way of drafting, in a process of its own that is sent orders."""
+
+    def __init__(self, settings: BenchEnginesSettings, folder: Path, order: dict[str, Any]) -> None:
+        """Start it.
+
+        Args:
+            settings: where everything is.
+            folder: for its messages.
+            order: what its worker gets: engine, method, sizes, and what belongs to the method.
+
+        Raises:
+            SpeculantError: it does not start.
+        """
+        engine: EngineName = order["engine"]
+        program = (settings.engines / _PROGRAMS[engine]).absolute()
+        model = settings.model if engine == "vllm" else settings.gguf
+        assert model is not None
+        self._log = folder / f"{engine}-{order['batch']}-{order['method'].replace(', ', '-')}.log"
+        with self._log.open("w", encoding="utf-8") as messages:
+            self._process = subprocess.Popen(
+                [sys.executable if engine == "llama-server" else str(program), "-m", _WORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                text=True,
+                cwd=folder,  # settings of the bench's folder are not for engines
+                start_new_session=True,
             )
+        places = {"program": str(program), "model": str(model.absolute()), "most_drafted": _MOST_DRAFTED}
+        self._ask({**order, **places})
+
+    def decode(self, requests: Sequence[BenchRequest]) -> Decoded:
+        """Continue prompts, greedily. Steps are counted for all of them together, in the first row."""
+        prompts = [list(request.prompt) for request in requests]
+        answer = self._ask({"prompts": prompts, "max_tokens": requests[0].max_tokens})
+        rows = [DecodedRow(ids) for ids in answer["ids"]]
+        rows[0].num_steps = answer["passes"]
+        return Decoded(rows, answer["seconds"])
+
+    def draft_times(self) -> list[float]:
+        """Return how long each batch of drafts took, seconds, where that is known."""
+        return [float(seconds) for seconds in self._ask({"times": True})["times"]]
+
+    def close(self) -> None:
+        """End it: without orders it ends in its own way, and its engine before it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_S)
+        stop(self._process)
+
+    def _ask(self, order: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line:
+            self.close()
+            lines = [each for each in self._log.read_text("utf-8", "replace").splitlines() if each.strip()]
+            raise SpeculantError(f"it ended: {' / '.join(lines[-_LAST_LINES:]) or 'without a message'}")
+        return json.loads(line)
 
 
 def _measure(
-    engine: EngineName, batch: int, files: EngineFiles, requests: Sequence[BenchRequest], progress: BenchProgress
+    engine: EngineName,
+    batch: int,
+    settings: BenchEnginesSettings,
+    folder: Path,
+    requests: Sequence[BenchRequest],
+    progress: BenchProgress,
 ) -> list[dict[str, Any]]:
     """Return one result for each way of drafting and round."""
-    longest = max(len(request.prompt) + request.max_tokens for request in requests) + MOST_DRAFTED + 1
-    sizes = {"batch": batch, "max_length": 64 * -(-longest // 64)}
+    longest = max(len(request.prompt) + request.max_tokens for request in requests) + _MOST_DRAFTED + 1
     running: dict[str, Candidate] = {}
     head = {"engine": engine, "batch": batch}
     results: list[dict[str, Any]] = []
     try:
-        for method, order in orders_of(engine, files, batch).items():
+        for method, extra in _methods(engine, batch, settings.graph_path, folder).items():
             progress.begin(f"{engine}: {method} starts")
+            order = {**head, "method": method, "max_length": 64 * -(-longest // 64), **extra}
             try:
-                running[method] = Candidate(engine, method, files, {**sizes, **order})
+                running[method] = Candidate(settings, folder, order)
             except SpeculantError as error:
                 results.append({**head, "method": method, "skipped": str(error)})
             else:  # first calls compile and fill caches
                 running[method].decode([replace(requests[0], max_tokens=4)])
-        if NONE not in running:
+        if _NONE not in running:
             return results
         ways = {method: candidate.decode for method, candidate in running.items()}
         for round_number in _ROUNDS:
-            trials = interleaved(ways, requests, batch, progress.teller(f"{engine}, round {round_number}"))
+            trials = interleaved(ways, requests, batch, progress.begin(f"{engine}, round {round_number}"))
             for method in ways:
                 each = trials.statistics(method)
                 results.append({
-                    **head, "method": method, "round": round_number, "identical": trials.is_identical(method, NONE),
+                    **head, "method": method, "round": round_number, "identical": trials.is_identical(method, _NONE),
                     "tokens": each.num_tokens, "tokens_per_pass": round(each.mean_accepted_tokens, 3),
                     "tokens_per_s": round(each.tokens_per_s, 1),
-                    "speedup": round(each.tokens_per_s / trials.statistics(NONE).tokens_per_s, 3),
+                    "speedup": round(each.tokens_per_s / trials.statistics(_NONE).tokens_per_s, 3),
                 })  # fmt: skip
         for result in results:
             times = running[result["method"]].draft_times() if result["method"] in running else []
@@ -157,7 +245,7 @@ def _measure(
     return results
 
 
-def _shown(results: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], list[ReportTable]]:
+def _report(results: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], list[ReportTable]]:
     """Return what is printed: a line for each engine, batch size, way of drafting and round."""
     lines = [
         (
@@ -166,7 +254,8 @@ def _shown(results: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]],
             f"{each['tokens_per_pass']:.2f}",
             f"{each['tokens_per_s']:.0f}",
             f"×{each['speedup']:.2f}",
-            *("–" if each[key] is None else f"{each[key]:.0f}" for key in ("propose_us_p50", "propose_us_p99")),
+            shown(each["propose_us_p50"], ".0f"),
+            shown(each["propose_us_p99"], ".0f"),
             "yes" if each["identical"] else "NO",
         )
         for each in results

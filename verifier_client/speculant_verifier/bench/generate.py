@@ -2,57 +2,66 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.progress import show_progress
-from speculant_graph.bench.report import ReportTable, print_report
+from speculant_graph.bench.report import (
+    NONE,
+    BenchProgress,
+    BenchSettings,
+    ReportTable,
+    print_report,
+    show_progress,
+    shown,
+)
 from speculant_graph.config import ClientConfig, DraftConfig, DraftModelConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.settings import CommandSettings, TypedPath, load_settings
+from speculant_graph.settings import TypedPath, load_settings
 from speculant_graph.view.formatting import counted
-from speculant_verifier.demo import MODEL_FOLDER
+
+if TYPE_CHECKING:
+    from speculant_verifier.bench.decoding import Trials
+    from speculant_verifier.bench.workload import BenchRequest
+    from speculant_verifier.model import TargetModel
 
 _MAX_TOKENS = 128
 _LIMIT = 10
-_NONE = "–"
-_WAYS = (
-    ("plain", "this engine, no drafts"),
-    ("speculative", "this engine, drafts"),
-    ("transformers", "transformers"),
-    ("prompt_lookup", "transformers, prompt lookup"),
-    ("assisted", "transformers, assistant"),
-)
+_PROMPT_LOOKUP_TOKENS = 10
+"""``prompt_lookup_num_tokens``: the value of transformers' documentation."""
+_WARM_UP_PROMPT, _WARM_UP_TOKENS = 32, 8
+_WAYS = {
+    "plain": "this engine, no drafts",
+    "speculative": "this engine, drafts",
+    "transformers": "transformers",
+    "prompt_lookup": "transformers, prompt lookup",
+}
 
 
-class BenchGenerateSettings(CommandSettings):
+class BenchGenerateSettings(BenchSettings):
     """Decode the same requests with this engine and with transformers, plainly and with drafts, interleaved.
 
-    Transformers' generate runs plainly, with prompt lookup and with an assistant model, on the same model object.
-    With recorded outputs the passes are real, but every way is made to write the record. The exit status is 1 if
-    drafts changed a token in float32.
+    Transformers' generate runs plainly and with prompt lookup, on the same model object. With recorded outputs the
+    passes are real, but every way is made to write the record. The exit status is 1 if drafts changed a token in
+    float32.
     """
 
     prompts: Path | None = None
     """Prompts: one a line, or JSON Lines with the field 'prompt'."""
     replay: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Recorded outputs instead of prompts: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload."""
-    demo: bool = False
-    """Use the demo's model and prompts and, without --graph-path, its graph of the standard library."""
     graph_path: Path | None = None
     """Draft in this process from this graph."""
-    assistant: str | None = None
-    """Draft model of transformers' assisted generation: a folder."""
     batch: Annotated[int, Field(ge=1, le=256)] = 1
-    """Requests decoded together. Transformers' own speculation takes one only and is left out otherwise."""
+    """Requests decoded together. Transformers takes part where it is 1, which is all that its speculation takes."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Most requests of each file, the first ones; 10 of recorded outputs unless said otherwise."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
     verifier: VerifierConfig = VerifierConfig()
     """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
     draft: DraftConfig = DraftConfig()
@@ -67,15 +76,11 @@ class BenchGenerateSettings(CommandSettings):
 
 def run(arguments: Sequence[str]) -> int:
     """Measure and print; 1 if drafts changed a token where they must not."""
-    settings = _completed(load_settings(BenchGenerateSettings, "bench generate", arguments))
-    if sum((settings.prompts is not None, bool(settings.replay), settings.demo)) != 1:
-        raise ConfigError("name what to decode: one of --prompts FILE, --replay TRACES and --demo")
-    if settings.assistant is not None and settings.batch > 1:
-        raise ConfigError("assisted generation takes one request at a time; leave --assistant or --batch out")
-    from speculant_verifier.bench.generate_runs import measure_generate
-
+    settings = load_settings(BenchGenerateSettings, "bench generate", arguments)
+    if (settings.prompts is not None) == bool(settings.replay):
+        raise ConfigError("name what to decode: one of --prompts FILE and --replay TRACES")
     with show_progress() as progress:
-        figures = measure_generate(settings, progress)
+        figures = _measured(settings, progress)
     groups = figures["workloads"]
     tables = [_table(group["workload"], group) for group in groups]
     if len(groups) > 1:
@@ -85,47 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         for label, key in (("no drafts", "plain_phase_ms"), ("drafts", "phase_ms"))
     ]
     tables.append(ReportTable(("", *figures["phase_ms"]), phases, "milliseconds of a step of the batch"))
-    rows = _rows(figures)
-    print_report("generate", rows, figures, arguments, as_json=settings.json_output, tables=tables)
-    return int(not figures["identical"] and figures["dtype"] == "float32")
-
-
-def _completed(settings: BenchGenerateSettings) -> BenchGenerateSettings:
-    """Put the bench's own defaults where nothing was set."""
-    generation, verifier = settings.generation, settings.verifier
-    if "max_tokens" not in generation.model_fields_set:
-        generation = generation.model_copy(update={"max_tokens": _MAX_TOKENS})
-    if settings.demo:
-        verifier = verifier.model_copy(update={"model_name": str(MODEL_FOLDER), "tokenizer_name": None})
-    limit = settings.limit or (_LIMIT if settings.replay else None)
-    return settings.model_copy(update={"generation": generation, "verifier": verifier, "limit": limit})
-
-
-def _table(name: str, group: Mapping[str, Any]) -> ReportTable:
-    headings = (
-        "decoded by", "tokens/s", "behind the\nfirst token", "faster\nthan plain", "tokens\nper step", "same\ntokens",
-    )  # fmt: skip
-    rows = []
-    plain = group["plain_decode_tokens_per_s"]
-    for way, label in _WAYS:
-        if group[f"{way}_tokens_per_s"] is None:
-            continue
-        rate = group[f"{way}_decode_tokens_per_s"]
-        per_step = group["mean_accepted_tokens"] if way == "speculative" else group.get(f"{way}_mean_accepted_tokens")
-        rows.append((
-            label,
-            f"{group[f'{way}_tokens_per_s']:.1f}",
-            f"{rate:.1f}",
-            f"×{rate / plain:.2f}" if plain else _NONE,
-            _NONE if per_step is None else f"{per_step:.2f}",
-            "yes" if group["identical_by_way"][way] else "no",
-        ))  # fmt: skip
-    return ReportTable(headings, rows, f"{name}: {counted(group['requests'], 'request')}, "
-                       f"{counted(group['tokens'], 'token')}")  # fmt: skip
-
-
-def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
+    rows = [
         ("model", f"{figures['model']}, {figures['parameters'] / 1e6:,.0f}M parameters, {figures['dtype']}"),
         ("device", f"{figures['device']}, {counted(figures['threads'], 'thread')}"),
         ("drafts", f"{figures['strategy']}, at most {counted(figures['k'], 'node')} a step, from {figures['drafter']}"),
@@ -137,3 +102,123 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("steps without the drafter", f"{figures['steps_without_drafter']} of {figures['steps']}"),
         ("all tokens identical", "yes" if figures["identical"] else "NO"),
     ]
+    print_report("generate", rows, figures, arguments, as_json=settings.json_output, tables=tables)
+    return int(not figures["identical"] and figures["dtype"] == "float32")
+
+
+def _measured(settings: BenchGenerateSettings, progress: BenchProgress) -> dict[str, Any]:
+    """Decode everything in every way and return the figures, ready for JSON."""
+    from speculant_graph.client import NullDrafter
+    from speculant_verifier.bench.decoding import Decode, EngineDecoding, interleaved
+    from speculant_verifier.bench.transformers_decoding import decode_transformers
+    from speculant_verifier.bench.workload import describe, load_target
+    from speculant_verifier.decoder import SpeculativeDecoder
+
+    progress.begin("loading the model")
+    target = load_target(settings.verifier)
+    generation, batch = settings.generation, settings.batch
+    if "max_tokens" not in generation.model_fields_set:
+        generation = generation.model_copy(update={"max_tokens": _MAX_TOKENS})
+    groups = _groups(settings, target, generation.max_tokens)
+    with SpeculativeDecoder(
+        settings.graph_path, settings.verifier, settings.draft, client_config=settings.client,
+        draft_model=settings.draft_model, target=target,
+    ) as decoder:  # fmt: skip
+        cost = decoder.costs.relative_of_widths if decoder.costs is not None else None
+        ways: dict[str, Decode] = {
+            "plain": EngineDecoding(target, NullDrafter(), DraftConfig(k=0), batch, generation, cost=cost).decode,
+            "speculative": EngineDecoding(target, decoder.drafter, settings.draft, batch, generation, cost=cost).decode,
+        }
+        if batch == 1:
+            ways["transformers"] = by_transformers = partial(decode_transformers, target, config=generation)
+            ways["prompt_lookup"] = partial(by_transformers, prompt_lookup_num_tokens=_PROMPT_LOOKUP_TOKENS)
+        progress.begin("warming up")
+        for decode in ways.values():
+            decode([_warm_up(target)] * batch)
+        trials = {
+            name: interleaved(ways, requests, batch, progress.begin(f"{name}: decoding"))
+            for name, requests in groups.items()
+        }
+        has_drafter = decoder.drafter.state != "off"
+    # Where tokens are drawn, transformers draws other ones: its random numbers are not ours.
+    compared = {"speculative"} if generation.temperature else {"speculative", "transformers"}
+    return {
+        **_figures(reduce(add, trials.values()), compared),
+        "workloads": [{"workload": name, **_figures(each, compared)} for name, each in trials.items()],
+        "replayed": bool(settings.replay),
+        "strategy": settings.draft.strategy,
+        "k": settings.draft.k,
+        "drafter": _source(settings) if has_drafter else "nothing, for this strategy needs a graph",
+        "speculation": generation.speculation,
+        "batch": batch,
+        **describe(target),
+    }
+
+
+def _groups(settings: BenchGenerateSettings, target: TargetModel, max_tokens: int) -> dict[str, list[BenchRequest]]:
+    from speculant_verifier.bench.workload import read_prompts, replayed_requests, requests_of
+
+    if settings.prompts is not None:
+        texts = read_prompts(settings.prompts, settings.limit)
+        return {settings.prompts.stem: requests_of(texts, target, max_tokens)}
+    return replayed_requests(settings.replay, target, settings.limit or _LIMIT, max_tokens)
+
+
+def _warm_up(target: TargetModel) -> BenchRequest:
+    from speculant_verifier.bench.workload import BenchRequest
+
+    generator = random.Random(0)
+    prompt = [generator.randrange(target.vocabulary_size) for _ in range(_WARM_UP_PROMPT)]
+    return BenchRequest(tuple(prompt), _WARM_UP_TOKENS)
+
+
+def _source(settings: BenchGenerateSettings) -> str:
+    if settings.client.address:
+        return f"the sidecar at {settings.client.address}"
+    return f"{settings.graph_path.name} and the requests" if settings.graph_path is not None else "the requests alone"
+
+
+def _figures(trials: Trials, compared: set[str]) -> dict[str, Any]:
+    by_way = {way: trials.statistics(way) for way in trials.runs}
+    plain, speculative = by_way["plain"], by_way["speculative"]
+    is_identical = {way: trials.is_identical(way, "plain") for way in by_way}
+    plain_rate = plain.decode_tokens_per_s
+    figures: dict[str, Any] = {
+        "requests": len(trials.requests),
+        "tokens": plain.num_tokens,
+        "identical": all(is_identical[way] for way in compared & by_way.keys()) and is_identical["plain"],
+        "identical_by_way": is_identical,
+        "speedup": round(speculative.tokens_per_s / plain.tokens_per_s, 4),
+        "decode_speedup": round(speculative.decode_tokens_per_s / plain_rate, 4) if plain_rate else None,
+        "mean_accepted_tokens": round(speculative.mean_accepted_tokens, 4),
+        "acceptance_rate": round(speculative.num_accepted / max(1, speculative.num_drafted), 4),
+        "drafted_per_step": round(speculative.num_drafted / speculative.num_steps, 4),
+        "steps": speculative.num_steps,
+        "steps_without_drafter": speculative.num_steps_without_drafter,
+    }
+    for way in _WAYS:
+        each = by_way.get(way)
+        figures[f"{way}_tokens_per_s"] = None if each is None else round(each.tokens_per_s, 3)
+        figures[f"{way}_decode_tokens_per_s"] = None if each is None else round(each.decode_tokens_per_s, 3)
+        figures[f"{way}_mean_accepted_tokens"] = None if each is None else round(each.mean_accepted_tokens, 4)
+    return figures | speculative.timing() | {"phase_ms": speculative.phase_ms(), "plain_phase_ms": plain.phase_ms()}
+
+
+def _table(name: str, group: Mapping[str, Any]) -> ReportTable:
+    headings = (
+        "decoded by", "tokens/s", "behind the\nfirst token", "faster\nthan plain", "tokens\nper step", "same\ntokens",
+    )  # fmt: skip
+    rows = []
+    plain = group["plain_decode_tokens_per_s"]
+    for way, is_identical in group["identical_by_way"].items():
+        rate = group[f"{way}_decode_tokens_per_s"]
+        rows.append((
+            _WAYS[way],
+            f"{group[f'{way}_tokens_per_s']:.1f}",
+            f"{rate:.1f}",
+            f"×{rate / plain:.2f}" if plain else NONE,
+            shown(group[f"{way}_mean_accepted_tokens"], ".2f"),
+            "yes" if is_identical else "no",
+        ))  # fmt: skip
+    title = f"{name}: {counted(group['requests'], 'request')}, {counted(group['tokens'], 'token')}"
+    return ReportTable(headings, rows, title)

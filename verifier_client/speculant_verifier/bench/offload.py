@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ByteSize, Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.progress import show_progress
-from speculant_graph.bench.report import ReportTable, print_report
+from speculant_graph.bench.report import COMMAS, BenchSettings, ReportTable, print_report, show_progress
 from speculant_graph.errors import SpeculantError
-from speculant_graph.settings import CommandSettings, TypedPath, load_settings
+from speculant_graph.settings import TypedPath, load_settings
 
 if TYPE_CHECKING:
-    from speculant_verifier.bench.offload_ways import OffloadPlan
+    from speculant_verifier.bench.offload_runs import OffloadPlan
 
 
-class BenchOffloadSettings(CommandSettings):
+class BenchOffloadSettings(BenchSettings):
     """Decode recorded outputs with a model that a budget of memory does not hold, and with the same one in memory.
 
     Plainly and with trees of so many nodes, and plainly with accelerate's disk offloading under the same budget. The
@@ -44,39 +43,55 @@ class BenchOffloadSettings(CommandSettings):
     """Of the random weights, in bfloat16."""
     ram_budget: ByteSize = ByteSize(1_000_000_000)
     """Memory that the process may take."""
-    nodes: list[int] = [16, 64, 256, 1024]  # noqa: RUF012 - every instance gets its own copy
-    """Most nodes of trees."""
+    nodes: Annotated[list[int], COMMAS] = [16, 64, 256, 1024]  # noqa: RUF012 - every instance gets its own copy
+    """Most nodes of trees, separated by commas."""
     limit: Annotated[int, Field(ge=1)] = 4
     """Outputs of each file."""
     max_tokens: Annotated[int, Field(ge=8)] = 200
     """Most tokens of each, at least 8."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Measure and print; 1 if offloading changed a logit."""
     settings = load_settings(BenchOffloadSettings, "bench offload", arguments)
-    from speculant_verifier.bench import offload_ways as ways
+    from speculant_verifier.bench import offload_runs as runs
 
     with show_progress() as progress, tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         progress.begin("writing random weights")
-        plan = ways.OffloadPlan(
+        plan = runs.OffloadPlan(
             Path(folder), settings.tokenizer, settings.family, int(settings.size), int(settings.ram_budget),
-            tuple(settings.nodes), ways.numbered_anew(settings),
+            tuple(settings.nodes), runs.numbered_anew(settings),
         )  # fmt: skip
-        _in_process(ways.write_weights, plan)
-        figures: dict[str, Any] = {"budget_bytes": plan.ram_budget, "family": plan.family}
+        _in_process(runs.write_weights, plan)
+        figures: dict[str, Any] = {"budget_bytes": int(settings.ram_budget), "family": settings.family}
         for way, label in (
-            (ways.streamed, "decoding with a part of the weights in memory: some minutes"),
-            (ways.accelerate, "decoding with accelerate's offloading"),
-            (ways.resident, "decoding with all weights in memory"),
+            (runs.streamed, "decoding with a part of the weights in memory: some minutes"),
+            (runs.accelerate, "decoding with accelerate's offloading"),
+            (runs.resident, "decoding with all weights in memory"),
         ):
             progress.begin(label)
             figures |= _in_process(way, plan)
-    for name in ("pass", "wide_pass"):
-        bound_ms = max(figures[f"resident_{name}_ms"], figures[f"read_{name}_ms"])
-        figures[f"{name}_over_bound"] = figures[f"stream_{name}_ms"] / bound_ms
+    passes = []
+    for name, label in (("pass", "one token"), ("wide_pass", "widest tree")):
+        times = [figures[f"{way}_{name}_ms"] for way in ("stream", "resident", "read")]
+        figures[f"{name}_over_bound"] = times[0] / max(times[1:])
+        passes.append((label, *(f"{ms:.0f}" for ms in times), f"×{figures[f'{name}_over_bound']:.2f}"))
+    results = [
+        (
+            each["workload"],
+            str(each["nodes"] or "none"),
+            f"{each['tokens_per_pass']:.2f}",
+            f"{each['tokens_per_s']:.2f}",
+            f"×{each['speedup']:.2f}",
+        )
+        for each in figures["results"]
+    ]
+    tables = [
+        ReportTable(
+            ("a pass over", "streamed\nms", "computing\nms", "reading\nms", "streamed over\nthe larger"), passes
+        ),
+        ReportTable(("workload", "most\nnodes", "tokens\na pass", "tokens/s", "faster than\nwithout"), results),
+    ]
     rows = [
         *figures["plan"].items(),
         ("most memory without file pages", f"{figures['peak_bytes'] / 1e9:.2f} GB"),
@@ -84,7 +99,6 @@ def run(arguments: Sequence[str]) -> int:
         ("a pass by accelerate's disk offloading, one token", f"{figures['accelerate_pass_ms']:.0f} ms"),
         ("logits identical to those in memory", "yes" if figures["identical"] else "NO"),
     ]
-    tables = [_passes(figures), _results(figures)]
     print_report("offload", rows, figures, arguments, as_json=settings.json_output, tables=tables)
     return int(not figures["identical"])
 
@@ -95,26 +109,3 @@ def _in_process(way: Callable[[OffloadPlan], dict[str, Any]], plan: OffloadPlan)
             return pool.submit(way, plan).result()
         except BrokenProcessPool as error:
             raise SpeculantError(f"the process that was {way.__name__} was killed; lower --size") from error
-
-
-def _passes(figures: Mapping[str, Any]) -> ReportTable:
-    rows = []
-    for name, label in (("pass", "one token"), ("wide_pass", "widest tree")):
-        times = [f"{figures[f'{way}_{name}_ms']:.0f}" for way in ("stream", "resident", "read")]
-        rows.append((label, *times, f"×{figures[f'{name}_over_bound']:.2f}"))
-    headings = ("a pass over", "streamed\nms", "computing\nms", "reading\nms", "streamed over\nthe larger")
-    return ReportTable(headings, rows)
-
-
-def _results(figures: Mapping[str, Any]) -> ReportTable:
-    rows = [
-        (
-            each["workload"],
-            str(each["nodes"] or "none"),
-            f"{each['tokens_per_pass']:.2f}",
-            f"{each['tokens_per_s']:.2f}",
-            f"×{each['speedup']:.2f}",
-        )
-        for each in figures["results"]
-    ]
-    return ReportTable(("workload", "most\nnodes", "tokens\na pass", "tokens/s", "faster than\nwithout"), rows)

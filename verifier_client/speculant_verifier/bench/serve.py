@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, SecretStr
 
-from speculant_graph.bench.progress import BenchProgress, show_progress
-from speculant_graph.bench.report import ReportTable, print_report
+from speculant_graph.bench.processes import OwnDrafter, await_health, free_port, running_module
+from speculant_graph.bench.report import BenchProgress, BenchSettings, ReportTable, print_report, show_progress, shown
 from speculant_graph.errors import ConfigError
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.graph.build.builder import GraphBuilder
+from speculant_graph.settings import load_settings
 from speculant_verifier.bench.serve_load import LoadClient, Reading
-from speculant_verifier.bench.serve_processes import OwnDrafter, own_servers
 from speculant_verifier.bench.workload import read_prompts
-from speculant_verifier.demo.corpus import beginnings
+from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.corpus import beginnings, standard_library_files
 
 _WAYS: dict[str, dict[str, Any]] = {"plain": {"speculant": {"speculation": "off"}}, "speculative": {}}
 _COUNTS = ("steps", "drafted", "accepted", "steps_without_drafter")
 _NUM_WARM_UP = 4
+_DEADLINE_MS = 100
 
 
-class BenchServeSettings(CommandSettings):
+class BenchServeSettings(BenchSettings):
     """Ask a service for many streams at a time, without and with drafts interleaved.
 
     Without --url the demo's model is served for it, with a drafter of its own. The exit status is 1 if a request
@@ -52,8 +54,6 @@ class BenchServeSettings(CommandSettings):
     """How tokens are chosen."""
     kill_drafter: bool = False
     """Kill the drafter in the midst of every round with drafts and start it again; only without --url."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -66,13 +66,46 @@ def run(arguments: Sequence[str]) -> int:
         url, drafter = settings.url, None
         if not url:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speculant-")))
-            url, drafter = stack.enter_context(own_servers(folder, settings.streams, progress))
+            url, drafter = stack.enter_context(_own_servers(folder, settings.streams, progress))
         rounds = asyncio.run(_play(settings, url, drafter, progress))
     figures = {"url": settings.url or None, **_figures(rounds, settings)}
     figures["drafter_kills"] = drafter.num_kills if drafter is not None else 0
-    rows = _rows(figures)
-    print_report("serve", rows, figures, arguments, as_json=settings.json_output, tables=[_table(figures)])
+    keys = ("tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99")
+    headings = ("", "tokens/s of\nall streams", "first text\nms, p50", "\np99", "a token every\nms, p50", "\np99")
+    lines = [(way, *(shown(figures[f"{way}_{key}"], ".1f") for key in keys)) for way in _WAYS]
+    rows = [
+        ("requests that failed", f"{figures['failed']} of {2 * settings.rounds * settings.requests}"),
+        *((f"  {failure}", "") for failure in figures["failures"]),
+        ("texts the same with and without drafts", "yes" if figures["identical"] else "no"),
+        ("faster with drafts: times", shown(figures["speedup"], ".2f")),
+        ("tokens a step", shown(figures["mean_accepted_tokens"], ".2f")),
+        ("drafted tokens accepted", shown(figures["acceptance_rate"], ".0%")),
+        ("the drafter was killed", f"{figures['drafter_kills']} times"),
+        ("steps without it", f"{figures['steps_without_drafter']}"),
+    ]
+    tables = [ReportTable(headings, lines, f"{settings.streams} streams")]
+    print_report("serve", rows, figures, arguments, as_json=settings.json_output, tables=tables)
     return int(bool(figures["failed"]))
+
+
+@contextmanager
+def _own_servers(folder: Path, num_streams: int, progress: BenchProgress) -> Iterator[tuple[str, OwnDrafter]]:
+    """Serve the demo's model in processes of their own; yield the API's address, and the drafter."""
+    graph = folder / "graph.pkl"
+    builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER))
+    builder.build(standard_library_files(), graph, progress=progress.show_build)
+    progress.begin("starting the drafter and the verifier")
+    with closing(OwnDrafter(graph, f"unix://{folder}/drafter.sock")) as drafter:
+        port, address = free_port(), f"unix://{folder}/verifier.sock"
+        arguments = [
+            "verifier", "--model", str(MODEL_FOLDER), "--listen", address, "--http", f"127.0.0.1:{port}",
+            "--verifier.prefix-cache", "0",  # every way reads the prompts itself
+            "--address", drafter.address, "--client.deadline-ms", str(_DEADLINE_MS), "--strategy", "tree",
+            "--max-batch-size", str(num_streams), "--num-threads", "1", "--log-level", "WARNING",
+        ]  # fmt: skip
+        with running_module("speculant_graph.cli.main", arguments) as verifier:
+            await_health(verifier, address)
+            yield f"http://127.0.0.1:{port}/v1", drafter
 
 
 async def _play(
@@ -84,14 +117,17 @@ async def _play(
         "model": await client.model(), "max_tokens": settings.max_tokens, "temperature": settings.temperature,
         "ignore_eos": True,
     }  # fmt: skip
-    prompts = _prompts(settings)
+    if settings.prompts is None:
+        prompts = beginnings(settings.rounds * settings.requests + 1)
+    else:
+        prompts = read_prompts(settings.prompts, None)
     await client.play([prompts[-1]] * _NUM_WARM_UP, fields, lambda *_: None)  # first uses are slow
     rounds: dict[str, list[list[Reading]]] = {way: [] for way in _WAYS}
     for index in range(settings.rounds):
         first = index * settings.requests
         asked = [prompts[i % len(prompts)] for i in range(first, first + settings.requests)]
         for way, extra in _WAYS.items():
-            show = progress.teller(f"{way}, round {index + 1}")
+            show = progress.begin(f"{way}, round {index + 1}")
             may_kill = asyncio.Event()
 
             def tell(done: int, total: int, show: Any = show, may_kill: asyncio.Event = may_kill) -> None:
@@ -112,12 +148,6 @@ async def _kill(drafter: OwnDrafter, may_kill: asyncio.Event) -> None:
     await asyncio.to_thread(drafter.kill_and_start)
 
 
-def _prompts(settings: BenchServeSettings) -> Sequence[str]:
-    if settings.prompts is not None:
-        return read_prompts(settings.prompts, None)
-    return beginnings(settings.rounds * settings.requests + 1)
-
-
 def _figures(rounds: Mapping[str, list[list[Reading]]], settings: BenchServeSettings) -> dict[str, Any]:
     figures: dict[str, Any] = settings.model_dump(
         include={"streams", "requests", "rounds", "max_tokens", "temperature"}
@@ -131,13 +161,10 @@ def _figures(rounds: Mapping[str, list[list[Reading]]], settings: BenchServeSett
         seconds = sum(max(each.ended_s for each in one) - min(each.started_s for each in one) for one in whole)
         answers = [reading for one in whole for reading in one]
         figures[f"{way}_tokens_per_s"] = sum(each.num_tokens for each in answers) / seconds if whole else 0.0
+        spoken = [each for each in answers if each.text]
         times = {
-            "ttft_ms": [each.first_s - each.started_s for each in answers if each.text],
-            "itl_ms": [
-                (each.ended_s - each.first_s) / (each.num_tokens - 1)
-                for each in answers
-                if each.text and each.num_tokens > 1
-            ],
+            "ttft_ms": [each.first_s - each.started_s for each in spoken],
+            "itl_ms": [(each.ended_s - each.first_s) / (each.num_tokens - 1) for each in spoken if each.num_tokens > 1],
         }
         for key, values in times.items():
             for percent in (50, 99):
@@ -152,27 +179,3 @@ def _figures(rounds: Mapping[str, list[list[Reading]]], settings: BenchServeSett
         "steps_without_drafter": counts["steps_without_drafter"],
         "speedup": figures["speculative_tokens_per_s"] / plain if plain else None,
     }
-
-
-def _shown(value: float | None, pattern: str) -> str:
-    return "–" if value is None else pattern.format(value)
-
-
-def _table(figures: Mapping[str, Any]) -> ReportTable:
-    keys = ("tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99")
-    headings = ("", "tokens/s of\nall streams", "first text\nms, p50", "\np99", "a token every\nms, p50", "\np99")
-    rows = [(way, *(_shown(figures[f"{way}_{key}"], "{:.1f}") for key in keys)) for way in _WAYS]
-    return ReportTable(headings, rows, f"{figures['streams']} streams")
-
-
-def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("requests that failed", f"{figures['failed']} of {2 * figures['rounds'] * figures['requests']}"),
-        *((f"  {failure}", "") for failure in figures["failures"]),
-        ("texts the same with and without drafts", "yes" if figures["identical"] else "no"),
-        ("faster with drafts", _shown(figures["speedup"], "×{:.2f}")),
-        ("tokens a step", _shown(figures["mean_accepted_tokens"], "{:.2f}")),
-        ("drafted tokens accepted", _shown(figures["acceptance_rate"], "{:.0%}")),
-        ("the drafter was killed", f"{figures['drafter_kills']} times"),
-        ("steps without it", f"{figures['steps_without_drafter']}"),
-    ]

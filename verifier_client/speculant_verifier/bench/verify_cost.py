@@ -9,19 +9,24 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from speculant_graph.bench.arguments import COMMAS, EACH_ONCE
-from speculant_graph.bench.plot import Diagram, Line, check_plot, plot_lines
-from speculant_graph.bench.progress import show_progress
-from speculant_graph.bench.report import ReportTable, print_report
+from speculant_graph.bench.report import (
+    COMMAS,
+    EACH_ONCE,
+    NONE,
+    BenchSettings,
+    ReportTable,
+    print_report,
+    show_progress,
+)
 from speculant_graph.config import VerifierConfig
 from speculant_graph.draft.cost import MAX_POINT
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.container import replacing
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import load_settings
 from speculant_graph.view.formatting import counted
 
 
-class BenchVerifyCostSettings(CommandSettings):
+class BenchVerifyCostSettings(BenchSettings):
     """Measure what verifying drafts costs: forward passes over the last token and drafted nodes.
 
     Every figure is the smallest of repeated passes, which take turns. What does not fit into --time is left out, from
@@ -38,12 +43,8 @@ class BenchVerifyCostSettings(CommandSettings):
     """Tokens that every row has in the cache."""
     time: Annotated[float, Field(gt=0.0, le=3_600.0)] = 30.0
     """Longest time of the measurement, in seconds."""
-    plot: Path | None = None
-    """Draw the curves into this file, .png or .svg."""
     output: Path | None = None
     """Write the curve of the first batch to this JSON file, as 'speculant bench replay --cost' reads it."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
     verifier: VerifierConfig = VerifierConfig()
     """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
 
@@ -51,13 +52,9 @@ class BenchVerifyCostSettings(CommandSettings):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchVerifyCostSettings, "bench verify-cost", arguments)
-    if settings.plot is not None:
-        check_plot(settings.plot)
-    from speculant_verifier.bench.models import describe, load_target
-    from speculant_verifier.console import quiet_transformers
+    from speculant_verifier.bench.workload import describe, load_target
     from speculant_verifier.speculation import measure_costs
 
-    quiet_transformers()
     with show_progress() as progress:
         progress.begin("loading the model")
         target = load_target(settings.verifier)
@@ -91,8 +88,6 @@ def run(arguments: Sequence[str]) -> int:
         content = {"tokens": curve.tokens, "relative": curve.relative, "batch": settings.batch[0], **describe(target)}
         with replacing(settings.output) as temporary:
             temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    if settings.plot is not None:
-        _plot(figures, settings.plot)
     return 0
 
 
@@ -107,27 +102,6 @@ def _table(figures: Mapping[str, Any]) -> ReportTable:
         cells = [str(nodes)]
         for batch in batches:
             point = points.get((batch, nodes))
-            cells += ["–", "–"] if point is None else [f"{point['ms']:.2f}", f"×{point['relative']:.2f}"]
+            cells += [NONE, NONE] if point is None else [f"{point['ms']:.2f}", f"×{point['relative']:.2f}"]
         rows.append(cells)
     return ReportTable(headings, rows)
-
-
-def _plot(figures: Mapping[str, Any], path: Path) -> None:
-    def lines(key: str) -> list[Line]:
-        drawn = []
-        for batch in sorted({point["batch"] for point in figures["points"]}):
-            own = sorted((point["nodes"], point[key]) for point in figures["points"] if point["batch"] == batch)
-            drawn.append(Line(f"batch {batch}", [nodes for nodes, _ in own], [value for _, value in own]))
-        return drawn
-
-    diagrams = [
-        Diagram(lines("ms"), y_label="milliseconds"),
-        Diagram(lines("relative"), y_label="times a pass of 1 token"),
-    ]
-    plot_lines(
-        path,
-        diagrams,
-        "tokens of a row: the last one and the drafted nodes (logarithmic)",
-        title=f"one forward pass of {figures['model']}, {figures['dtype']} on {figures['device']}, "
-        f"{figures['context']} tokens in the cache",
-    )

@@ -1,21 +1,38 @@
-"""What a bench decodes: prompts, and where outputs are replayed, what the model is made to write."""
+"""What a bench decodes, and with which model: prompts or recorded outputs, and checkpoints or random weights.
+
+The time of a pass hardly depends on the weights, so a model of random weights measures what a real one of its shape
+would take. What it writes means nothing: replay recorded outputs with it.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from speculant_graph.bench.traces import read_workloads
+from speculant_graph.bench.texts import read_workloads
+from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
 from speculant_graph.types import TokenId
 
 if TYPE_CHECKING:
+    from transformers import GptOssConfig
+
     from speculant_verifier.model import TargetModel
     from speculant_verifier.structured import Grammar
+
+RANDOM = "random:"
+"""Prefix of names of models with random weights: 'random:150M', 'random:gpt-oss-20b'."""
+
+_REAL = "gpt-oss-20b"
+_SIZE = re.compile(r"\d+(?:\.\d+)?[MB]")
+_UNITS = {"M": 1_000_000, "B": 1_000_000_000}
+_HIDDEN, _NARROWEST = 512, 64
+_HEAD, _EXPERTS, _ACTIVE = 64, 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,41 +49,32 @@ class BenchRequest:
     """The output's form."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestGroup:
-    """Requests that belong together."""
-
-    name: str
-    """For people."""
-    requests: tuple[BenchRequest, ...]
-    """At least one."""
-
-
-def prompt_group(texts: Sequence[str], target: TargetModel, max_tokens: int, name: str) -> RequestGroup:
-    """Make requests of texts.
+def requests_of(texts: Sequence[str], target: TargetModel, max_tokens: int) -> list[BenchRequest]:
+    """Make requests of prompts.
 
     Raises:
         ConfigError: a prompt and its continuation are too long for the model.
     """
-    requests = tuple(BenchRequest(tuple(target.encode(text)), max_tokens) for text in texts)
-    return _fitting(RequestGroup(name, requests), target)
+    return _fitting([BenchRequest(tuple(target.encode(text)), max_tokens) for text in texts], target)
 
 
-def replay_groups(paths: Sequence[Path], target: TargetModel, limit: int | None, max_tokens: int) -> list[RequestGroup]:
-    """Make requests of recorded outputs, of which the first ``max_tokens`` tokens are replayed.
+def replayed_requests(
+    paths: Sequence[Path], target: TargetModel, limit: int | None, max_tokens: int
+) -> dict[str, list[BenchRequest]]:
+    """Make requests of recorded outputs, of which the first ``max_tokens`` tokens are replayed, by workload.
 
     Raises:
         CorpusError: a file can't be read, or holds no traces.
         ConfigError: a trace is too long for the model, or two files are of the same workload.
     """
     tokenizer = CorpusTokenizer.load(target.fingerprint.name, special_tokens="parse")
-    groups = []
+    groups = {}
     for workload in read_workloads(paths, tokenizer, limit):
         outputs = [(trace.prompt, trace.output[:max_tokens]) for trace in workload.traces if trace.prompt]
         if not outputs:
             raise CorpusError(f"workload '{workload.name}' has no trace with a prompt; give each a text to continue")
-        requests = tuple(BenchRequest(prompt, len(output), output) for prompt, output in outputs)
-        groups.append(_fitting(RequestGroup(workload.name, requests), target))
+        requests = [BenchRequest(prompt, len(output), output) for prompt, output in outputs]
+        groups[workload.name] = _fitting(requests, target)
     return groups
 
 
@@ -90,11 +98,92 @@ def read_prompts(path: Path, limit: int | None) -> list[str]:
     return prompts
 
 
-def _fitting(group: RequestGroup, target: TargetModel) -> RequestGroup:
-    longest = max(len(request.prompt) + request.max_tokens for request in group.requests)
+def load_target(config: VerifierConfig) -> TargetModel:
+    """Load a model, or make one of random weights.
+
+    Raises:
+        ConfigError: it can't be loaded, or a random one lacks a size or a tokenizer.
+    """
+    import torch
+    from transformers import GptOssForCausalLM
+
+    from speculant_verifier.console import quiet_transformers
+    from speculant_verifier.model import TargetModel
+    from speculant_verifier.model.loading import device_named, load_tokenizer, prepare_cpu
+
+    quiet_transformers()
+    if not config.model_name.startswith(RANDOM):
+        return TargetModel.load(config)
+    size = config.model_name.removeprefix(RANDOM)
+    if size != _REAL and not _SIZE.fullmatch(size):
+        raise ConfigError(f"--model: '{size}' is no size of a random model; write {RANDOM}150M or {RANDOM}{_REAL}")
+    if config.tokenizer_name is None:
+        raise ConfigError(f"--model {config.model_name} needs a tokenizer; name its folder with --tokenizer")
+    device = device_named(config.device)
+    if device.type == "cpu":
+        prepare_cpu(config)
+    tokenizer, fingerprint = load_tokenizer(config)
+    if config.dtype == "auto":
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    else:
+        dtype = getattr(torch, config.dtype)
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        torch.manual_seed(0)
+        model = GptOssForCausalLM._from_config(_architecture(size, fingerprint.vocabulary_size), dtype=dtype)
+    return TargetModel(model, tokenizer, config.model_name, fingerprint)
+
+
+def describe(target: TargetModel) -> dict[str, Any]:
+    """Return what was measured on which device, ready for JSON."""
+    import torch
+
+    device = target.device
+    return {
+        "model": target.name,
+        "parameters": sum(parameter.numel() for parameter in target.model.parameters()),
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "attention": target.model.config._attn_implementation,
+    }
+
+
+def _fitting(requests: list[BenchRequest], target: TargetModel) -> list[BenchRequest]:
+    longest = max(len(request.prompt) + request.max_tokens for request in requests)
     if longest >= target.max_length:
         raise ConfigError(
-            f"{group.name}: a prompt and its continuation have {longest} tokens, but '{target.name}' takes at most "
+            f"a prompt and its continuation have {longest} tokens, but '{target.name}' takes at most "
             f"{target.max_length - 1}; lower --max-tokens or shorten it"
         )
-    return group
+    return requests
+
+
+def _architecture(size: str, vocabulary_size: int) -> GptOssConfig:
+    """Return a shape of about that size: 512 wide, or narrower if the vocabulary would take most of it."""
+    from transformers import GptOssConfig
+
+    if size == _REAL:
+        # The values of the released model are the defaults of transformers but for the layers.
+        return GptOssConfig(num_hidden_layers=24, num_local_experts=32, eos_token_id=None, pad_token_id=None)
+    num_parameters = round(float(size[:-1]) * _UNITS[size[-1]])
+    hidden = _HIDDEN
+    while hidden > _NARROWEST and vocabulary_size * hidden > 0.8 * num_parameters:
+        hidden //= 2
+    # Experts of a quarter of the width: 32 of them and their two matrices, and about 3 squares of attention.
+    per_layer = _EXPERTS * 3 * hidden * (hidden // 4) + 3 * hidden * hidden
+    pairs = (num_parameters - vocabulary_size * hidden) / (2 * per_layer)  # full and sliding attention take turns
+    return GptOssConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=hidden,
+        intermediate_size=hidden // 4,
+        head_dim=_HEAD,
+        num_attention_heads=hidden // _HEAD,
+        num_key_value_heads=max(1, hidden // _HEAD // 8),
+        num_hidden_layers=2 * max(1, round(pairs)),
+        num_local_experts=_EXPERTS,
+        num_experts_per_tok=_ACTIVE,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )

@@ -18,15 +18,14 @@ import torch
 from accelerate import infer_auto_device_map, init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaConfig
 
-from speculant_graph.bench.traces import read_workloads
+from speculant_graph.bench.texts import read_workloads
 from speculant_graph.client import LocalDrafter, NullDrafter
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes
 from speculant_graph.types import Draft
-from speculant_verifier.bench.engine_decoding import EngineDecoding
-from speculant_verifier.bench.statistics import Decoded, DecodingStatistics
+from speculant_verifier.bench.decoding import DecodingStatistics, EngineDecoding
 from speculant_verifier.bench.workload import BenchRequest
 from speculant_verifier.console import quiet_transformers
 from speculant_verifier.model import TargetModel
@@ -110,7 +109,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
         for name, requests in plan.workloads.items():
             plain = 0.0
             for nodes in (0, *plan.nodes):
-                statistics = DecodingStatistics(_decode(target, costs, requests, nodes))
+                statistics = _decode(target, costs, requests, nodes)
                 seconds += statistics.total_s
                 rate = statistics.tokens_per_s_without_prompts  # which is the same everywhere
                 plain = plain or rate
@@ -157,7 +156,10 @@ def accelerate(plan: OffloadPlan) -> dict[str, Any]:
         times = []
         with torch.inference_mode():
             for _ in range(_NUM_PASSES):
-                _forget(plan.checkpoint)
+                for path in plan.checkpoint.glob("*.safetensors"):
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 started_s = time.perf_counter()
                 model(torch.randint(_VOCABULARY, (1, 1)))
                 times.append(time.perf_counter() - started_s)
@@ -200,7 +202,7 @@ def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
     return TargetModel.load(config)
 
 
-def _decode(target: TargetModel, costs: CostTable, requests: Sequence[BenchRequest], nodes: int) -> list[Decoded]:
+def _decode(target: TargetModel, costs: CostTable, requests: Sequence[BenchRequest], nodes: int) -> DecodingStatistics:
     """Decode with trees of so many nodes at most; without drafts the beginnings only."""
     if not nodes:
         beginnings = [(request.forced or ())[:_PLAIN_TOKENS] for request in requests]
@@ -215,7 +217,7 @@ def _decode(target: TargetModel, costs: CostTable, requests: Sequence[BenchReque
     drafter.close()
     del decoding
     gc.collect()  # one engine at a time has keys and values
-    return runs
+    return DecodingStatistics(runs)
 
 
 def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
@@ -239,14 +241,6 @@ def _pass_of(target: TargetModel, width: int) -> tuple[float, int]:
     target.forward([tokens[:1]], target.new_cache(1), [0], [draft])
     elapsed_s = time.perf_counter() - started_s
     return elapsed_s, (target.offload.statistics.num_bytes if target.offload else 0) - before
-
-
-def _forget(checkpoint: Path) -> None:
-    """Take files out of the page cache."""
-    for path in checkpoint.glob("*.safetensors"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager

@@ -1,21 +1,30 @@
-"""Recorded outputs: files of traces as token ids."""
+"""What benches draft for: recorded outputs, the words of Python's own sources, and texts drawn from a graph."""
 
 from __future__ import annotations
 
+import re
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
-from speculant_graph.types import TokenId
+from speculant_graph.types import Fingerprint, TokenId
 from speculant_graph.validation_messages import humanise
 
+if TYPE_CHECKING:
+    from speculant_graph.graph.ngrams import NgramGraph
+
 _FIX = "give one JSON object with the texts 'prompt' and 'output' a line"
+_WORDS = re.compile(r"\w+|\n\s*|[^\S\n]+|[^\w\s]")
+_MOST_TOKENS = 1_500_000
+_TOKENS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,14 @@ class Workload:
     """At least one."""
 
 
+class _Record(BaseModel):
+    """A line of a file."""
+
+    prompt: str
+    output: str
+    workload: str = ""
+
+
 def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int | None = None) -> list[Workload]:
     """Read files of traces, one JSON object with ``prompt`` and ``output`` a line.
 
@@ -54,23 +71,14 @@ def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int
         ConfigError: two files are of the same workload.
     """
     workloads = [_read_workload(path, tokenizer, limit) for path in paths]
-    names: dict[str, Path] = {}
-    for path, workload in zip(paths, workloads, strict=True):
-        if workload.name in names:
+    names = [workload.name for workload in workloads]
+    for name in names:
+        if names.count(name) > 1:
             raise ConfigError(
-                f"{names[workload.name]} and {path} are both of workload '{workload.name}'; "
-                "put them into one file or change the field 'workload' of the first line"
+                f"several files are of workload '{name}'; put them into one file or change the field 'workload' of the "
+                "first line"
             )
-        names[workload.name] = path
     return workloads
-
-
-class _Record(BaseModel):
-    """A line of a file."""
-
-    prompt: str
-    output: str
-    workload: str = ""
 
 
 def _read_workload(path: Path, tokenizer: CorpusTokenizer, limit: int | None) -> Workload:
@@ -104,3 +112,37 @@ def _record(line: bytes, where: str) -> _Record:
         first: Any = error.errors()[0]
         field = "".join(f"'{name}' " for name in first["loc"])
         raise CorpusError(f"{where}: {field}{humanise(first).partition(';')[0]}; {_FIX}") from error
+
+
+def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int], Fingerprint]:
+    """Return the words of Python's standard library as ids, and what numbers them: real text without a tokenizer.
+
+    Args:
+        max_tokens: no further file is read when there are so many.
+    """
+    ids: dict[str, int] = {}
+    token_ids: list[int] = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        token_ids.extend(ids.setdefault(word, len(ids)) for word in _WORDS.findall(text))
+        if len(token_ids) >= max_tokens:
+            break
+    return token_ids, Fingerprint("words of Python's sources", "57" * 32, len(ids))
+
+
+def drawn_texts(graph: NgramGraph, num_texts: int, num_tokens: int) -> list[list[int]]:
+    """Return texts of a graph's own distributions; where one can't go on, it goes on anywhere."""
+    from speculant_graph.draft.generator import DraftGenerator
+
+    generator = DraftGenerator(graph)
+    random = np.random.default_rng(0)
+    texts = []
+    for index in range(num_texts):
+        text: list[int] = []
+        while len(text) < num_tokens:
+            drawn = generator.draft(
+                text[-graph.max_order :], _TOKENS_AT_A_TIME, "sampling", seed=index, position=len(text)
+            )
+            text.extend(drawn.token_ids or [int(random.integers(graph.vocabulary_size))])
+        texts.append(text[:num_tokens])
+    return texts

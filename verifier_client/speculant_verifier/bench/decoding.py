@@ -1,0 +1,232 @@
+"""Decoding requests with this project's engine or another way, in interleaved trials, and the figures made of them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.types import Drafter, TokenId
+from speculant_verifier.bench.workload import BenchRequest
+
+if TYPE_CHECKING:
+    from speculant_verifier.engine import Request
+    from speculant_verifier.model import TargetModel
+    from speculant_verifier.speculation.controller import Cost
+
+PHASES = ("draft", "forward", "verify", "commit", "other")
+"""Of a step. ``verify``: from logits to accepted tokens, stop checks included."""
+
+
+@dataclass(eq=False, slots=True)
+class DecodedRow:
+    """One request, as its reader saw it; filled while it is decoded."""
+
+    token_ids: list[TokenId] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds since the run began, and how many tokens came then; empty where that is not known."""
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_steps_without_drafter: int = 0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens per step; one of a single token has no step to speak of."""
+        return len(self.token_ids) / max(1, self.num_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One run over some requests."""
+
+    rows: Sequence[DecodedRow]
+    """The requests, in order."""
+    total_s: float
+    """From handing them over to the last token."""
+    num_passes: int = 0
+    """Forward passes over drafts of the whole batch, where they were counted."""
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of phases; empty where they were not measured."""
+
+
+Decode = Callable[[Sequence[BenchRequest]], Decoded]
+"""One way of decoding a batch."""
+
+
+class EngineDecoding:
+    """One engine, which keeps what it learns of its drafts from call to call."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        draft: DraftConfig,
+        num_rows: int,
+        generation: GenerationConfig | None = None,
+        *,
+        cost: Cost | None = None,
+        prefix_cache: int = 0,
+    ) -> None:
+        """Make the engine.
+
+        Args:
+            target: the model.
+            drafter: where drafts come from; it is not closed.
+            draft: how they are made; ``k`` of 0 decodes plainly.
+            num_rows: sequences decoded together.
+            generation: how tokens are chosen; the lengths are those of the requests.
+            cost: what passes cost, for speculation 'auto'.
+            prefix_cache: bytes for finished prompts; by default every way reads its prompts itself.
+        """
+        from speculant_verifier.engine import Engine
+
+        config = VerifierConfig(max_batch_size=num_rows, prefix_cache=prefix_cache)
+        self._engine = Engine(target, drafter, config, draft, cost=cost)
+        self._generation = generation or GenerationConfig()
+
+    def decode(self, requests: Sequence[BenchRequest]) -> Decoded:
+        """Decode requests."""
+        before = replace(self._engine.totals)
+        rows = [DecodedRow() for _ in requests]
+        started = time.perf_counter()
+        for output in self._engine.run([self._request(index, each) for index, each in enumerate(requests)]):
+            row = rows[output.sequence.index]
+            row.token_ids += output.token_ids
+            row.arrivals.append((time.perf_counter() - started, len(output.token_ids)))
+            row.num_steps += 1
+            row.num_accepted += output.num_accepted
+            if output.finish_reason is not None:
+                row.num_drafted = sum(output.sequence.drafted_by_depth)
+                row.num_steps_without_drafter = output.sequence.num_steps_without_drafter
+        total_s = time.perf_counter() - started
+        totals = self._engine.totals
+        phase_s = {
+            phase: getattr(totals, f"{phase}_s") - getattr(before, f"{phase}_s") for phase in (*PHASES[:-1], "prefill")
+        }
+        phase_s["other"] = total_s - sum(phase_s.values())
+        return Decoded(rows, total_s, totals.num_passes - before.num_passes, phase_s)
+
+    def close(self) -> None:
+        """Let the engine go."""
+        self._engine.close()
+
+    def _request(self, index: int, request: BenchRequest) -> Request:
+        from speculant_verifier.engine import Request
+
+        settings: dict[str, object] = {"max_tokens": request.max_tokens}
+        if request.forced is not None:
+            settings["ignore_end_tokens"] = True
+        config = self._generation.model_copy(update=settings)
+        return Request(index, request.prompt, config, grammar=request.grammar, forced=request.forced or ())
+
+
+class DecodingStatistics:
+    """Runs of one way of decoding, added up."""
+
+    def __init__(self, runs: Sequence[Decoded]) -> None:
+        """Count them, at least one. Decoding begins when every request of a run has its first token."""
+        rows = [row for run in runs for row in run.rows]
+        self.num_tokens = sum(len(row.token_ids) for row in rows)
+        self.num_steps = sum(row.num_steps for row in rows)
+        self.num_drafted = sum(row.num_drafted for row in rows)
+        self.num_accepted = sum(row.num_accepted for row in rows)
+        self.num_steps_without_drafter = sum(row.num_steps_without_drafter for row in rows)
+        self.num_passes = sum(run.num_passes for run in runs)
+        self.total_s = sum(run.total_s for run in runs)
+        decode_s, num_tokens = 0.0, 0
+        for run in runs:
+            arrivals = [row.arrivals for row in run.rows if row.arrivals]
+            begun_s = max((each[0][0] for each in arrivals), default=0.0)
+            decode_s += max((each[-1][0] for each in arrivals), default=0.0) - begun_s
+            num_tokens += sum(count for each in arrivals for seconds, count in each if seconds > begun_s)
+        self.decode_tokens_per_s = num_tokens / decode_s if decode_s else 0.0  # 0: none came after the first ones
+        self._runs, self._rows = runs, rows
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second, prompt reading included."""
+        return self.num_tokens / self.total_s
+
+    @property
+    def tokens_per_s_without_prompts(self) -> float:
+        """Tokens per second without the reading of prompts, where phases were measured."""
+        return self.num_tokens / (self.total_s - sum(run.phase_s["prefill"] for run in self._runs))
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """Tokens per step of a request; 1 is plain decoding."""
+        return self.num_tokens / max(1, self.num_steps)
+
+    def timing(self) -> dict[str, Any]:
+        """Return first-token and inter-arrival times, in milliseconds: what a reader of a stream waits for."""
+        times = [[seconds for seconds, _ in row.arrivals] for row in self._rows]
+        gaps = [after - before for each in times for before, after in itertools.pairwise(each)] or [0.0]
+        return {
+            "ttft_ms": round(1e3 * float(np.median([each[0] for each in times])), 3),
+            "itl_ms_p50": round(1e3 * float(np.percentile(gaps, 50)), 3),
+            "itl_ms_p99": round(1e3 * float(np.percentile(gaps, 99)), 3),
+        }
+
+    def phase_ms(self) -> dict[str, float]:
+        """Return the milliseconds of every phase in a step of the whole batch."""
+        return {
+            phase: round(1e3 * sum(run.phase_s[phase] for run in self._runs) / max(1, self.num_passes), 4)
+            for phase in PHASES
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """What all ways of decoding made of the same requests."""
+
+    requests: Sequence[BenchRequest]
+    """In order."""
+    runs: Mapping[str, Sequence[Decoded]]
+    """By way, one for each batch."""
+
+    def statistics(self, way: str) -> DecodingStatistics:
+        """Return what one way came to."""
+        return DecodingStatistics(self.runs[way])
+
+    def rows(self, way: str) -> list[DecodedRow]:
+        """Return what one way made of each request."""
+        return [row for run in self.runs[way] for row in run.rows]
+
+    def is_identical(self, way: str, reference: str) -> bool:
+        """Whether a way wrote the records, and where there are none, what another way did."""
+        return all(
+            row.token_ids == (plain.token_ids if request.forced is None else list(request.forced))
+            for request, row, plain in zip(self.requests, self.rows(way), self.rows(reference), strict=True)
+        )
+
+    def __add__(self, other: Trials) -> Trials:
+        """Return both, of the same ways."""
+        runs = {way: (*runs, *other.runs[way]) for way, runs in self.runs.items()}
+        return Trials((*self.requests, *other.requests), runs)
+
+
+def interleaved(
+    ways: Mapping[str, Decode], requests: Sequence[BenchRequest], batch: int, tell: Callable[[int, int], None]
+) -> Trials:
+    """Decode requests in every way, in turn, so that a noisy moment hits all; each is first, second, ... equally often.
+
+    Args:
+        ways: the ways of decoding, at least one.
+        requests: at least one.
+        batch: requests that are decoded together.
+        tell: told how many requests are decoded, and of how many.
+    """
+    runs: dict[str, list[Decoded]] = {way: [] for way in ways}
+    names = list(ways)
+    for index, start in enumerate(range(0, len(requests), batch)):
+        first = index % len(names)
+        for way in (*names[first:], *names[:first]):
+            runs[way].append(ways[way](requests[start : start + batch]))
+        tell(min(start + batch, len(requests)), len(requests))
+    return Trials(requests, runs)
