@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.adapter_files import check_adapter, merge, quiet_peft, read_adapter
 from speculant_verifier.model import TargetModel
-from speculant_verifier.training.publishing import publish, require_publishable
+from speculant_verifier.training.command import publish, require_publishable
 from support import training
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
@@ -165,7 +165,7 @@ def test_what_is_not_ours_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
 _PUBLISHER = """
 import shutil, sys, time
 from pathlib import Path
-from speculant_verifier.training.publishing import publish
+from speculant_verifier.training.command import publish
 work, target = Path(sys.argv[1]), Path(sys.argv[2])
 for i in range(1_000_000):
     folder = work / f"copy-{i}"

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speculant_verifier.offload.files import StoredTensor, WeightReader, new_space
-from speculant_verifier.offload.pinned import PinnedTensor, PinnedWeights
+from speculant_verifier.offload.files import PinnedTensor, PinnedWeights, StoredTensor, WeightReader, new_space
 
 _MOST = 0.5
 """Of a layer's experts: where so many are wanted, all of the next one are expected to be."""

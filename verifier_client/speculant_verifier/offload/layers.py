@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from speculant_verifier.offload.files import StoredTensor, WeightReader, new_space
-from speculant_verifier.offload.pinned import PinnedTensor, PinnedWeights
+from speculant_verifier.offload.files import PinnedTensor, PinnedWeights, StoredTensor, WeightReader, new_space
 
 _Weights = Sequence[tuple[nn.Module, str, StoredTensor | PinnedTensor]]
 

@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from speculant_verifier.offload.experts import ExpertPool
-from speculant_verifier.offload.files import WeightReader, stored_tensors
+from speculant_verifier.offload.files import PinnedWeights, WeightReader, stored_tensors
 from speculant_verifier.offload.layers import LayerStream
-from speculant_verifier.offload.pinned import PinnedWeights
 from speculant_verifier.offload.plan import Plan
 
 OFFLOAD = "_speculant_offload"

@@ -1,9 +1,17 @@
-"""``speculant train``: an adapter for the draft model from recorded requests, published when it is better."""
+"""``speculant train``: an adapter for the draft model from recorded requests, published when it is better.
+
+Adapters come and go by rename: a reader sees the old or the new, whole, whatever happens in between. A folder can't be
+renamed over another, so an adapter's name is a link: ``legal`` points to ``legal.d/7``. The version before it is kept
+for going back. Readers resolve the link once, then read.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -55,8 +63,6 @@ def run(arguments: Sequence[str]) -> int:
     if not draft_model.name:
         raise ConfigError("there is no draft model to train; name one with --draft-model")
     log_to_stderr("INFO")
-    from speculant_verifier.training.publishing import require_publishable
-
     require_publishable(settings.output)
     if not settings.records.is_dir():
         raise ConfigError(
@@ -72,7 +78,6 @@ def run(arguments: Sequence[str]) -> int:
         from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter
         from speculant_verifier.draft_model.opening import load_base
         from speculant_verifier.training.gate import judge
-        from speculant_verifier.training.publishing import publish
         from speculant_verifier.training.trainer import train_adapter
 
         quiet_transformers()
@@ -152,3 +157,66 @@ def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSetti
         sys.stdout.write("nothing was written: no state was better than the beginning; record more, or train longer\n")
     else:
         sys.stdout.write(f"nothing was written: {verdict.reason}; record more, or train longer\n")
+
+
+def require_publishable(target: Path) -> None:
+    """Refuse names at which no adapter can be published; ask before a training, not after it.
+
+    Raises:
+        ConfigError: something else than a link is there, or its folder is missing or can't be written.
+    """
+    if os.path.lexists(target) and _version_of(target) is None:
+        raise ConfigError(f"{target} is there and was not published by 'speculant train'; choose another name")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"there is no folder {target.parent} that can be written; make it or choose another name")
+
+
+def publish(folder: Path, target: Path) -> Path:
+    """Make a finished folder the adapter of a name. Versions older than the one before are deleted.
+
+    Args:
+        folder: on the same file system; it is moved.
+        target: the name.
+
+    Returns:
+        Where the folder is now.
+
+    Raises:
+        ConfigError: the name is taken by something else.
+    """
+    require_publishable(target)
+    for file in (*folder.iterdir(), folder):
+        _sync(file)
+    versions = target.with_name(target.name + ".d")
+    versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal what they were trained on
+    with (versions / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # that of a killed owner is released
+        earlier, previous = [path for path in versions.iterdir() if path.name.isdecimal()], _version_of(target)
+        version = versions / str(1 + max((int(path.name) for path in earlier), default=0))
+        folder.rename(version)
+        _sync(versions)
+        link = versions / "next"
+        link.unlink(missing_ok=True)
+        # Relative: the two may be moved or mounted elsewhere together.
+        link.symlink_to(Path(versions.name) / version.name)
+        link.replace(target)
+        _sync(target.absolute().parent)
+        for path in earlier:
+            if path.name != previous:
+                shutil.rmtree(path, ignore_errors=True)
+    return version
+
+
+def _version_of(target: Path) -> str | None:
+    """Return the number of the version that a name points to; None if it is nothing of ours."""
+    version = target.readlink() if target.is_symlink() else Path()
+    is_ours = version.parent == Path(target.name + ".d") and version.name.isdecimal()
+    return version.name if is_ours else None
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
