@@ -90,15 +90,6 @@ def test_threads_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGra
             text += [*token_ids[:2], step.token_ids[0]]
 
 
-def test_two_clients_that_count_alike_do_not_meet(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
-    first, second = make_steps(small_graph, 2)
-    with make_client(shared_sidecar.address) as one, make_client(shared_sidecar.address) as other:
-        for _ in range(3):
-            assert one.draft([SequenceStep(1, first.token_ids, 4)])[0]
-            assert other.draft([SequenceStep(1, second.token_ids, 4)])[0]
-        assert one.statistics.reopened_sessions == other.statistics.reopened_sessions == 0
-
-
 def test_closing_waits_for_nobody_for_long(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
     client = make_client(shared_sidecar.address)
     steps = make_steps(small_graph, 3)

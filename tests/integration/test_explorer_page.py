@@ -117,19 +117,6 @@ def test_the_draft_is_drawn_as_it_is_made(page: Page, explored: Explored) -> Non
     assert len(page.input_value("#typed")) > len("The parties ")
 
 
-def test_a_node_can_be_chosen_straight_out_of_a_field(page: Page) -> None:
-    typed(page, "The parties ")
-    page.fill("#budget", "6")
-    page.hover("#tree .step >> nth=1")
-    with page.expect_response("**/look"):
-        page.mouse.down()  # leaving the field asks for another draft
-    page.wait_for_timeout(300)
-    page.mouse.up()
-    settled(page)
-    assert len(page.input_value("#typed")) > len("The parties ")
-    assert page.locator("#tree .step").count() == 7
-
-
 def test_everything_can_be_done_by_keyboard(page: Page) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("/")
@@ -227,23 +214,6 @@ def test_text_is_never_markup(page: Page) -> None:
     typed(page, "<img src=x onerror=alert(1)><b>The parties")
     assert page.locator("main img, main b").count() == 0
     assert "<" in "".join(page.locator("#chips .token").all_text_contents())
-
-
-def test_of_a_long_text_the_end_is_looked_at(page: Page) -> None:
-    typed(page, "\U0001f600" * 15_000 + " The parties agree")
-    expect(page.locator("#problem")).to_be_hidden()
-    expect(page.locator("#told")).to_contain_text("the last 4 are the longest end")
-    assert page.locator("#chips .token").count() == 64
-    expect(page.locator("#told")).to_contain_text("Only the end is looked at: at most 20,000 characters")
-    page.click("#successors button >> nth=0")
-    settled(page)
-    expect(page.locator("#told")).to_contain_text("Only the end is looked at")
-    page.go_back()
-    settled(page)
-    typed(page, "The parties agree")
-    expect(page.locator("#told")).not_to_contain_text("Only the end")
-    typed(page, "x" * 20_000)
-    assert page.locator("#told").text_content().startswith("20,000 tokens")
 
 
 def test_what_is_wrong_is_said(browser: Browser, graph_path: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -123,14 +122,6 @@ def test_the_session_of_another_is_as_unknown_as_none(clients: Clients) -> None:
     assert (list(answer.sequence_statuses), list(answer.next_positions)) == ([OK], [2])
 
 
-def test_the_steps_of_a_stranger_keep_no_session_alive(clients: Clients) -> None:
-    session_id = clients.search.open()
-    for _ in range(3):
-        clients.clock.now_s += 250.0
-        clients.chat.drafter.Draft(step_of(session_id, [1]))
-    assert list(clients.search.drafter.Draft(step_of(session_id, [1])).sequence_statuses) == [LOST]
-
-
 def test_a_graph_that_is_not_the_clients_is_as_unknown_as_none(clients: Clients) -> None:
     details = set()
     for call, request in (
@@ -196,28 +187,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificates
     return Certificates(folder / "ours"), Certificates(folder / "theirs")
 
 
-def test_encrypted_connections(
-    graph_path: Path, tmp_path: Path, certificates: tuple[Certificates, Certificates]
-) -> None:
-    ours, theirs = certificates
-    settings = {"listen": f"127.0.0.1:0,unix://{tmp_path}/drafter.sock", **ours.server}
-    with serving(graph_path, tmp_path, client={"tls_ca": ours.ca}, **settings) as server:
-        server.drafter.Draft(step_of(0, [1]))
-        tcp, unix = server.server.addresses
-        with connected(unix, tls_ca=ours.ca) as wire:
-            wire.drafter.Draft(step_of(0, [1]))  # nobody else can listen to a Unix socket
-        with connected(tcp, tls_ca=ours.ca, **ours.client) as wire:
-            wire.drafter.Draft(step_of(0, [1]))  # a certificate that is not asked for does no harm
-        wrong: list[dict[str, Any]] = [
-            {"tls_ca": theirs.ca},
-            {},
-        ]
-        for client in wrong:
-            with connected(tcp, **client) as wire:
-                assert code_of(wire.drafter.Draft, step_of(0, [1])) is UNAVAILABLE
-        server.drafter.Draft(step_of(0, [1]))
-
-
 def test_certificates_of_clients(
     graph_path: Path, tmp_path: Path, certificates: tuple[Certificates, Certificates]
 ) -> None:
@@ -238,15 +207,3 @@ def test_certificates_of_clients(
         for client in ({"tls_ca": ours.ca}, {"tls_ca": ours.ca, **theirs.client}):
             with connected(server.address, **client) as wire:
                 assert code_of(wire.drafter.Draft, step_of(0, [1])) is UNAVAILABLE
-
-
-def test_plain_clients_of_encrypted_servers_and_the_other_way_round(
-    graph_path: Path, tmp_path: Path, certificates: tuple[Certificates, Certificates]
-) -> None:
-    ours, _ = certificates
-    with (
-        serving(graph_path, tmp_path, listen="127.0.0.1:0") as server,
-        connected(server.address, tls_ca=ours.ca) as wire,
-    ):
-        assert code_of(wire.drafter.Draft, step_of(0, [1])) is UNAVAILABLE
-        server.drafter.Draft(step_of(0, [1]))

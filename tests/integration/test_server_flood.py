@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import re
-import socket
 import threading
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from speculant_graph.client import DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import SequenceStep
-from support.mutants import PREFACE, Mutants, framed, malformed
+from support.mutants import Mutants, framed
 from support.server import OK, SERVICE, Wire, connected, graph_file, serving, step_of
 from support.sidecar import Sidecar, launch, wait_until_ready
 
@@ -182,57 +181,6 @@ def test_mutated_messages_are_answered_or_refused(process: Process, tmp_path: Pa
     assert sum(seen.values()) > 10_000
     assert min(seen["OK"], seen["INVALID_ARGUMENT"]) > 1_000
     assert "Traceback" not in process.sidecar.log
-
-
-def test_malformed_connections_do_no_harm(process: Process, tmp_path: Path) -> None:
-    generator = random.Random(4)
-    path = str(tmp_path / "drafter.sock")
-
-    def connect(number: int) -> None:
-        for _ in range(number):
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(5.0)
-                connection.connect(path)
-                with contextlib.suppress(OSError):
-                    connection.sendall(malformed(generator))
-                    if generator.random() < 0.2:
-                        connection.shutdown(socket.SHUT_WR)
-                    if generator.random() < 0.2:
-                        connection.recv(1 << 12)
-
-    with connected(process.sidecar.address) as wire:
-        session_id = wire.open()
-        wire.drafter.Draft(step_of(session_id, TEXT[:5]))
-        connect(100)
-        time.sleep(1.0)
-        before_bytes, before_descriptors = process.resident_bytes, process.num_descriptors
-        for turn in range(5):
-            connect(100)
-            answer = wire.drafter.Draft(step_of(session_id, [TEXT[5 + turn]], 5 + turn))
-            assert list(answer.sequence_statuses) == [OK]
-        assert process.settled(lambda: process.num_descriptors <= before_descriptors)
-        assert process.resident_bytes < 1.1 * before_bytes
-
-
-def test_half_open_connections_are_sent_away_and_others_served_meanwhile(process: Process, tmp_path: Path) -> None:
-    with connected(process.sidecar.address) as wire, contextlib.ExitStack() as stack:
-        wire.drafter.Draft(step_of(0, TEXT[:5]))
-        before_descriptors = process.num_descriptors
-        silent = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(200)]
-        for number, connection in enumerate(silent):
-            connection.settimeout(60.0)
-            connection.connect(str(tmp_path / "drafter.sock"))
-            connection.sendall(PREFACE[: number % len(PREFACE)])
-        assert process.settled(lambda: process.num_descriptors >= before_descriptors + 200)
-        for _ in range(50):
-            wire.drafter.Draft(step_of(0, TEXT[:5]))
-        with connected(process.sidecar.address) as newcomer:
-            newcomer.drafter.Draft(step_of(0, TEXT[:5]))
-        for connection in silent:
-            while connection.recv(1 << 12):  # until it is closed from there
-                pass
-        assert process.settled(lambda: process.num_descriptors <= before_descriptors)
-        wire.drafter.Draft(step_of(0, TEXT[:5]))
 
 
 def test_sessions_that_nobody_closes_stay_within_their_memory(tmp_path: Path) -> None:

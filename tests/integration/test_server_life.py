@@ -55,31 +55,6 @@ class Requests:
         return iter(self._queue.get, None)
 
 
-def test_a_stop_ends_streams_and_keeps_what_open_sessions_taught(serve: Serve, tmp_path: Path) -> None:
-    settings = {"learned": tmp_path / "learned", "grace_s": 30.0, "draft": {"strategy": "tree"}}
-    server = serve(**settings)
-    text = [7, 7, 11, 13, 17, 7, 11, 13, 17, 19]
-    session_id = server.open(learn=True)
-    for start, end in ((0, 2), (2, len(text))):
-        server.drafter.Draft(step_of(session_id, text[start:end], start))
-    requests = Requests()
-    stream = server.drafter.StreamDraft(iter(requests))
-    requests.send()
-    assert next(stream).step_id == 0
-    server.stop()  # returns, and long before the time for running calls is over
-    with pytest.raises(grpc.RpcError) as failure:
-        next(stream)
-    requests.end()
-    assert failure.value.code() is UNAVAILABLE
-    assert failure.value.details() == "the drafter is shutting down"
-    assert code_of(server.drafter.Draft, step_of(0, [1])) is UNAVAILABLE
-    assert not list(tmp_path.glob("*.sock"))
-
-    again = serve(**settings)
-    session_id = again.open()
-    assert list(again.drafter.Draft(step_of(session_id, [7, 11, 13], 0, 1)).draft_tokens) == [17]
-
-
 def test_a_stop_ends_busy_streams_between_two_steps(serve: Serve) -> None:
     server = serve(grace_s=30.0)
     is_busy = threading.Barrier(7)

@@ -121,26 +121,6 @@ def test_calls_beyond_the_number_allowed_are_refused_at_once(serve: Serve) -> No
         wires[2].drafter.Draft(step_of(0, [1]))
 
 
-def test_sessions_have_a_largest_number_also_on_a_stream(serve: Serve) -> None:
-    server = serve(max_sessions=1, busy_s=30.0)
-    server.open()
-    error = refusal(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=10_001))
-    assert error.code() is EXHAUSTED
-    assert 29.0 < (retry_delay_s(error) or 0.0) <= 30.0
-
-
-def test_memory_of_sessions_is_told_on_a_stream_with_a_delay(serve: Serve) -> None:
-    server = serve(max_session_memory=1_000_000, busy_s=30.0)
-    sessions = [server.open() for _ in range(5)]
-    requests = [
-        pb.StreamDraftRequest(step_id=session_id, draft=step_of(session_id, [1, 2] * 6_000))
-        for session_id in sessions[:4]
-    ]
-    answers = list(server.drafter.StreamDraft(iter(requests)))
-    assert [answer.error.code for answer in answers] == [0, 0, EXHAUSTED.value[0], EXHAUSTED.value[0]]
-    assert 29.0 < answers[2].error.retry_delay.ToNanoseconds() / 1e9 <= 30.0
-
-
 def test_a_cost_curve_has_a_largest_number_of_points(serve: Serve) -> None:
     server = serve()
     request = pb.OpenSessionRequest(session_id=5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import random
 import signal
 import time
@@ -17,7 +16,7 @@ import pytest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Fingerprint
 from support.learned import loaded, opened
-from support.server import OK, Wire, code_of, connected, graph_file, refusal, step_of
+from support.server import OK, Wire, code_of, connected, graph_file, step_of
 from support.sidecar import READY_TIMEOUT_S, Sidecar, launch, wait_until_ready
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -124,33 +123,6 @@ def test_sighup_reads_graph_and_access_file_again(tmp_path: Path) -> None:
     finally:
         sidecar.process.kill()
         sidecar.wait()
-
-
-def test_json_messages_carry_the_request_id(run_sidecar: Run) -> None:
-    sidecar = run_sidecar(log=("DEBUG", "json"))
-    with connected(sidecar.address, ("x-request-id", "trace-77")) as wire:
-        refusal(wire.drafter.Draft, step_of(0, [1], graph="nowhere"))
-    assert sidecar.stop() == 0
-    lines = [json.loads(line) for line in sidecar.log.splitlines()]
-    assert all({"time", "level", "message", "logger"} <= line.keys() for line in lines)
-    (line,) = [line for line in lines if line.get("request_id")]
-    assert (line["request_id"], line["method"], line["level"]) == ("trace-77", "Draft", "DEBUG")
-    assert "NOT_FOUND" in line["message"]
-
-
-def test_a_second_server_is_refused_and_a_killed_ones_socket_is_replaced(
-    run_sidecar: Run, graph_path: Path, tmp_path: Path
-) -> None:
-    first = run_sidecar()
-    second = launch(graph_path, tmp_path / "drafter.sock")
-    assert second.wait() == 1
-    assert "another server answers" in second.log
-    with connected(first.address) as wire:
-        wire.drafter.Draft(step_of(0, [1]))
-    first.kill()
-    assert (tmp_path / "drafter.sock").exists()
-    with connected(run_sidecar().address) as wire:
-        wire.drafter.Draft(step_of(0, [1]))
 
 
 def test_a_learning_server_that_is_killed_loses_open_sessions_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Messages and connections that are nearly right, or not at all."""
+"""Messages that are nearly right, or not at all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import random
 from typing import Any
 
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What an HTTP/2 connection begins with."""
-SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 class Mutants:
@@ -118,22 +114,3 @@ def framed(payload: bytes) -> bytes:
         length.append(size & 127 | 128)
         size >>= 7
     return bytes([*length, size]) + payload
-
-
-def malformed(generator: random.Random) -> bytes:
-    """Return what no client of ours would begin a connection with."""
-    frame = bytes(
-        [0, generator.randrange(256), generator.randrange(256), generator.randrange(12)]
-    ) + generator.randbytes(generator.randrange(0, 300))
-    return generator.choice(
-        [
-            b"",
-            generator.randbytes(generator.randrange(1, 2_000)),
-            PREFACE[: generator.randrange(1, len(PREFACE))],
-            PREFACE + SETTINGS[: generator.randrange(len(SETTINGS))],
-            PREFACE + SETTINGS + frame,
-            PREFACE + SETTINGS + frame[: generator.randrange(len(frame))],
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + generator.randbytes(500),
-            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        ]
-    )

@@ -300,19 +300,6 @@ def test_a_prompt_in_parts_is_not_learned(tmp_path: Path) -> None:
     assert learned[0] == learned[1] < learned[2]
 
 
-def test_sessions_of_other_tenants_are_not_there(graph_path: Path) -> None:
-    server = Server(graph_path)
-    mine, other, admin = (
-        Principal(name, frozenset({name}), frozenset({"*"}), False) for name in ("mine", "other", "*")
-    )
-    server.open(1, tenant="mine")
-    position = 0
-    for principal, status in ((mine, 1), (other, 2), (mine, 1), (admin, 1), (ANONYMOUS, 1)):
-        draft = server.step(chain_step(1, position, [3]), principal).draft
-        assert list(draft.sequence_statuses) == [status]
-        position += status == 1
-
-
 def test_a_stranger_does_not_keep_a_session_from_being_idle(graph_path: Path) -> None:
     server = Server(graph_path, limits={"idle_timeout_s": 10.0})
     other = Principal("other", frozenset({"other"}), frozenset({"*"}), False)

@@ -190,7 +190,7 @@ def test_the_command_refuses_what_is_wrong(
     other = make_tokenizer(vocabulary_size=300)
     with pytest.raises(TokenizerMismatchError, match="tokenizer"):
         run([str(graph_file), "-o", page, "--tokenizer", str(other)])
-    with pytest.raises(ConfigError, match="--nodes"):
+    with pytest.raises(ConfigError, match="nodes: must be"):
         run([str(graph_file), "-o", page, "--nodes", "0"])
     with pytest.raises(ConfigError, match="not valid UTF-8"):
         run([str(graph_file), "-o", page, "--prompt", "\udcff"])
