@@ -194,7 +194,7 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     assert draft.is_chain or draft.strategy == "tree"
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     config=configs,
     seed=st.integers(0, 2**32),
@@ -297,7 +297,7 @@ def test_more_candidates_than_are_kept() -> None:
     pair.accept(1, 1)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     branches=st.integers(1, 8),

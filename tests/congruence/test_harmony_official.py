@@ -40,7 +40,7 @@ def official():
         return tokenizer, library, library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(messages=st.lists(MESSAGES, min_size=1, max_size=4), cut=st.integers(0, 6))
 def test_the_same_messages(messages, cut):
     tokenizer, library, encoding = official()

@@ -297,7 +297,7 @@ def test_gumbel_coupling_accepts_more_and_changes_nothing():
     others = [
         Job(job.prompt, job.config.model_copy(update={"seed": 1_000 + 40 * number + job.config.seed}))
         for job in jobs
-        for number in range(10)
+        for number in range(6)
     ]
     texts = decode(model, others, max_batch_size=32).outputs
     graph = graph_of([[*job.prompt, *text] for job, text in zip(others, texts, strict=True)], 4, 258)

@@ -17,6 +17,7 @@ import pytest
 
 from speculant_graph.types import Draft
 from speculant_verifier.rules import RULES, Verdict
+from support.chance import Uniform, every_outcome
 from support.rule_oracles import block_pass_probabilities, chain_of, dense_rows, proposal_of
 
 SIZE = 3
@@ -24,58 +25,6 @@ SIZE = 3
 ROUNDING, WRONG = 1e-6, 1e-3
 """Largest error of a probability where everything is right (q is float32), and least where something is wrong."""
 NOTHING = (np.zeros(0, np.int64), np.zeros(0), 1.0)
-
-
-class Chance:
-    """One way through a random program; remembers the other ways."""
-
-    def __init__(self, way):
-        self.way, self.others, self.taken, self.probability = way, [], [], 1.0
-
-    def choose(self, weights):
-        """Return an index, each with the probability that its weight has."""
-        shares = np.asarray(weights, np.float64) / np.sum(weights)
-        step = len(self.taken)
-        if step < len(self.way):
-            index = self.way[step]
-        else:
-            index, *rest = np.flatnonzero(shares).tolist()
-            self.others += [(*self.taken, other) for other in rest]
-        self.taken.append(index)
-        self.probability *= shares[index]
-        return index
-
-
-class Uniform:
-    """A number drawn from [0, 1), which decides when it is compared or drawn by, once; ``scale`` times it."""
-
-    def __init__(self, chance, scale=1.0, used=None):
-        self.chance, self.scale, self.used = chance, scale, [] if used is None else used
-
-    def use(self):
-        assert not self.used, "a number decides one thing"
-        self.used.append(True)
-        return self.chance
-
-    def __mul__(self, factor):
-        return Uniform(self.chance, self.scale * factor, self.used)
-
-    def __lt__(self, bound):
-        below = min(1.0, float(bound) / self.scale) if self.scale > 0 else float(bound > 0)
-        return self.use().choose([1 - below, below]) == 1
-
-    def __gt__(self, bound):
-        return not self < bound
-
-
-def every_outcome(program):
-    """Return the probability of everything that a program of chance can return."""
-    found, ways = defaultdict(float), [()]
-    while ways:
-        chance = Chance(ways.pop())
-        found[program(chance)] += chance.probability
-        ways += chance.others
-    return dict(found)
 
 
 class World:

@@ -80,7 +80,7 @@ def problems(expression, samples):
             continue
         matchers = [each for each in selector.matchers.matchers if each.name not in OF_PROMETHEUS]
         known = {label for each in series for label in each} | OF_PROMETHEUS
-        asked = {each.name for each in matchers} | (grouped if len(selectors) == 1 else set())
+        asked = {each.name for each in matchers} | (grouped if len({each.name for each in selectors}) == 1 else set())
         found += [f"{selector.name} has no label {label}" for label in sorted(asked - known)]
         for each in matchers:
             if each.name == "code" or "Not" in str(each.op):  # codes are what went wrong, and may not have come up
