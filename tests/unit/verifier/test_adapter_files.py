@@ -115,17 +115,9 @@ def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path, sp
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_an_adapter_of_another_architecture_or_configuration_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_of_another_architecture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"does not fit|has other weights"):
-        check_adapter(write_adapter(tmp_path / "a"), base("gpt_oss"), "tiny")
-    base().save_pretrained(tmp_path / "here" / "tiny")
-    shutil.copytree(tmp_path / "here", tmp_path / "there")
-    folder = write_adapter(tmp_path / "b", name=str(tmp_path / "here" / "tiny"))
-    assert check_adapter(folder, base(), str(tmp_path / "there" / "tiny")).base_digest
-    config = json.loads((tmp_path / "there" / "tiny" / "config.json").read_text())
-    (tmp_path / "there" / "tiny" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
-    with pytest.raises(ConfigError, match=r"another config\.json"):
-        check_adapter(folder, base(), str(tmp_path / "there" / "tiny"))
+        check_adapter(write_adapter(tmp_path), base("gpt_oss"), "tiny")
 
 
 def test_a_name_is_a_link_to_the_newest_version(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """LoRA adapters of a draft model: checked as a whole before anything changes, then added to a model.
 
 An adapter is a folder in peft's own format, so that other programs load it, too. Beside peft's two files
-``speculant.json`` records which ``config.json`` the model had that it was trained for, and how well it did.
+``speculant.json`` records whose text it learned, and how well it did.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -53,8 +51,6 @@ class AdapterInfo:
     """sha256 of the weights' file."""
     base: str
     """Name or folder of the model that it was trained for; empty if that is not recorded."""
-    base_digest: str
-    """Digest of that model's configuration (:func:`base_digest`); empty if another program trained it."""
     tenants: frozenset[str] | None
     """Whose text it was trained on, and whose sequences alone it may so draft for; None: all."""
     note: Mapping[str, Any]
@@ -77,13 +73,13 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
     with (path / WEIGHTS_FILE).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     _lora_config(path, config)
-    base, base_digest = str(config.get("base_model_name_or_path") or ""), str(note.get("base_digest", ""))
+    base = str(config.get("base_model_name_or_path") or "")
     tenants = note.get("tenants")
     if tenants is not None and not (isinstance(tenants, list) and all(isinstance(each, str) for each in tenants)):
         raise ConfigError(
             f"{path / NOTE_FILE} does not name whose adapter it is, tenants is no list of names. {_AGAIN}"
         )
-    return AdapterInfo(path, digest, base, base_digest, None if tenants is None else frozenset(tenants), note)
+    return AdapterInfo(path, digest, base, None if tenants is None else frozenset(tenants), note)
 
 
 def check_adapter(folder: Path | str, model: PreTrainedModel, base_name: str) -> AdapterInfo:
@@ -104,9 +100,6 @@ def check_adapter(folder: Path | str, model: PreTrainedModel, base_name: str) ->
     # A model may be moved to another folder, or downloaded from the hub into one.
     if info.base and Path(info.base).name != Path(base_name).name:
         raise ConfigError(f"the adapter {folder} is for the model '{info.base}', not for '{base_name}'; {another}")
-    digest = base_digest(base_name)
-    if info.base_digest and digest and info.base_digest != digest:
-        raise ConfigError(f"the adapter {folder} was trained for another config.json than '{base_name}' has; {another}")
     expected = _expected_shapes(info.folder, model)
     try:
         tensors = load_file(info.folder / WEIGHTS_FILE)
@@ -143,24 +136,6 @@ def require_plain(model: PreTrainedModel) -> None:
     """
     if getattr(model, "is_quantized", False):
         raise ConfigError(f"'{model.name_or_path}' has quantised weights, which take no adapter; give it in bfloat16")
-
-
-def base_digest(name: str) -> str:
-    """Return the sha256 of a model's ``config.json``; empty if it is not on this machine.
-
-    Args:
-        name: a folder, or a name whose files are in the hub's cache.
-    """
-    found: Any = Path(name) / "config.json"
-    if not found.is_file():
-        with suppress(HFValidationError):
-            found = try_to_load_from_cache(name, "config.json")
-    if not isinstance(found, (str, Path)) or not Path(found).is_file():
-        return ""
-    content = _read_json(Path(found))
-    # Saving a model again changes these.
-    kept = {key: value for key, value in content.items() if key not in {"_name_or_path", "transformers_version"}}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

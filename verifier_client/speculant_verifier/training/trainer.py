@@ -30,7 +30,7 @@ from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
 from speculant_graph.config import TrainConfig
 from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
-from speculant_verifier.draft_model.adapter_files import NOTE_FILE, base_digest, quiet_peft, require_plain
+from speculant_verifier.draft_model.adapter_files import NOTE_FILE, quiet_peft, require_plain
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.examples import Example, make_example, mixture, split
 
@@ -160,7 +160,6 @@ class Trainer:
         require_plain(model)
         torch.manual_seed(0)  # a training can be repeated
         self._config, self._folder = config, folder
-        self._base_digest = base_digest(base_name)
         if model.dtype == torch.float16:  # gradients of single tokens are too small for it
             model = model.bfloat16()
         # Ours is made for decoding; these are the ones that torch and transformers differentiate. gpt-oss has no sdpa.
@@ -285,7 +284,7 @@ class Trainer:
         with self._as_published():
             self.model.save_pretrained(str(folder), save_embedding_layers=False)
         (folder / "README.md").unlink(missing_ok=True)  # an empty form
-        note = {"base_digest": self._base_digest, "step": step, **asdict(evaluation)}
+        note = {"step": step, **asdict(evaluation)}
         (folder / NOTE_FILE).write_text(json.dumps(note), encoding="utf-8")
         earlier, self.best = self.best, (folder, evaluation)
         if earlier is not None:
