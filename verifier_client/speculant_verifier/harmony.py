@@ -21,7 +21,7 @@ from speculant_graph.errors import GenerationError
 from speculant_graph.types import TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.detokenizer import Detokenizer
-from speculant_verifier.tool_calls.pieces import Piece, PieceKind, joined
+from speculant_verifier.tool_calls import Piece, PieceKind, joined
 
 _NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
 _FIRST_WORD = re.compile(r"\s*([^\s<]+)")

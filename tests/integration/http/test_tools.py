@@ -117,11 +117,12 @@ def test_a_first_call_is_drafted_from_what_the_tools_say(
 ) -> None:
     """Where the prompt says nothing of how calls are written."""
     name, api = served
-    fields = made_to_write(ANSWERS[name]) | {"extra_body": {"speculant": {"speculation": "on"}}}
+    fields = made_to_write(ANSWERS[name])
     steps = {}
     for words in ("examples", "none"):
         if words == "none":
             monkeypatch.setattr("speculant_verifier.http.mapping.examples", lambda *_: "")
+        fields["extra_body"] = {"speculant": {"speculation": "on", "tenant": words}}  # who was taught nothing
         steps[words] = api.client().chat.completions.create(**fields).speculant["steps"]
     assert name != "hermes" or steps["examples"] < steps["none"], "others write little that is not in the prompt"
 

@@ -18,8 +18,7 @@ from speculant_verifier.http.errors import ApiError
 from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprobs
-from speculant_verifier.tool_calls import CallStyle, JsonCalls
-from speculant_verifier.tool_calls.pieces import Piece, Splitter
+from speculant_verifier.tool_calls import CallStyle, JsonCalls, Piece, Splitter
 
 Fields = dict[str, Any]
 """An object of JSON."""

@@ -23,8 +23,7 @@ from speculant_verifier.load import Load
 from speculant_verifier.model import TargetModel
 from speculant_verifier.requests import changed, session_options
 from speculant_verifier.structured.examples import example_of
-from speculant_verifier.tool_calls import CallStyle, style_of
-from speculant_verifier.tool_calls.styles import STRICT
+from speculant_verifier.tool_calls import STRICT, CallStyle, style_of
 
 _MAX_DRAWN_SEED = 1 << 53
 """Seeds are given to clients whose only numbers are doubles."""

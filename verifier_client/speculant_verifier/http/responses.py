@@ -21,7 +21,7 @@ from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.responses_schemas import ChosenFunction, Content, Item, ResponsesRequest
 from speculant_verifier.http.schemas import ChatRequest
 from speculant_verifier.results import GenerationResult, StepEvent
-from speculant_verifier.tool_calls.pieces import Piece
+from speculant_verifier.tool_calls import Piece
 
 _Event = tuple[str, Fields]
 """Its type, without "response.", and its fields."""

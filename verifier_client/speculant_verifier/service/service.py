@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, cast
@@ -12,14 +13,14 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.errors import DraftRequestError
+from speculant_graph.errors import DraftRequestError, GenerationRequestError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.serving.calls import Call, CallInterceptor
+from speculant_graph.types import RuleName, TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.load import Load, failure_of, read_ahead
-from speculant_verifier.requests import session_options
+from speculant_verifier.requests import changed, session_options
 from speculant_verifier.results import FinishReason, GenerationResult, StepEvent, TokenLogprobs
-from speculant_verifier.service.requests import generation_config, prompt_of
 
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
 _FINISH_REASON: dict[FinishReason | None, Any] = {
@@ -28,6 +29,26 @@ _FINISH_REASON: dict[FinishReason | None, Any] = {
     "length": pb.FINISH_REASON_LENGTH,
     "error": pb.FINISH_REASON_ERROR,
 }
+RULE_OF_NUMBER: dict[int, RuleName] = {
+    pb.VERIFICATION_RULE_FOLLOW: "follow",
+    pb.VERIFICATION_RULE_TOKEN: "token",
+    pb.VERIFICATION_RULE_BLOCK: "block",
+    pb.VERIFICATION_RULE_NASD: "nasd",
+    pb.VERIFICATION_RULE_TREE_WITHOUT_REPLACEMENT: "tree-wor",
+    pb.VERIFICATION_RULE_TREE_INDEPENDENT: "tree-iid",
+    pb.VERIFICATION_RULE_GUMBEL: "gumbel",
+}
+"""Names of rules by their numbers on the wire."""
+
+_SEED_BITS = 63
+_MOST_ENTRIES = {"logit_biases": 1024, "bad_words": 128, "choices": 1024, "stop_strings": 16, "stop_token_ids": 1024}
+_MOST_CHARACTERS = 1024
+_GIVEN_IF_PRESENT = ("max_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "seed")
+_OF_DRAFTS = ("node_budget", "max_depth", "draft_temperature")
+_GIVEN_IF_NOT_ZERO = (
+    "min_tokens", "top_k", "no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "json_schema", "regex",
+    "grammar", "prediction",
+)  # fmt: skip
 
 
 class VerifierService:
@@ -52,9 +73,7 @@ class VerifierService:
         """Return what a server answers the service's methods with."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
-            {
-                "Generate": interceptor.answers("Generate", self.generate),
-            },
+            {"Generate": interceptor.answers("Generate", self.generate)},
         )
 
     async def generate(self, payload: bytes, call: Call) -> None:
@@ -88,10 +107,20 @@ def parsed(kind: Any, payload: bytes) -> Any:
         raise DraftRequestError(f"the message is no {kind.DESCRIPTOR.name}; send one") from error
 
 
-def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list[int]:
-    """Return what is to be continued; in a thread, as a long text takes its time."""
-    prompt = prompt_of(request, decoder.chat_prompt)
-    return decoder.target.encode(prompt) if isinstance(prompt, str) else list(prompt)
+def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list[TokenId]:
+    """Return what is to be continued; in a thread, as a long text takes its time.
+
+    Raises:
+        GenerationRequestError: the request has no input, or the conversation can't be read.
+    """
+    match request.WhichOneof("input"):
+        case "prompt":
+            return decoder.target.encode(request.prompt)
+        case "prompt_tokens":
+            return list(request.prompt_tokens.token_ids)
+        case "chat":
+            return decoder.chat_prompt([{"role": each.role, "content": each.content} for each in request.chat.messages])
+    raise GenerationRequestError("the request has no input; set prompt, prompt_tokens or chat")
 
 
 def _response(event: StepEvent, seed: int) -> pb.GenerateResponse:
@@ -144,3 +173,59 @@ def _duration(seconds: float) -> Duration:
     duration = Duration()
     duration.FromNanoseconds(int(seconds * 1e9))
     return duration
+
+
+def generation_config(
+    sampling: pb.SamplingOptions,
+    speculation: pb.SpeculationOptions,
+    defaults: GenerationConfig,
+    end_token_ids: frozenset[TokenId],
+) -> GenerationConfig:
+    """Return the settings that a request asks for.
+
+    Args:
+        sampling: how tokens are chosen.
+        speculation: how drafts are made and verified.
+        defaults: of the server, for what the request leaves open. A seed that is left open is drawn at random.
+        end_token_ids: the model's own.
+
+    Raises:
+        GenerationRequestError: a value is not allowed; the message names it.
+    """
+    for name, most in _MOST_ENTRIES.items():
+        if len(getattr(sampling, name)) > most:
+            raise GenerationRequestError(f"{name} has {len(getattr(sampling, name))} entries; send at most {most}")
+    for name in ("bad_words", "stop_strings"):
+        if max(map(len, getattr(sampling, name)), default=0) > _MOST_CHARACTERS:
+            raise GenerationRequestError(f"a text of {name} is too long; send at most {_MOST_CHARACTERS} characters")
+    wanted: dict[str, Any] = {name: getattr(sampling, name) for name in _GIVEN_IF_PRESENT if sampling.HasField(name)}
+    wanted |= {name: value for name in _GIVEN_IF_NOT_ZERO if (value := getattr(sampling, name))}
+    wanted.setdefault("seed", secrets.randbits(_SEED_BITS))
+    if sampling.logit_biases:
+        wanted["logit_bias"] = {each.token_id: each.bias for each in sampling.logit_biases}
+    if sampling.bad_words:
+        wanted["bad_words"] = tuple(sampling.bad_words)
+    if sampling.choices:
+        wanted["choices"] = tuple(sampling.choices)
+    if sampling.stop_strings:
+        wanted["stop"] = tuple(sampling.stop_strings)
+    if sampling.stop_token_ids:
+        own = frozenset() if sampling.ignore_end_tokens else end_token_ids
+        wanted["end_token_ids"] = tuple(sorted(own.union(sampling.stop_token_ids)))
+    elif sampling.ignore_end_tokens:
+        wanted["ignore_end_tokens"] = True
+    if sampling.num_samples:
+        wanted["n"] = sampling.num_samples
+    if sampling.logprobs or sampling.num_top_logprobs:
+        wanted["logprobs"] = sampling.num_top_logprobs
+    if speculation.rule:
+        wanted["rule"] = _rule(speculation.rule)
+    wanted |= {name: getattr(speculation, name) for name in _OF_DRAFTS if speculation.HasField(name)}
+    return changed(defaults, wanted)
+
+
+def _rule(number: int) -> RuleName:
+    try:
+        return RULE_OF_NUMBER[number]
+    except KeyError:
+        raise GenerationRequestError(f"there is no rule {number}; see VerificationRule for those there are") from None

@@ -1,22 +1,115 @@
-"""How families of models write calls: where they are found, and the grammar of an answer that must be one."""
+"""Calls of tools in what a model writes: found as they come, and demanded where a client wants one.
+
+Families of models write them in styles of their own, which chat templates tell.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
+from speculant_graph.types import TokenId
 from speculant_verifier.structured.examples import example_of
 from speculant_verifier.structured.grammar import HARMONY_THOUGHT
+
+PieceKind = Literal["reasoning", "content", "name", "arguments"]
+"""Reasoning, content, the name of a called tool, which begins a call, and more of its arguments, as JSON text."""
+
+Piece = tuple[PieceKind, str]
+"""A kind and text of it."""
 
 Schema = Mapping[str, Any] | bool
 
 STRICT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is written whose spaces are given: as by Python's json."""
 
-
 _BETWEEN_CALLS = "\n"
+
+
+class Splitter(Protocol):
+    """Splits one answer as it comes."""
+
+    def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> list[Piece]:
+        """Add what a step emitted; return what became certain."""
+
+
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """Put neighbours of a kind together, but for names."""
+    joined: list[Piece] = []
+    for kind, text in pieces:
+        if joined and joined[-1][0] == kind != "name":
+            joined[-1] = kind, joined[-1][1] + text
+        else:
+            joined.append((kind, text))
+    return joined
+
+
+class JsonCalls:
+    """Splits an answer into text and calls. How it is cut into pieces makes no difference.
+
+    A call comes when it is complete. What only looks like one stays text, and so does a call that was cut off.
+    """
+
+    def __init__(self, mark: str, end: str) -> None:
+        """Begin.
+
+        Args:
+            mark: comes before a call.
+            end: comes after it; behind the last one it may be missing.
+        """
+        self._mark, self._end = mark, end
+        self._held = ""  # what may be a call, the beginning of a mark, or spaces between calls
+        self._is_behind_call = False
+
+    def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> list[Piece]:
+        """Add what a step emitted; return what became certain.
+
+        Args:
+            token_ids: not looked at.
+            text: the text that became certain by them.
+            final: whether it is all.
+        """
+        del token_ids
+        self._held += text
+        pieces: list[Piece] = []
+        while (start := self._held.find(self._mark)) >= 0:
+            body, end, rest = self._held[start + len(self._mark) :].partition(self._end)
+            if not end and not final:
+                break
+            call = _call(body)
+            if call is None:
+                pieces.append(("content", self._held[: len(self._held) - len(rest)]))
+            else:
+                pieces += [*self._content(self._held[:start]), ("name", call[0]), ("arguments", call[1])]
+            self._held, self._is_behind_call = rest, call is not None
+        if start < 0:
+            start = len(self._held) - (0 if final else self._num_uncertain())
+        if final or not self._is_behind_call or self._held[:start].strip():
+            pieces += self._content(self._held[:start])
+            self._held, self._is_behind_call = self._held[start:], False
+        return joined(pieces)
+
+    def _content(self, text: str) -> list[Piece]:
+        """Return text before a call or at the end; what is blank behind a call belongs to neither."""
+        return [("content", text)] if text and (text.strip() or not self._is_behind_call) else []
+
+    def _num_uncertain(self) -> int:
+        """Return the length of the longest end of the text that a mark begins with."""
+        sizes = range(min(len(self._mark) - 1, len(self._held)), 0, -1)
+        return next((size for size in sizes if self._mark.startswith(self._held[-size:])), 0)
+
+
+def _call(body: str) -> tuple[str, str] | None:
+    """Return the name and the arguments of a call; None if it is none."""
+    try:
+        call = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    return call["name"], json.dumps(call.get("arguments", {}), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
