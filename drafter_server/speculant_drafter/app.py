@@ -213,7 +213,6 @@ class Explorer:
             described(
                 served.graph,
                 served.name,
-                served.tokenizer.name,
                 served.generation,
                 is_default=served.name == self._graphs.default,
             )

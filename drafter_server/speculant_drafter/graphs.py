@@ -28,9 +28,9 @@ from speculant_graph.errors import (
 )
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
+from speculant_graph.rpc.messages import public_name
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
-from speculant_graph.view.look_up import public_name
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 

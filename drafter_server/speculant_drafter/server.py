@@ -10,12 +10,16 @@ from typing import Any, Self
 from grpc_health.v1 import health, health_pb2
 from loguru import logger
 
-from speculant_drafter import admin, service
-from speculant_drafter.admin import DrafterAdminService
 from speculant_drafter.app import PATH, Explorer, create_app
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.metrics import ServerCounts, ServerState, render_metrics
-from speculant_drafter.service import DrafterService, StepAnswerer
+from speculant_drafter.service import (
+    ADMIN_SERVICE_NAME,
+    SERVICE_NAME,
+    DrafterAdminService,
+    DrafterService,
+    StepAnswerer,
+)
 from speculant_drafter.sessions import LIMITS, Limits, SessionStore
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
@@ -67,8 +71,8 @@ class DrafterServer:
         self._service = DrafterService(self._graphs, self._sessions, self._steps, self._counts)
         self._admin = DrafterAdminService(self._graphs)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
-        self._health_names = ["", service.SERVICE_NAME, admin.SERVICE_NAME]
-        self._health_names += [f"{service.SERVICE_NAME}/{name}" for name in self._graphs.configured_names]
+        self._health_names = ["", SERVICE_NAME, ADMIN_SERVICE_NAME]
+        self._health_names += [f"{SERVICE_NAME}/{name}" for name in self._graphs.configured_names]
         self._credentials = server_credentials(config)
         self._explorer = Explorer(config, draft, self._graphs)
         self._http = self._http_thread() if config.metrics_listen else None
@@ -105,14 +109,14 @@ class DrafterServer:
         tokenizers = await self._graphs.open_configured()
         await self._tell_health()
         self.addresses = await self._listen(
-            self._config.listen, "--server.listen", self._service.handler(self._interceptor), service.SERVICE_NAME
+            self._config.listen, "--server.listen", self._service.handler(self._interceptor), SERVICE_NAME
         )
         if self._config.admin_listen:
             self.admin_addresses = await self._listen(
                 self._config.admin_listen,
                 "--server.admin-listen",
                 self._admin.handler(self._admin_interceptor),
-                admin.SERVICE_NAME,
+                ADMIN_SERVICE_NAME,
             )
         if self._http is not None:
             self.metrics_address = await self._http.start()

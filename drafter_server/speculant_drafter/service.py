@@ -1,4 +1,4 @@
-"""The drafter's methods: drafting, and the sessions it needs.
+"""The drafter's methods: drafting, the sessions it needs, and looking after graphs.
 
 Steps are answered by the core, and on the event loop: a draft takes less time than handing it to a thread would.
 """
@@ -22,6 +22,7 @@ from speculant_graph.draft.options import changed
 from speculant_graph.errors import (
     DrafterUnavailableError,
     DraftRequestError,
+    GraphFileError,
     TokenizerMismatchError,
     UnknownGraphError,
 )
@@ -33,7 +34,8 @@ from speculant_graph.serving.access import ALL, ANONYMOUS, Principal
 from speculant_graph.serving.calls import Call, CallInterceptor, log_failure
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
-"""Name of the service, for health checks."""
+ADMIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterAdminService"].full_name
+"""Names of the services, for health checks."""
 
 _ANY_CONFIG = DraftConfig()
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
@@ -258,6 +260,53 @@ class DrafterService:
         if session is not None and session.tenant == tenant:
             self._sessions.end(asked.session_id)
         return pb.CloseSessionResponse().SerializeToString()
+
+
+class DrafterAdminService:
+    """Looks after graphs."""
+
+    def __init__(self, graphs: GraphRegistry) -> None:
+        """Take what is served."""
+        self._graphs = graphs
+
+    def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """Return what a server answers the service's methods with."""
+        return grpc.method_handlers_generic_handler(
+            ADMIN_SERVICE_NAME,
+            {
+                "ListGraphs": interceptor.unary("ListGraphs", self.list_graphs),
+                "ReloadGraph": interceptor.unary("ReloadGraph", self.reload_graph),
+            },
+        )
+
+    async def list_graphs(self, payload: bytes, call: Call) -> bytes:
+        """Describe what is served."""
+        call.principal.require_admin()
+        parsed(pb.ListGraphsRequest, payload)
+        return pb.ListGraphsResponse(graphs=map(_info, self._graphs)).SerializeToString()
+
+    async def reload_graph(self, payload: bytes, call: Call) -> bytes:
+        """Replace a graph by what its file holds now."""
+        call.principal.require_admin()
+        try:
+            served = await self._graphs.reload(parsed(pb.ReloadGraphRequest, payload).name)
+        except GraphFileError as error:  # an administrator may read what is wrong with it
+            raise DraftRequestError(str(error)) from error
+        return pb.ReloadGraphResponse(graph=_info(served)).SerializeToString()
+
+
+def _info(served: ServedGraph) -> pb.GraphInfo:
+    return pb.GraphInfo(
+        name=served.name,
+        generation=served.generation,
+        corpus_tokens=served.graph.metadata.num_tokens,
+        max_order=served.graph.max_order,
+        vocabulary_size=served.tokenizer.vocabulary_size,
+        tokenizer_sha256=bytes.fromhex(served.tokenizer.sha256),
+        tokenizer_name=served.tokenizer.name,
+        file_bytes=served.file_bytes,
+        open_sessions=served.num_sessions,
+    )
 
 
 def parsed(message_class: Any, payload: bytes) -> Any:

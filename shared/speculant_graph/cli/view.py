@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.graph.container import replacing
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
-    from speculant_graph.view.look_up import GraphLookUp, described, listed, public_name
+    from speculant_graph.view.look_up import GraphLookUp, described, listed
     from speculant_graph.view.snapshot import render_snapshot
 
     log_to_stderr("INFO")
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     answer = GraphLookUp(graph, draft, tokenizer).answer(
         Question(text=prompt[-MAX_CHARACTERS:], successors=settings.successors)
     )
-    graphs = [described(graph, name, public_name(fingerprint.name), 1, is_default=True)]
+    graphs = [described(graph, name, 1, is_default=True)]
     with replacing(settings.output) as temporary:
         temporary.write_text(render_snapshot(listed(graphs, draft), answer, name), "utf-8")
     order, num_tokens, num_nodes = answer["matched_order"], answer["num_tokens"], len(answer["draft"]["nodes"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, Fingerprint, TokenId
@@ -118,3 +119,8 @@ class OpenAnswer:
     """Longest context of the graph, in tokens."""
     next_position: int
     """The position the server expects next: 0 for a new session."""
+
+
+def public_name(tokenizer: str) -> str:
+    """Return a tokenizer's name, as others may see it: without the folder of this machine that it was read from."""
+    return Path(tokenizer).name if Path(tokenizer).is_absolute() else tokenizer

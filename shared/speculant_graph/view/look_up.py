@@ -15,6 +15,7 @@ from speculant_graph.draft.options import CALIBRATED, STRATEGIES, DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.rpc.messages import public_name
 from speculant_graph.types import Draft, Fingerprint, TokenId
 from speculant_graph.version import VERSION
 from speculant_graph.view.question import (
@@ -189,13 +190,12 @@ class GraphLookUp:
         return self._drafter.draft_contexts([context], [budget], [seed], [position], options)[0]
 
 
-def described(graph: NgramGraph, name: str, tokenizer: str, generation: int, *, is_default: bool) -> dict[str, Any]:
+def described(graph: NgramGraph, name: str, generation: int, *, is_default: bool) -> dict[str, Any]:
     """Return what the page shows of a graph.
 
     Args:
         graph: the graph.
         name: its name in questions.
-        tokenizer: the name of its tokenizer that others may see.
         generation: how often it was loaded.
         is_default: whether it is the first to be shown.
     """
@@ -204,7 +204,7 @@ def described(graph: NgramGraph, name: str, tokenizer: str, generation: int, *, 
         "name": name,
         "is_default": is_default,
         "generation": generation,
-        "tokenizer": tokenizer,
+        "tokenizer": public_name(metadata.tokenizer.name),
         "vocabulary_size": metadata.tokenizer.vocabulary_size,
         "max_order": graph.max_order,
         "num_tokens": metadata.num_tokens,
@@ -260,11 +260,6 @@ def find_tokenizer(expected: Fingerprint, folder: Path | None) -> tuple[CorpusTo
         f"the sidecar does not have tokenizer {public_name(expected.name)} on its machine; put "
         "its tokenizer.json beside the graph file, or use token ids"
     )
-
-
-def public_name(tokenizer: str) -> str:
-    """Return a tokenizer's name without the folder of this machine that it was read from."""
-    return Path(tokenizer).name if Path(tokenizer).is_absolute() else tokenizer
 
 
 def _rounded(probability: float) -> float:
