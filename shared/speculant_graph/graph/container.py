@@ -47,7 +47,6 @@ _TAIL = b"\x95" + struct.pack("<Q", 6) + b"\x94\x87\x94R\x94."
 _PROTOCOLS = (4, 5)
 _FRAME_BYTES = 1 << 16
 """Values of this size and more stand outside of a frame."""
-_OLD_MAGIC = b"SPECNGRM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ def read_container(path: Path) -> Container:
     """Open a file; the block stays on disk until it is touched.
 
     Raises:
-        GraphFileError: it can't be read, is something else, is damaged or of an older release.
+        GraphFileError: it can't be read, is something else, or is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -169,11 +168,6 @@ def read_container(path: Path) -> Container:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise GraphFileError(f"{path} can't be opened ({reason})", fix="check the path of the graph file") from error
-    if view[: len(_OLD_MAGIC)] == _OLD_MAGIC:
-        raise GraphFileError(
-            f"{path} is of an older release, whose graph files this one does not read",
-            fix="build the graph again with 'speculant build'",
-        )
     if not is_graph_head(bytes(view[:HEAD_BYTES])):
         raise _foreign(path)
     if len(view) < _HEAD.size:
@@ -202,8 +196,8 @@ def read_container(path: Path) -> Container:
 
 
 def is_graph_head(head: bytes) -> bool:
-    """Return whether a file that begins so was once written as a graph, by this release or an older one."""
-    return head.startswith(_OLD_MAGIC) or (head[:1] == b"\x80" and head[_CALL_START:] == _CALL)
+    """Return whether a file that begins so was once written as a graph."""
+    return head[:1] == b"\x80" and head[_CALL_START:] == _CALL
 
 
 def damaged(path: Path | str, reason: str) -> GraphFileError:

@@ -97,14 +97,6 @@ class NgramGraph:
         """Pickle the graph; with protocol 5 to what :meth:`save` writes, byte for byte."""
         return graph_from_pickle, pickled(self.trie, self.metadata, protocol.__index__())
 
-    def __copy__(self) -> NgramGraph:
-        """Return the graph itself, as nothing in it changes."""
-        return self
-
-    def __deepcopy__(self, _: object) -> NgramGraph:
-        """Return the graph itself, as nothing in it changes."""
-        return self
-
     @classmethod
     def load(cls, path: str | Path, *, verify: bool = False, complete: bool = False) -> NgramGraph:
         """Open a graph file; its arrays stay on disk, mapped read-only, and all processes share them.

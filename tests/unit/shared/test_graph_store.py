@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import os
@@ -139,7 +138,6 @@ def test_pickles_and_copies_of_a_graph_that_was_looked_at(graph: NgramGraph, tmp
     loaded = pickle.loads(pickle.dumps({"graph": graph}, protocol))["graph"]
     assert loaded.metadata == graph.metadata
     assert_same_arrays(loaded, graph)
-    assert copy.copy(graph) is copy.deepcopy(graph) is graph
     if protocol in (4, 5):  # the default protocol of all Pythons that can be
         with (tmp_path / "graph.pkl").open("wb") as file:
             pickle.dump(graph, file, protocol)
@@ -161,9 +159,6 @@ def test_pickles_that_do_not_fit_together_are_refused(graph: NgramGraph) -> None
 def test_files_of_other_releases_are_refused_and_replaced(path: Path, graph: NgramGraph) -> None:
     rewrite(path, lambda description, _: description.update(format_version=FORMAT_VERSION + 1))
     with pytest.raises(GraphFileError, match=r"has file format 4 and this release reads 3; update"):
-        NgramGraph.load(path)
-    path.write_bytes(b"SPECNGRM\x02" + bytes(100))
-    with pytest.raises(GraphFileError, match=r"of an older release.*'speculant build'$"):
         NgramGraph.load(path)
     graph.save(path)
     assert NgramGraph.load(path).metadata == graph.metadata
