@@ -28,10 +28,9 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
 
     Raises:
         ConfigError: there is no such folder, and no such name on the hub or no way to ask it. What looks like a path
-            is not asked for. Or HF_HUB_ETAG_TIMEOUT is no number.
+            is not asked for.
         ModuleNotFoundError: the extra ``build`` is not installed.
     """
-    patience_s = _patience_s()  # first: the library stumbles over a wrong one when it is imported
     if os.path.isdir(name):
         return False
     if os.path.exists(name) or name.startswith((os.sep, ".", "~")) or name.count("/") > 1:
@@ -40,7 +39,9 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
         from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
     try:
-        get_hf_file_metadata(hf_hub_url(name, _FILES[-1]), token=hf_token, timeout=patience_s)
+        get_hf_file_metadata(
+            hf_hub_url(name, _FILES[-1]), token=hf_token, timeout=int(os.environ.get(_PATIENCE_VARIABLE, _PATIENCE_S))
+        )
     except Exception as error:  # of the HTTP library, which is another one with other releases of huggingface_hub
         if isinstance(error, HfHubHTTPError) and not isinstance(error, GatedRepoError | RepositoryNotFoundError):
             return False  # the hub answers: whether the files are there shows when they are fetched
@@ -68,13 +69,6 @@ def local_folder(name: str) -> Path | None:
     except (ModuleNotFoundError, ValueError):  # not installed; a folder that is gone is no name on the hub
         return None
     return Path(file).parent if isinstance(file, str) else None
-
-
-def _patience_s() -> int:
-    given = os.environ.get(_PATIENCE_VARIABLE, str(_PATIENCE_S))
-    if not given.isdecimal() or not int(given):
-        raise ConfigError(f"{_PATIENCE_VARIABLE} is {given!r}", fix=f"set it to whole seconds, such as {_PATIENCE_S}")
-    return int(given)
 
 
 def first_line(error: BaseException) -> str:
