@@ -215,22 +215,6 @@ def test_no_body_makes_it_fail(explored: Explored, body: bytes) -> None:
     assert answer.status == 200 or answer.error
 
 
-paths = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="?# "), max_size=40)
-
-
-@given(
-    method=st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH"]),
-    path=paths | paths.map(lambda end: f"{API}/{end}") | paths.map(lambda end: f"{API}/{end}/look"),
-    body=bodies,
-)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_path_makes_it_fail(explored: Explored, method: str, path: str, body: bytes) -> None:
-    answer = explored.asker.ask(method, f"/explorer/{path.removeprefix('/explorer/')}", body)
-    assert 200 <= answer.status < 500
-    if answer.status >= 400 and method != "HEAD":
-        assert answer.error
-
-
 def test_methods_and_kinds_that_do_not_fit(asker: Asker) -> None:
     for method, path, allowed in (("POST", API, {"GET", "HEAD"}), ("GET", f"{API}/text/look", {"POST"})):
         answer = asker.ask(method, path, b"")
