@@ -227,19 +227,6 @@ def test_a_pass_that_is_interrupted_leaves_nothing_half_read(checkpoint):
     target.offload.close()
 
 
-@pytest.mark.parametrize("wanted", [(0, 3, 1, 0, 3), (3, 0, 0, 2)])
-def test_fewer_units_in_memory_and_more_again(checkpoint, wanted):
-    whole, target = load(checkpoint), load(checkpoint, 3)
-    offload = target.offload
-    least = offload.plan.least_slots
-    degree = least if offload.plan.unit == "expert" else 1
-    for number, kept in enumerate(wanted):
-        offload.resize(min(offload.plan.num_slots, least + kept * degree))
-        for length in (1, 30, 2):
-            assert torch.equal(logits(target, length, number), logits(whole, length, number))
-    offload.close()
-
-
 def test_memory_of_units_is_given_back(tmp_path):
     """By degrees, down to what a pass needs, and taken again."""
     for target in (tiny_gpt_oss(seed=3, num_layers=4), tiny_model("llama", num_layers=9)):

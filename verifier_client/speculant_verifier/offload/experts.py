@@ -55,9 +55,9 @@ class ExpertPool:
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
         self.gives_back = like.device.type == "cpu"
         """Whether memory is given back if there are fewer slots."""
-        rooms = {name: new_space((num_slots, *shape), like) for name, shape in shapes.items()}
-        self._pool = {name: pool for name, (pool, _) in rooms.items()}
-        self._memory = [memory for _, memory in rooms.values()]
+        spaces = {name: new_space((num_slots, *shape), like) for name, shape in shapes.items()}
+        self._pool = {name: pool for name, (pool, _) in spaces.items()}
+        self._memory = [memory for _, memory in spaces.values()]
         self._vectors = [  # such as biases, which are too short to be read one by one: they stay, and are copied
             {name: self._kept(stored, like) for name, stored in weights.items() if len(shapes[name]) == 1}
             for _, weights in modules

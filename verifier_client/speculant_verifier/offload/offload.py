@@ -50,7 +50,7 @@ class Offload:
         """
         self.plan, self._folder = plan, folder
         self.num_slots = plan.num_slots
-        """Units that there is room for now."""
+        """Units that there is space for now."""
         stored: dict[str, Any] = dict(stored_tensors(_index_of(model)))
         remove_hook_from_submodules(model)
         for parameter in model.parameters():
