@@ -13,7 +13,7 @@ import pytest
 from pydantic import ByteSize, TypeAdapter
 
 from speculant_graph.config import ServiceConfig
-from speculant_verifier.demo.prompts import PROMPTS
+from speculant_verifier.demo.corpus import PROMPTS
 from support.configs import KINDS
 from support.pages import ROOT, all_blocks, blocks, read_page, rows, section
 from support.terminal_pictures import read_picture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -23,8 +22,6 @@ class DemoSettings(CommandSettings):
     # One setting of a section leaves the demo's own defaults of the others.
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
-    folder: Path | None = None
-    """Keep the graph in this folder and use it again next time. Default: a temporary folder."""
     rounds: Annotated[int, Field(ge=1)] = 3
     """How often every prompt is measured; the figures are medians."""
     json_output: bool = False

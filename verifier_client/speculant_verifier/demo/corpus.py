@@ -31,6 +31,16 @@ UNKNOWN_MODULES = ("http", "json", "logging", "socket.py", "socketserver.py")
 
 _TIMES_KNOWN = 8
 
+PROMPTS = (
+    "class EchoProtocol(asyncio.Protocol):\n    def connection_made(self, transport):",
+    'class MemoryHandler(logging.Handler):\n    """\n    A handler class which writes logging records',
+    "    def do_GET(self):",
+    "    async def join(self):",
+    "class Semaphore:\n    def __init__(self, value=1):",
+    "def loads(s, *, cls=None):",
+)
+"""What the demo asks the model to continue: beginnings of code in the style of what it was trained on."""
+
 VALIDATION_MODULES = ("asyncio/runners.py", "http/cookies.py", "logging/config.py")
 """Files of those packages that training never saw; the model card's validation loss is theirs."""
 

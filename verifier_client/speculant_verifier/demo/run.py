@@ -1,92 +1,150 @@
-"""What the demo does, step by step; :mod:`.report` lays it out."""
+"""What the demo does, step by step, and how it looks: coloured text, a table, and one JSON object for machines."""
 
 from __future__ import annotations
 
+import json
+import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 from statistics import median
 
-from speculant_graph.bench.processes import await_health, running_module
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from speculant_graph.bench.processes import OwnDrafter
 from speculant_graph.cli.graphs import show_progress
 from speculant_graph.client import DrafterClient, NullDrafter
-from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import GraphError
+from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.log import log_to_stderr
-from speculant_verifier.console import quiet_transformers
+from speculant_graph.machine import describe_machine
+from speculant_verifier.console import ACCEPTED_STYLE, OWN_STYLE, print_event, quiet_transformers
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.command import DemoSettings
-from speculant_verifier.demo.corpus import standard_library_files
-from speculant_verifier.demo.prompts import PROMPTS
-from speculant_verifier.demo.report import DemoReport, Outcome
+from speculant_verifier.demo.corpus import PROMPTS, standard_library_files
 from speculant_verifier.model import TargetModel
+from speculant_verifier.results import GenerationResult, StepEvent
+
+_COLUMNS = ("prompt", "tokens", "plain/s", "spec./s", "faster", "per step", "accepted", "RPC p50", "p99", "same")
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What was measured for one prompt, or for all of them together."""
+
+    num_tokens: int
+    plain_s: float
+    speculative_s: float
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+    num_steps_without_drafter: int
+    round_trips_s: list[float]
+    identical: bool
+
+    def __add__(self, other: _Outcome) -> _Outcome:
+        """Add times and counts up, so the speed-up is that of all prompts decoded in a row."""
+        return _Outcome(
+            self.num_tokens + other.num_tokens,
+            self.plain_s + other.plain_s,
+            self.speculative_s + other.speculative_s,
+            self.num_steps + other.num_steps,
+            self.num_drafted + other.num_drafted,
+            self.num_accepted + other.num_accepted,
+            self.num_steps_without_drafter + other.num_steps_without_drafter,
+            self.round_trips_s + other.round_trips_s,
+            self.identical and other.identical,
+        )
+
+    def figures(self) -> dict[str, object]:
+        """Return the keys that every demo object has."""
+        p50, p99 = np.percentile([1e6 * time_s for time_s in self.round_trips_s] or [0.0], (50, 99)).round(1).tolist()
+        return {
+            "identical": self.identical,
+            "speedup": round(self.plain_s / self.speculative_s, 3),
+            "plain_tokens_per_s": round(self.num_tokens / self.plain_s, 2),
+            "speculative_tokens_per_s": round(self.num_tokens / self.speculative_s, 2),
+            "mean_accepted_tokens": round(self.num_tokens / self.num_steps, 3),
+            "acceptance_rate": round(self.num_accepted / self.num_drafted, 4) if self.num_drafted else 0.0,
+            "draft_us_p50": p50,
+            "draft_us_p99": p99,
+            "tokens": self.num_tokens,
+            "steps": self.num_steps,
+            "steps_without_drafter": self.num_steps_without_drafter,
+        }
 
 
 def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
     """Run everything and print the comparison; 0 if all texts are identical, else 1."""
-    report = DemoReport(arguments)
+    console = Console(highlight=False)
     quiet_transformers()
     log_to_stderr("WARNING")
-    with ExitStack() as stack:
-        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="speculant-"))
-        folder = settings.folder or Path(temporary)
-        graph_path = _graph(folder, report)
-        # The socket is always in the short temporary path: socket names are limited to about 100 characters.
-        address = f"unix://{temporary}/drafter.sock"
-        command = ["--listen", address, "--graph", str(graph_path), "--log-level", "WARNING"]
-        process = stack.enter_context(running_module("speculant_drafter", command))
-        await_health(process, address)
-        report.show_line(f"sidecar: process {process.pid} serves it at {address}")
-        # One thread: matrices this small gain nothing from more, and threads that wait for each other would fight
-        # with the sidecar for the cores.
-        target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
-        report.show_line(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
-        client = DrafterClient(
-            # Otherwise what the first run accepted would be in the graph for the one that is measured.
-            ClientConfig(address=address, deadline_ms=100.0, learn=False),
-            tokenizer=target.fingerprint,
-            draft=settings.draft,
-            wants_proposals=False,
-        )
-        stack.callback(client.close)
-        plain = SpeculativeDecoder(drafter=NullDrafter(), target=target, draft_config=DraftConfig(k=0))
-        speculative = SpeculativeDecoder(drafter=client, target=target, draft_config=settings.draft)
-        for index, prompt in enumerate(PROMPTS, start=1):
-            report.show_prompt(index, len(PROMPTS), prompt)
-            shown = [  # also the warm-up: printing is not measured
-                report.show_stream(name, decoder.stream(prompt, settings.generation))
-                for name, decoder in (("plain", plain), ("speculative", speculative))
-            ]
-            outcome = _measure(prompt, plain, speculative, client, settings)
-            report.add(outcome, identical=outcome.identical and shown[0].token_ids == shown[1].token_ids)
-    return report.finish(as_json=settings.json_output)
+    outcomes: list[_Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
+        graph = Path(folder, "standard_library.pkl")
+        _build(graph, console)
+        with closing(OwnDrafter(graph, f"unix://{folder}/drafter.sock")) as drafter:
+            console.print(f"sidecar: process {drafter.process.pid} serves it at {drafter.address}", soft_wrap=True)
+            # One thread: matrices this small gain nothing from more, and threads that wait for each other would fight
+            # with the sidecar for the cores.
+            target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
+            console.print(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
+            client = DrafterClient(
+                # Otherwise what the first run accepted would be in the graph for the one that is measured.
+                ClientConfig(address=drafter.address, deadline_ms=100.0, learn=False),
+                tokenizer=target.fingerprint,
+                draft=settings.draft,
+                wants_proposals=False,
+            )
+            plain = SpeculativeDecoder(drafter=NullDrafter(), target=target, draft_config=DraftConfig(k=0))
+            speculative = SpeculativeDecoder(drafter=client, target=target, draft_config=settings.draft)
+            with closing(client):
+                for index, prompt in enumerate(PROMPTS, start=1):
+                    console.rule(f"prompt {index} of {len(PROMPTS)}", align="left")
+                    console.print(Text(prompt, "bold"))
+                    shown = [  # also the warm-up: printing is not measured
+                        _show_stream(console, name, decoder.stream(prompt, settings.generation))
+                        for name, decoder in (("plain", plain), ("speculative", speculative))
+                    ]
+                    outcomes.append(_measure(prompt, plain, speculative, client, settings, shown))
+    return _report(console, outcomes, arguments, as_json=settings.json_output)
 
 
-def _graph(folder: Path, report: DemoReport) -> Path:
-    path = folder / "standard_library.pkl"
-    tokenizer = CorpusTokenizer.load(MODEL_FOLDER)
-    if path.is_file():
-        try:
-            if NgramGraph.load(path).metadata.tokenizer.sha256 == tokenizer.fingerprint.sha256:
-                report.show_line(f"graph:   {path} is there already")
-                return path
-        except GraphError:
-            pass  # of an older release: build it again
+def _build(path: Path, console: Console) -> None:
     files = standard_library_files()
-    folder.mkdir(parents=True, exist_ok=True)
-    builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER))
     with show_progress() as progress:
-        graph = builder.build(files, path, progress=progress)
-    report.show_line(
+        graph = GraphBuilder(tokenizer_name=str(MODEL_FOLDER)).build(files, path, progress=progress)
+    console.print(
         f"graph:   {graph.metadata.num_tokens:,} tokens of {len(files)} standard library files, "
-        f"{sum(graph.metadata.transitions_per_order):,} transitions, {path.stat().st_size / 1e6:.0f} MB"
+        f"{sum(graph.metadata.transitions_per_order):,} transitions, {path.stat().st_size / 1e6:.0f} MB",
+        soft_wrap=True,
     )
-    return path
+
+
+def _show_stream(console: Console, name: str, events: Iterator[StepEvent]) -> GenerationResult:
+    """Print text as it is decoded and return the result."""
+    legend = f"[dim]\\[{name}][/]"
+    if name != "plain" and console.color_system:
+        legend += f"  [{ACCEPTED_STYLE}]accepted from the draft[/]  [{OWN_STYLE}]the model's own[/]"
+    console.print(legend)
+    result = None
+    for event in events:
+        if name == "plain":
+            console.print(Text(event.text, "dim"), end="", soft_wrap=True)
+        else:
+            print_event(console, event)
+        result = event.result
+    console.print()
+    assert result is not None
+    return result
 
 
 def _measure(
@@ -95,20 +153,20 @@ def _measure(
     speculative: SpeculativeDecoder,
     client: DrafterClient,
     settings: DemoSettings,
-) -> Outcome:
-    """Decode in turn, so that a noisy moment hits both, and take medians of the times."""
-    config: GenerationConfig = settings.generation
+    shown: Sequence[GenerationResult],
+) -> _Outcome:
+    """Decode in turn, so that a noisy moment hits both, and take medians of the times; texts are those shown, too."""
     plain_results, speculative_results = [], []
     round_trips_s: list[float] = []
     for _ in range(settings.rounds):
-        plain_results.append(plain.generate(prompt, config))
+        plain_results.append(plain.generate(prompt, settings.generation))
         before = client.statistics.steps
-        speculative_results.append(speculative.generate(prompt, config))
+        speculative_results.append(speculative.generate(prompt, settings.generation))
         steps = client.statistics.steps - before
         round_trips_s += client.statistics.round_trip_s[-steps:] if steps else ()
     reference, last = plain_results[0], speculative_results[-1]
-    return Outcome(
-        prompt=prompt,
+    results = (*shown, *plain_results, *speculative_results)
+    return _Outcome(
         num_tokens=len(reference.token_ids),
         plain_s=median(result.times.total_s for result in plain_results),
         speculative_s=median(result.times.total_s for result in speculative_results),
@@ -116,6 +174,43 @@ def _measure(
         num_drafted=last.num_drafted,
         num_accepted=last.num_accepted,
         num_steps_without_drafter=sum(result.num_steps_without_drafter for result in speculative_results),
-        round_trips_s=tuple(round_trips_s),
-        identical=all(result.token_ids == reference.token_ids for result in plain_results + speculative_results),
+        round_trips_s=round_trips_s,
+        identical=all(result.token_ids == reference.token_ids for result in results),
     )
+
+
+def _report(console: Console, outcomes: Sequence[_Outcome], arguments: Sequence[str], *, as_json: bool) -> int:
+    """Print the table, and the JSON object; return the exit status of the demo."""
+    everything = reduce(add, outcomes)
+    console.rule("tokens per second, tokens per forward pass, accepted share of drafted tokens", align="left")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for index, outcome in enumerate([*outcomes, everything], start=1):
+        figures = outcome.figures()
+        table.add_row(
+            "all" if outcome is everything else f"{index}",
+            f"{outcome.num_tokens}",
+            f"{figures['plain_tokens_per_s']:.0f}",
+            f"{figures['speculative_tokens_per_s']:.0f}",
+            f"×{figures['speedup']:.2f}",
+            f"{figures['mean_accepted_tokens']:.2f}",
+            f"{figures['acceptance_rate']:.0%}",
+            f"{figures['draft_us_p50']:.0f} µs",
+            f"{figures['draft_us_p99']:.0f} µs",
+            "yes" if outcome.identical else "NO",
+            style="bold" if outcome is everything else "",
+        )
+    console.print(table)
+    if everything.identical:
+        console.print("every text is identical to plain decoding")
+    else:
+        console.print("[bold red]a speculative text differs from plain decoding: this is a defect[/]")
+    if as_json:
+        report = everything.figures() | {
+            "prompts": [{"prompt": prompt} | each.figures() for prompt, each in zip(PROMPTS, outcomes, strict=True)],
+            "machine": describe_machine(),
+            "command": ["speculant", "demo", *arguments],
+        }
+        sys.stdout.write(json.dumps(report) + "\n")
+    return 0 if everything.identical else 1
