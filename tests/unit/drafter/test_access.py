@@ -101,27 +101,6 @@ def test_others_are_not_known(policy: AccessPolicy, header: str | None, names: t
     assert isinstance(from_status(code, message), UnauthenticatedError)
 
 
-def test_tenants(policy: AccessPolicy) -> None:
-    search, writer = policy.authenticate("Bearer one", ()), policy.authenticate(None, ("writer.internal",))
-    assert search.require_tenant("search-test") == "search-test"
-    assert writer.require_tenant("") == writer.require_tenant("writer") == "writer"
-    for principal, tenant in ((search, ""), (search, "writer"), (writer, "search")):
-        with pytest.raises(AccessError) as caught:
-            principal.require_tenant(tenant)
-        assert to_status(caught.value)[0].name == "PERMISSION_DENIED"
-    assert policy.authenticate("Bearer three", ()).require_tenant("whoever") == "whoever"
-
-
-def test_graphs_and_administration(policy: AccessPolicy) -> None:
-    search, operator = policy.authenticate("Bearer one", ()), policy.authenticate("Bearer three", ())
-    assert search.may_use_graph("docs")
-    assert not search.may_use_graph("other")
-    assert operator.may_use_graph("other")
-    operator.require_admin()
-    with pytest.raises(AccessError, match="admin = true"):
-        search.require_admin()
-
-
 @given(st.sets(st.text(max_size=3), min_size=1, max_size=3), st.text(max_size=3))
 def test_no_tenant_but_the_own_ones(tenants: set[str], asked: str) -> None:
     principal = Principal("x", frozenset(tenants), frozenset({"*"}), is_admin=False)

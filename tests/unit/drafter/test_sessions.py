@@ -14,11 +14,9 @@ from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
     LOST,
     OK,
-    OUT_OF_SYNC,
     Clock,
     LiveServer,
     Serve,
-    code_of,
     graph_file,
     refusal,
     retry_delay_s,
@@ -70,15 +68,6 @@ def test_takes_tokens_and_says_where_it_stands(serving: Serve) -> None:
     assert ended(server) == {}
 
 
-def test_a_gap_is_out_of_sync_and_takes_nothing(serving: Serve) -> None:
-    server = serving()
-    server.open(7)
-    told(server, 7, 0, [1, 2])
-    assert told(server, 7, 3, [4]) == (OUT_OF_SYNC, 2)
-    assert told(server, 7, (1 << 64) - 1, [4]) == (OUT_OF_SYNC, 2)
-    assert told(server, 7, 2, [3, 4]) == (OK, 4)
-
-
 def test_unknown_and_closed_sessions_are_lost(serving: Serve) -> None:
     server = serving()
     assert told(server, 7, 0, [1]) == (LOST, 0)
@@ -96,23 +85,6 @@ def test_a_contradiction_drops_the_session(serving: Serve) -> None:
     assert told(server, 7, 1, [2, 9, 4]) == (LOST, 0)
     assert ended(server) == {"diverged": 1}
     assert server.drafter.OpenSession(pb.OpenSessionRequest(session_id=7)).next_position == 0
-
-
-def test_a_step_that_comes_late_again_takes_nothing(serving: Serve) -> None:
-    server = serving()
-    server.open(7)
-    told(server, 7, 0, [1, 2, 3, 4, 5, 6])
-    assert told(server, 7, 0, [1, 2, 3, 4]) == (OUT_OF_SYNC, 6)
-    assert told(server, 7, 3, [4, 5]) == (OUT_OF_SYNC, 6)
-    assert told(server, 7, 3, [4, 5, 6]) == (OK, 6)
-
-
-def test_a_session_twice_in_one_step_is_refused(serving: Serve) -> None:
-    server = serving()
-    server.open(7)
-    request = pb.DraftRequest(session_ids=[7, 7], context_lengths=[1, 1], context_tokens=[1, 1])
-    assert code_of(server.drafter.Draft, request) is grpc.StatusCode.INVALID_ARGUMENT
-    assert told(server, 7, 0, [1]) == (OK, 1)
 
 
 def test_the_longest_idle_goes_first_and_busy_ones_never(serving: Serve, clock: Clock) -> None:
