@@ -34,8 +34,6 @@ _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Heal
 _SWEEP_S = 5.0
 _SAVE_S = 2.0
 """How often what was learned is brought to disk."""
-_MAX_CONNECTIONS = 64
-"""Most of HTTP."""
 
 
 class DrafterServer:
@@ -204,7 +202,7 @@ class DrafterServer:
             self._problem,
         )
         address, option = self._config.metrics_listen, "--server.metrics-listen"
-        server = HttpServer(app, address, option, max_connections=_MAX_CONNECTIONS)
+        server = HttpServer(app, address, option)
         return HttpThread(server)
 
     def _state(self) -> ServerState:

@@ -7,7 +7,6 @@ import ssl
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -36,7 +35,6 @@ class HttpServer:
         option: str = "--service.http",
         *,
         tls: ssl.SSLContext | None = None,
-        max_connections: int | None = None,
     ) -> None:
         """Make a server; :meth:`start` opens it.
 
@@ -45,10 +43,9 @@ class HttpServer:
             address: ``host:port``; port 0 takes a free one.
             option: of the command line, which sets the address.
             tls: what encrypts; see :func:`speculant_graph.serving.credentials.tls_context`.
-            max_connections: of more than so many the oldest is dropped.
         """
         self._app, self._address, self._option = app, address, option
-        self._tls, self._max_connections = tls, max_connections
+        self._tls = tls
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -63,7 +60,7 @@ class HttpServer:
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
-            http=cast(Any, partial(_Protocol, max_connections=self._max_connections)),
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -151,18 +148,9 @@ class _Protocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
-    _connected_s = 0.0
-
-    def __init__(self, *args: Any, max_connections: int | None, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._max_connections = max_connections
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._connected_s = self.loop.time()
-        living = [each for each in cast(Any, self.connections) if not each.transport.is_closing()]
-        if self._max_connections is not None and len(living) > self._max_connections:
-            min(living, key=lambda each: each._connected_s).transport.abort()
         encryption = transport.get_extra_info("ssl_object")
         if encryption is not None:
             self.app_state = {**self.app_state, CERTIFICATE_NAMES: _names_in(encryption.getpeercert())}

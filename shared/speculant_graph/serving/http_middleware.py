@@ -42,8 +42,6 @@ class AccessRules:
     """Longest body."""
     body_timeout_s: float = 60.0
     """Longest that a body may take to arrive."""
-    needs_certificate: bool = False
-    """Whether clients must have shown a certificate, though the address lets in others."""
     own_host: str | None = None
     """The host listened on; if set, requests must name it, localhost or an address, unless there is an access file."""
 
@@ -132,8 +130,6 @@ class AccessMiddleware:
         policy = self._read_policy()
         if policy.is_open and self._rules.own_host is not None:
             _require_own_name(headers.get("host", ""), self._rules.own_host)
-        if self._rules.needs_certificate and names is None:
-            raise UnauthenticatedError("show a certificate of an authority in server.tls_client_ca")
         return policy.authenticate(headers.get("authorization"), names or ())
 
     async def _whole_body(self, receive: Receive, headers: dict[str, str]) -> Receive:

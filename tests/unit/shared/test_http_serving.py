@@ -18,12 +18,12 @@ from speculant_graph.serving.http import HttpServer, HttpThread
 PATIENCE_S = 20.0
 
 
-def serve(talk: Callable[[int], None], max_connections: int | None = None) -> None:
+def serve(talk: Callable[[int], None]) -> None:
     """Run a server and, in a thread, what talks to its port."""
 
     async def run() -> None:
         app = PlainTextResponse("ok\n")
-        server = HttpThread(HttpServer(app, "127.0.0.1:0", max_connections=max_connections))
+        server = HttpThread(HttpServer(app, "127.0.0.1:0"))
         try:
             bound = await server.start()
             host, _, port = bound.rpartition(":")
@@ -85,23 +85,6 @@ def test_a_request_that_does_not_begin_in_time_is_dropped(monkeypatch: pytest.Mo
         assert status(port) == 200
 
     serve(talk)
-
-
-def test_many_idle_connections_keep_nobody_out_and_do_not_hold_up_the_end() -> None:
-    def talk(port: int) -> None:
-        idle.extend(socket.create_connection(("127.0.0.1", port), PATIENCE_S) for _ in range(20))
-        assert status(port) == 200
-        assert is_closed(idle[0]), "the oldest gave way"
-        idle[-1].setblocking(False)
-        with pytest.raises(BlockingIOError):
-            idle[-1].recv(1)
-
-    idle: list[socket.socket] = []
-    try:
-        serve(talk, max_connections=8)
-    finally:
-        for connection in idle:
-            connection.close()
 
 
 def test_a_server_that_never_started_closes() -> None:

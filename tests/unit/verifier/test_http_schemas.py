@@ -39,18 +39,3 @@ def test_complaints_are_few(kind: type[GenerationRequest], fields: dict[str, Any
         kind.model_validate(body)
     assert 1 <= caught.value.error_count() <= 12
     assert {name: len(value) if isinstance(value, list | dict) else value for name, value in body.items()} == before
-
-
-def test_the_longest_lists_are_taken() -> None:
-    request = CompletionRequest.model_validate(
-        COMPLETION
-        | {
-            "prompt": ["a"] * 1_024,
-            "stop": ["a" * 1_024] * 16,
-            "logit_bias": {str(number): -100 for number in range(1_024)},
-            "bad_words": ["b" * 256] * 128,
-            "stop_token_ids": list(range(128)),
-        }
-    )
-    assert len(request.prompts()) == 1_024
-    assert ChatRequest.model_validate(CHAT | {"messages": CHAT["messages"] * MANY}).messages[-1].content == "x"
