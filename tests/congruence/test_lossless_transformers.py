@@ -93,7 +93,7 @@ def check_any(config, end_token_ids):
         assume(False)
 
 
-@settings(max_examples=3)
+@settings(max_examples=6)
 @given(sampling_settings(sampled=False), st.sampled_from([[257], [10, 65, 257]]))
 def test_any_mix(config, end_token_ids):
     check_any(config, end_token_ids)

@@ -1,4 +1,4 @@
-"""Plain decoding with a sampler is transformers' own decoding, whatever the settings."""
+"""Scores and choices are transformers' own, whatever the settings; ``congruence`` decodes whole texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from scipy.stats import chisquare
 from transformers import LogitsProcessor, LogitsProcessorList, SuppressTokensLogitsProcessor
 
@@ -15,7 +15,7 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.random_stream import RULE_STREAM, TARGET_STREAM, gumbel_noise, uniform
 from speculant_graph.types import EMPTY_DRAFT
 from speculant_verifier.sampling import RowTarget, Sampler, processors_of
-from support.transformers_settings import TOKENIZER, as_transformers, sampling_settings, transformers_processors
+from support.transformers_settings import TOKENIZER, sampling_settings, transformers_processors
 
 CPU = torch.device("cpu")
 PROMPT = TOKENIZER.encode("that the cat")
@@ -24,49 +24,6 @@ PROMPT = TOKENIZER.encode("that the cat")
 def sampler_of(config, prompt_length=12, end_token_ids=(257,), vocabulary_size=258):
     processors = processors_of(config, prompt_length, end_token_ids, vocabulary_size, TOKENIZER, CPU)
     return Sampler(config, processors)
-
-
-def decode(target, prompt, config, end_token_ids):
-    """One token after another, each from a pass over all that stands before it."""
-    sampler, token_ids = sampler_of(config, len(prompt), end_token_ids or ()), list(prompt)
-    for _ in range(config.max_tokens):
-        with torch.inference_mode():
-            logits = target.model(torch.tensor([token_ids])).logits[0, -1:]
-        token_ids.append(RowTarget(sampler, logits, token_ids, EMPTY_DRAFT).choice_after(0))
-        if token_ids[-1] in (end_token_ids or ()):
-            break
-    return token_ids
-
-
-def generate(target, prompt, config, end_token_ids):
-    theirs = target.model.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        generation_config=as_transformers(config, end_token_ids),
-    )  # fmt: skip
-    return theirs[0].tolist()
-
-
-@settings(max_examples=25)
-@given(sampling_settings(sampled=False))
-def test_greedy_decoding_equals_transformers_with_any_processors(llama, config):
-    end_token_ids = [257, 32, 101]
-    ours = decode(llama, PROMPT, config, end_token_ids)
-    assert ours == generate(llama, PROMPT, config, end_token_ids)
-
-
-@pytest.mark.parametrize("options", [
-    {"logit_bias": {5: 4.0, 9: -8.0}}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2},
-    {"bad_words": ("a", "th")}, {"min_tokens": 20}, {"temperature": 0.8, "top_k": 1}, {},
-    {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_tokens": 30, "bad_words": ("e",)},
-])  # fmt: skip
-@pytest.mark.parametrize("model", ["llama", "gpt_oss"])
-def test_each_processor_alone_and_past_the_sliding_window(request, model, options):
-    target, config = request.getfixturevalue(model), GenerationConfig(max_tokens=40, **options)
-    frequent = generate(target, PROMPT, config, None)[len(PROMPT) + 3]  # an end token that would come soon
-    ours = decode(target, PROMPT, config, [frequent])
-    assert ours == generate(target, PROMPT, config, [frequent])
-    if config.min_tokens:
-        assert len(ours) > len(PROMPT) + config.min_tokens
 
 
 @given(sampling_settings())
