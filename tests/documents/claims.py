@@ -104,7 +104,13 @@ EXPECTED: dict[str, list[str]] = {
         r"28 tokens in \d+ steps",
         r"20 tokens in \d+ steps",
     ],
-    "docs/corpus.md": [r"tree +16 ", r"3 conversations, [1-9]\d+ tokens", r"orders 1-5", r"graph +2 ", r"(?i)parties"],
+    "docs/corpus.md": [
+        r"tree +16 ",
+        r"3 conversations, [1-9]\d+ tokens",
+        r"orders 1-5",
+        r"\"generation\": 2",
+        r"(?i)parties",
+    ],
     "docs/drafting.md": [r"tree +16 "],
     "docs/graphs.md": [r"orders 1-5", r"(?i)parties"],
     "docs/gpt-oss.md": [
