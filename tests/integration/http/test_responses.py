@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from support.http_api import Api
 from support.tool_models import ANSWERS, ARGUMENTS, MESSAGES, TOOLS
@@ -99,9 +99,11 @@ def test_a_loop(served: tuple[str, Api], made_to_write: Callable[[str], dict[str
     made_to_write(said(name, "Sunny."))
     fields["max_output_tokens"] = 200
     items = [item.model_dump(exclude_unset=True) for item in first.output]
-    second = client.responses.create(**fields | {"input": [*MESSAGES, *items, output]}, store=False)
-    assert second.output_text == "Sunny."
-    assert second.usage.input_tokens > first.usage.input_tokens
+    whole = client.responses.create(**fields | {"input": [*MESSAGES, *items, output]}, store=False)
+    second = client.responses.create(**fields | {"input": [output]}, previous_response_id=first.id)
+    assert whole.output_text == second.output_text == "Sunny."
+    assert whole.usage.input_tokens == second.usage.input_tokens > first.usage.input_tokens
+    assert second.previous_response_id == first.id
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 8
     chat = [
         *MESSAGES,
@@ -117,6 +119,12 @@ def test_a_loop(served: tuple[str, Api], made_to_write: Callable[[str], dict[str
     ]
     same = client.chat.completions.create(model="m", messages=chat, tools=TOOLS, max_tokens=200)
     assert same.usage.prompt_tokens == second.usage.input_tokens
+    third = client.responses.create(**fields | {"input": "And then?"}, previous_response_id=second.id)
+    assert third.usage.input_tokens > second.usage.input_tokens
+    for unknown in (whole.id, "resp_none"):
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.create(**fields, previous_response_id=unknown)
+        assert caught.value.code == "previous_response_not_found"
 
 
 def test_instructions_and_developers_are_one_message(
@@ -159,7 +167,6 @@ def test_forms(served: tuple[str, Api]) -> None:
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}}, "text.format"),
         ({"background": True}, "background"),
-        ({"previous_response_id": "r"}, "previous_response_id"),
         ({"n": 2}, "n"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"model": "other"}, "model"),

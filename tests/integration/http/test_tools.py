@@ -138,6 +138,9 @@ def test_predictions_are_drafted(served: tuple[str, Api], made_to_write: Callabl
         answer = api.client().chat.completions.create(**fields, prediction=prediction)
         assert answer.choices[0].message.content == plain.choices[0].message.content == text
         assert answer.speculant["steps"] < plain.speculant["steps"]
+        details, num_predicted = answer.usage.completion_tokens_details, len(api.decoder.target.encode(text))
+        assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == num_predicted
+        assert details.accepted_prediction_tokens > 0.5 * num_predicted
 
 
 def test_a_demanded_call_takes_no_other_form(served: tuple[str, Api]) -> None:

@@ -33,6 +33,7 @@ from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.responses import ResponsesBuilder, map_responses
 from speculant_verifier.http.responses_schemas import ResponsesRequest
+from speculant_verifier.http.responses_store import ResponseStore
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from speculant_verifier.http.streaming import GenerationResponse
 from speculant_verifier.load import Load
@@ -75,6 +76,7 @@ def create_app(
     model_id = config.model_id or PurePath(decoder.target.name).name
     model = ServedModel(model_id, decoder.target, TokenTexts(decoder.target), HarmonyTokens.of(decoder))
     mapping = RequestMapping(decoder, load, defaults, model_id)
+    store = ResponseStore()
     respond = partial(GenerationResponse, decoder, load)
     described = {
         "id": model_id,
@@ -101,8 +103,8 @@ def create_app(
     @app.post("/v1/responses")
     async def respond_by_items(request: ResponsesRequest, connection: Request) -> Response:
         """Answer a conversation, item by item."""
-        context = await map_responses(mapping, request, connection.scope[PRINCIPAL])
-        return respond(context, ResponsesBuilder(context, model, request), is_stream=request.stream)
+        context, keep = await map_responses(mapping, request, connection.scope[PRINCIPAL], store)
+        return respond(context, ResponsesBuilder(context, model, request, keep), is_stream=request.stream)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

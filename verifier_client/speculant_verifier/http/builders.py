@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from speculant_graph.config import GenerationConfig
@@ -52,6 +52,8 @@ class RequestContext:
     """Whether a stream ends with token counts."""
     calls: CallStyle | None = None
     """How calls of tools are written; None if there are no tools."""
+    predicted: tuple[TokenId, ...] = ()
+    """The prediction."""
 
     @property
     def num_choices(self) -> int:
@@ -291,12 +293,22 @@ def usage_of(context: RequestContext, results: Sequence[GenerationResult]) -> Fi
         min(each.num_from_prefix_cache for each in results[start : start + count])
         for start in range(0, len(results), count)
     )
-    return {
+    usage: Fields = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if predicted := context.predicted:
+        # A drafted token counts if it stands behind the same token as in the prediction, at most all of that.
+        pairs = set(pairwise(predicted))
+        shared = (min(len(predicted), sum(pair in pairs for pair in pairwise(each.token_ids))) for each in results)
+        accepted = sum(min(each.num_accepted, count) for each, count in zip(results, shared, strict=True))
+        usage["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": len(predicted) * len(results) - accepted,
+        }
+    return usage
 
 
 def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Fields:

@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from jinja2.exceptions import TemplateError, UndefinedError
@@ -96,8 +97,9 @@ class RequestMapping:
         exemplary = await self._hint(examples(request, config, self._style))
         before = await self._hint(self._style.answer) if predicted and self._style is not None else ()
         config = config.model_copy(update={"prediction": (*before, *predicted, *exemplary)})
-        calls = self._style if tools else None
-        return await self._context([prompt], config, session, request, "tools" if form else "response_format", calls)
+        param = "tools" if form else "response_format"
+        context = await self._context([prompt], config, session, request, param)
+        return replace(context, calls=self._style if tools else None, predicted=tuple(predicted))
 
     async def completion(self, request: CompletionRequest, principal: Principal) -> RequestContext:
         """Prepare texts to continue.
@@ -110,13 +112,21 @@ class RequestMapping:
         prompts = await asyncio.to_thread(self._encode, given)
         return await self._context(prompts, config, session, request, "response_format")
 
+    def session(self, options: SpeculantOptions | None, principal: Principal) -> SessionOptions | None:
+        """Return the options of a request's session; None for the server's.
+
+        Raises:
+            AccessError: tenant or graph is not the client's.
+        """
+        wanted = options or SpeculantOptions()
+        return session_options(principal, wanted.tenant or "", wanted.graph or "", wanted.learn)
+
     def _begin(
         self, request: ChatRequest | CompletionRequest, principal: Principal, num_prompts: int
     ) -> tuple[GenerationConfig, SessionOptions | None]:
         if request.model not in (self._model_id, self._decoder.target.name):  # as --model has it will do, too
             raise no_such_model(self._model_id)
-        wanted = request.speculant or SpeculantOptions()
-        session = session_options(principal, wanted.tenant or "", wanted.graph or "", wanted.learn)
+        session = self.session(request.speculant, principal)
         config = generation_config(request, self._defaults, self._decoder.target)
         self._load.require_capacity(num_prompts * config.n)
         return config, session
@@ -128,7 +138,6 @@ class RequestMapping:
         session: SessionOptions | None,
         request: ChatRequest | CompletionRequest,
         form_param: str,
-        calls: CallStyle | None = None,
     ) -> RequestContext:
         longest = self._decoder.target.max_length
         for prompt in prompts:
@@ -142,7 +151,7 @@ class RequestMapping:
                 param = "structured_outputs" if request.structured_outputs is not None else form_param
                 raise ApiError(400, f"{param}: {error}", param=param) from error
         with_usage = request.stream_options is not None and request.stream_options.include_usage
-        return RequestContext(prompts, config, session, with_usage, calls)
+        return RequestContext(prompts, config, session, with_usage)
 
     async def _hint(self, text: str | list[TokenId]) -> list[TokenId]:
         """Return the tokens of what the answer may resemble."""

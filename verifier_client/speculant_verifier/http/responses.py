@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from speculant_verifier.http.builders import (
 from speculant_verifier.http.errors import ApiError, error_of
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.responses_schemas import ChosenFunction, Content, Item, ResponsesRequest
+from speculant_verifier.http.responses_store import ResponseStore
 from speculant_verifier.http.schemas import ChatRequest
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.tool_calls import Piece
@@ -49,23 +50,42 @@ _NAMES = {
 """What fields of a chat are called in a response."""
 _TOLD_FIRST = ("system", "developer")
 
+Keep = Callable[[str, Sequence[Fields]], None]
+"""Takes the id of a response that has ended, and its output."""
 
-async def map_responses(mapping: RequestMapping, request: ResponsesRequest, principal: Principal) -> RequestContext:
+
+async def map_responses(
+    mapping: RequestMapping, request: ResponsesRequest, principal: Principal, store: ResponseStore
+) -> tuple[RequestContext, Keep]:
     """Prepare a conversation, as the chat that it is.
+
+    Returns:
+        What is decoded, and what keeps the response for later ones.
 
     Raises:
         ApiError: which field is wrong, or what it may not.
     """
+    items = request.input
     try:
-        return await mapping.chat(as_chat(request), principal)
+        session = mapping.session(request.speculant, principal)
+        tenant = "" if session is None else session.tenant or ""
+        if request.previous_response_id is not None:
+            items = [*store.conversation(tenant, request.previous_response_id), *items]
+        context = await mapping.chat(as_chat(request, items), principal)
     except Exception as error:
         raise as_error(error_of(error)) from error
 
+    def keep(response_id: str, output: Sequence[Fields]) -> None:
+        if request.store:
+            store.put(tenant, response_id, [*items, *(Item(**item) for item in output)])
 
-def as_chat(request: ResponsesRequest) -> ChatRequest:
-    """Return the chat that a request means."""
+    return context, keep
+
+
+def as_chat(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
+    """Return the chat that a request means, whose conversation so far is given."""
     fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAMES}
-    fields |= {"messages": _messages(request.instructions, request.input), "max_tokens": request.max_output_tokens}
+    fields |= {"messages": _messages(request.instructions, items), "max_tokens": request.max_output_tokens}
     if request.tools:
         fields["tools"] = [
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
@@ -241,15 +261,17 @@ class ResponsesBuilder(AnswerBuilder):
     ending = ""
     prefix = "resp"
 
-    def __init__(self, context: RequestContext, model: ServedModel, request: ResponsesRequest) -> None:
+    def __init__(self, context: RequestContext, model: ServedModel, request: ResponsesRequest, keep: Keep) -> None:
         """Begin.
 
         Args:
             context: what is answered.
             model: the model.
             request: the request, some of which the answer repeats.
+            keep: called when the response has ended.
         """
         super().__init__(context, model)
+        self._keep = keep
         self._repeated = _repeated(request)
         self._repeated |= {"temperature": context.config.temperature, "top_p": context.config.top_p}
         self._output = _Output()
@@ -289,6 +311,7 @@ class ResponsesBuilder(AnswerBuilder):
             yield from self._output.add([("content", "")])
         status = _status_of(event.result)
         yield from self._output.end(status)
+        self._keep(self._id, self._output.items)
         yield status, {"response": self._response(event.result)}
 
     def _event(self, name: str, fields: Fields) -> Fields:
@@ -340,9 +363,9 @@ def _repeated(request: ResponsesRequest) -> Fields:
         "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls,
-        "previous_response_id": None,
+        "previous_response_id": request.previous_response_id,
         "reasoning": {} if request.reasoning is None else request.reasoning.model_dump(exclude_none=True),
-        "store": False,
+        "store": request.store,
         "text": {"format": {"type": "text"}} | text,
         "tool_choice": choice.model_dump() if isinstance(choice, ChosenFunction) else choice or "auto",
         "tools": [tool.model_dump(exclude_none=True) for tool in request.tools or ()],

@@ -159,8 +159,10 @@ class ResponsesRequest(Schema):
     """A text of the user, or items from the first to the latest."""
     instructions: str | None = None
     """The system message, before everything else."""
-    store: bool | None = None
-    """Ignored: nothing is kept."""
+    previous_response_id: Name | None = None
+    """A response that this one goes on from: what it was about comes before the input."""
+    store: bool = True
+    """Keep this response in memory, so that later ones can go on from it."""
     stream: bool = False
     """Send server-sent events as the answer comes."""
     stream_options: StreamOptions | None = None
