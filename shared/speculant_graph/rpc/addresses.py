@@ -22,15 +22,13 @@ def split_addresses(addresses: str) -> tuple[str, ...]:
     """Return the addresses of a comma-separated list.
 
     Raises:
-        ConfigError: there is none, one is malformed, or one is there twice.
+        ConfigError: one is malformed, or one is there twice.
     """
     found = [address.strip() for address in addresses.split(",")]
-    if not addresses.strip():
-        raise ConfigError("there is no address of a drafter; set client.address to unix:///path/to.sock or host:port")
     for address in found:
         socket_path(address)
     if len(set(found)) < len(found):
-        raise ConfigError(f"an address is there twice in {addresses!r}; name every drafter once")
+        raise ConfigError(f"an address is there twice in {addresses!r}; name every server once")
     return tuple(found)
 
 
